@@ -1,0 +1,126 @@
+"""How a manager is set up: one frozen, validated record."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ManagerConfig", "ManagerOptions"]
+
+# Block ids are int32, token counts within a block uint16, fence queues uint8.
+MAX_BLOCKS = 2**31 - 512
+MAX_BLOCK_SIZE = 2**16 - 1
+MAX_STEPS_IN_FLIGHT = 200
+
+
+class ManagerOptions(TypedDict, total=False):
+    """Keyword options of ``BlockManager``; meanings and defaults are ``ManagerConfig``'s."""
+
+    max_seqs: int
+    max_blocks_per_seq: int | None
+    prefix_caching: bool
+    digest: str | Callable[[memoryview], bytes]
+    dedup: Literal["remap", "append_only"]
+    min_partial_tokens: int
+    eviction: Literal["lru"]
+    watermark_blocks: int
+    steps_in_flight: int
+    early_commit: bool
+    null_block: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManagerConfig:
+    """Everything that is fixed when a manager is built.
+
+    Attributes:
+        num_blocks: Physical blocks in the pool, the null block included.
+        block_size: Tokens per block, ``1 … 65535``.
+        max_seqs: Rows of the block table array: sequences alive at once, preempted ones included.
+        max_blocks_per_seq: Columns of the block table array; ``None`` for as many as the pool
+            has. The array takes 4 bytes an entry, and pages of it that are never used cost
+            address space only.
+        prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
+        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block (a read-only
+            ``memoryview``, valid during the call) to a digest of constant length, 8 to 64 bytes.
+        dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
+            the sequence at it; ``"append_only"`` never changes a block table.
+        min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
+            token-granular reuse off.
+        eviction: Order in which idle blocks are given up.
+        watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
+        steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
+            while a step runs are handed out only after ``complete`` of that step.
+        early_commit: ``commit`` comes before the forward that writes the tokens.
+        null_block: Keep block 0 back as a target for padded writes.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_seqs: int = 256
+    max_blocks_per_seq: int | None = None
+    prefix_caching: bool = True
+    digest: str | Callable[[memoryview], bytes] = "xxh3_128"
+    dedup: Literal["remap", "append_only"] = "remap"
+    min_partial_tokens: int = 0
+    eviction: Literal["lru"] = "lru"
+    watermark_blocks: int = 0
+    steps_in_flight: int = 0
+    early_commit: bool = False
+    null_block: bool = False
+
+    def __post_init__(self) -> None:
+        for flag in ("prefix_caching", "early_commit", "null_block"):
+            value = getattr(self, flag)
+            if not isinstance(value, bool):
+                raise TypeError(f"{flag} must be a bool, got {value!r}")
+        self._whole("num_blocks", 1 + self.null_block, MAX_BLOCKS)
+        self._whole("block_size", 1, MAX_BLOCK_SIZE)
+        self._whole("max_seqs", 1, 2**31 - 1)
+        if self.max_blocks_per_seq is not None:
+            self._whole("max_blocks_per_seq", 1, 2**31 - 1)
+        self._whole("min_partial_tokens", 0, self.block_size)
+        self._whole("watermark_blocks", 0, self.capacity)
+        self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._one_of("dedup", ("remap", "append_only"))
+        self._one_of("eviction", ("lru",))
+        if not callable(self.digest):
+            self._one_of("digest", ("xxh3_128", "sha256"))
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can hold tokens: all but the null block."""
+        return self.num_blocks - self.null_block
+
+    @property
+    def row_width(self) -> int:
+        """Columns of the block table array: no more than the pool has, or an int32 can count."""
+        most = min(self.capacity, (2**31 - 1) // self.block_size)
+        return min(self.max_blocks_per_seq or most, most)
+
+    def _whole(self, name: str, low: int, high: int) -> None:
+        value: Any = getattr(self, name)
+        if isinstance(value, bool):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        try:
+            whole = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} must be an int, got {value!r}") from None
+        if not low <= whole <= high:
+            raise ValueError(f"{name} must be in [{low}, {high}], got {whole}")
+        object.__setattr__(self, name, whole)
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

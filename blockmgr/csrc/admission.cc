@@ -1,0 +1,330 @@
+// Finding what of a prompt is cached, and giving a sequence its first blocks.
+#include <algorithm>
+
+#include "sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+constexpr int kMaxDigest = 64;
+// Children looked at for a partial match. Enough for the branches of a conversation; a wider
+// node (a shared system prompt) has its recently used children in front.
+constexpr int kMaxChildren = 32;
+
+int common_prefix(const Token* a, const Token* b, int limit) {
+  int n = 0;
+  while (n < limit && a[n] == b[n]) ++n;
+  return n;
+}
+
+}  // namespace
+
+// Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
+Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
+                                        const ExtrasIds* extras) {
+  Found found;
+  found.node = root;
+  if (!digester_) return found;
+  const std::int64_t size = config_.block_size;
+  const std::int64_t limit = (count - 1) / size;  // the last token is always left to compute
+  std::uint8_t digest[kMaxDigest];
+  for (std::int64_t i = 0; i < limit; ++i) {
+    const NodeId parent = found.node;
+    if (parent >= 0) {
+      const BlockId ahead = blocks_[parent].skip;
+      prefetch(&blocks_[ahead]);
+      prefetch(blocks_.tokens(ahead));
+    }
+    const Key key{parent, extras_at(extras, i), tokens + i * size};
+    BlockId b = index_.find_hinted(key);
+    if (b < 0) {
+      if (index_.first_child(parent) < 0 || key.extras == kUnknownId) break;
+      index_.digest(index_.digest_of(parent), key.extras, key.tokens, digest);
+      b = index_.find(key, digest);
+      if (b < 0) break;
+    }
+    found.num_unused += pool_.counts_as_available(b);
+    found_[static_cast<std::size_t>(i)] = b;
+    found.node = b;
+    ++found.num_full;
+  }
+  return found;
+}
+
+// The child of the last matched node that begins like the tokens after it, the longest first.
+void Sequences::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                             Found& found) const {
+  if (!config_.min_partial_tokens || !digester_) return;
+  const std::int64_t start = found.num_full * config_.block_size;
+  const auto limit =
+      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config_.block_size));
+  if (limit < config_.min_partial_tokens) return;
+  const std::uint32_t keys = extras_at(extras, found.num_full);
+  int best = config_.min_partial_tokens - 1;
+  BlockId child = index_.first_child(found.node);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    const bool just_promoted =
+        config_.early_commit && block.promoted_step == static_cast<std::uint16_t>(step_);
+    if (block.extras == keys && !just_promoted) {
+      const int n = common_prefix(blocks_.tokens(child), tokens + start,
+                                  std::min<int>(limit, block.key_tokens));
+      const bool idle_tail =
+          block.key_tokens < config_.block_size && pool_.counts_as_available(child);
+      if (n > best || (n == best && found.partial >= 0 && idle_tail && !found.take_over)) {
+        best = n;
+        found.partial = child;
+        found.num_partial = n;
+        found.take_over = idle_tail;
+      }
+    }
+    child = block.next_sibling;
+  }
+}
+
+Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
+  Demand d;
+  const bool partial = found.partial >= 0;
+  d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);
+  d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
+  d.unused_hits = found.num_unused + (partial && pool_.counts_as_available(found.partial) ? 1 : 0);
+  return d;
+}
+
+bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots) const {
+  const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
+  return blocks > config_.row_width || blocks > pool_.capacity() - config_.watermark_blocks;
+}
+
+void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const {
+  const std::int64_t longest = std::max(num_tokens, slots);
+  throw Error(ErrorKind::kNeverFits,
+              std::to_string(longest) + " tokens need " + std::to_string(blocks_for(longest)) +
+                  " blocks; a sequence can have " + std::to_string(config_.row_width) +
+                  " and the pool has " + std::to_string(pool_.capacity()) + ", " +
+                  std::to_string(config_.watermark_blocks) + " of them held back by the watermark");
+}
+
+std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots) const {
+  const std::int64_t slots = num_slots ? num_slots : num_tokens;
+  if (never_fits(num_tokens, slots)) throw_never_fits(num_tokens, slots);
+  return slots;
+}
+
+// All counting happens here, before any change.
+Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
+                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
+                                           Demand& d) {
+  Found found = find_prefix(tokens, count, root, extras);
+  if (blocks_for(slots) > found.num_full) find_partial(tokens, count, extras, found);
+  d = demand(found, slots);
+  const std::int64_t spare = pool_.available() - config_.watermark_blocks;
+  if (d.needed() > spare && found.partial >= 0) {
+    // A copy holds its source as well; without it the prompt may still fit.
+    found.partial = kNoBlock;
+    found.num_partial = 0;
+    found.take_over = false;
+    d = demand(found, slots);
+  }
+  if (d.needed() > spare)
+    throw OutOfBlocks(d.needed(), pool_.available(), config_.watermark_blocks);
+  return found;
+}
+
+void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
+                             std::int64_t count) noexcept {
+  const std::int64_t size = config_.block_size;
+  const std::int32_t* t = table(s);
+  while (count > 0) {
+    const std::int64_t n = std::min(count, size - from % size);
+    std::copy_n(tokens, n, blocks_.tokens(t[from / size]) + from % size);
+    tokens += n;
+    from += n;
+    count -= n;
+  }
+}
+
+void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
+                       const Demand& d) noexcept {
+  std::int32_t* t = table(s);
+  NodeId parent = root_node(s.root);
+  for (std::int64_t i = 0; i < found.num_full; ++i) {
+    const BlockId b = found_[static_cast<std::size_t>(i)];
+    pool_.acquire(b);
+    index_.set_hint(parent, b);
+    t[i] = parent = b;
+  }
+  std::int64_t i = found.num_full;
+  if (found.partial >= 0 && found.take_over) {
+    pool_.take_over(found.partial);
+    t[i++] = found.partial;
+  } else if (found.partial >= 0) {
+    pool_.pin(found.partial);  // before anything is taken: it may be the next victim
+    const BlockId fresh = pool_.take();
+    copies_.plan(found.partial, fresh, found.num_partial);
+    pool_.unpin(found.partial);
+    t[i++] = fresh;
+  }
+  for (; i < d.num_blocks; ++i) t[i] = pool_.take();
+
+  const std::int64_t size = config_.block_size;
+  s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
+  s.num_keyed = static_cast<std::int32_t>(found.num_full);
+  s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
+  s.state = Sequence::kRunning;
+  const std::int64_t from = found.num_full * size;
+  store_tokens(s, from, tokens + from, std::min(s.num_tokens, num_slots(s)) - from);
+  set_length(s);
+}
+
+Handle Sequences::admit(const Prompt& prompt) {
+  Call call(*this);
+  const std::int64_t slots = checked_slots(prompt.num_tokens, prompt.num_slots);
+  if (unused_rows_.empty()) throw OutOfSequences(1, 0);
+
+  struct RootReference {
+    PrefixIndex& index;
+    std::uint32_t root;
+    bool kept = false;
+    ~RootReference() {
+      if (!kept) index.release_root(root);
+    }
+  } root{index_, index_.acquire_root(prompt.name)};
+  std::shared_ptr<ExtrasMap> extras;
+  if (!prompt.extras.empty()) {
+    extras = std::make_shared<ExtrasMap>(index_.extras());
+    for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
+  }
+  Demand d;
+  const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
+                                     extras ? &extras->ids() : nullptr, d);
+  std::vector<Token> waiting;
+  if (d.num_blocks * config_.block_size < prompt.num_tokens)
+    waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
+                   prompt.tokens + prompt.num_tokens);
+
+  root.kept = true;
+  const std::int32_t index = unused_rows_.back();
+  unused_rows_.pop_back();
+  Sequence& s = sequences_[static_cast<std::size_t>(index)];
+  s.root = root.root;
+  s.extras = std::move(extras);
+  s.waiting.swap(waiting);
+  s.num_tokens = prompt.num_tokens;
+  occupy(s, prompt.tokens, found, d);
+  counters_.query_tokens += s.num_tokens;
+  counters_.hit_tokens += s.num_cached;
+  counters_.partial_hit_tokens += found.num_partial;
+  return handle_of(index);
+}
+
+void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
+  Call call(*this);
+  Sequence& s = live(handle);
+  if (s.state != Sequence::kPreempted)
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
+  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted);
+  Demand d;
+  const Found found =
+      plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root), s.extras_ids(), d);
+  occupy(s, s.waiting.data(), found, d);
+  if (num_slots(s) < s.num_tokens) {
+    s.waiting_start = static_cast<std::size_t>(num_slots(s));
+  } else {
+    std::vector<Token>().swap(s.waiting);
+  }
+  counters_.resumed_query_tokens += s.num_tokens;
+  counters_.resumed_hit_tokens += s.num_cached;
+}
+
+namespace {
+
+// Ids of extras without making any: bytes nobody holds cannot be part of a cached block.
+ExtrasIds known_extras(const Interner& interner, const Prompt& prompt) {
+  ExtrasIds ids;
+  ids.reserve(prompt.extras.size());
+  for (const auto& [block, bytes] : prompt.extras) ids.emplace_back(block, interner.find(bytes));
+  return ids;
+}
+
+}  // namespace
+
+MatchResult Sequences::match(const Prompt& prompt) {
+  Call call(*this);
+  MatchResult result;
+  if (blocks_for(prompt.num_tokens) > config_.row_width) throw_never_fits(prompt.num_tokens, 0);
+  const std::uint32_t root = index_.find_root(prompt.name);
+  if (root == kUnknownId) return result;
+  const ExtrasIds extras = known_extras(index_.extras(), prompt);
+  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
+  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  result.num_partial = found.num_partial;
+  result.num_cached = found.num_full * config_.block_size + found.num_partial;
+  result.blocks.assign(found_.data(), found_.data() + found.num_full);
+  return result;
+}
+
+Admission Sequences::can_admit(const Prompt& prompt) {
+  Call call(*this);
+  const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
+  if (never_fits(prompt.num_tokens, slots)) return Admission::kNever;
+  if (unused_rows_.empty()) return Admission::kLater;
+  Found found;
+  const std::uint32_t root = index_.find_root(prompt.name);
+  if (root != kUnknownId) {
+    const ExtrasIds extras = known_extras(index_.extras(), prompt);
+    found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
+  }
+  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it,
+  // except that an idle tail taken over counts once either way.
+  const std::int64_t spare = pool_.available() - config_.watermark_blocks;
+  return demand(found, slots).needed() <= spare ? Admission::kNow : Admission::kLater;
+}
+
+// Whether a child already begins with these tokens.
+bool Sequences::is_covered(const Key& key, int num_tokens) const {
+  BlockId child = index_.first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    if (block.extras == key.extras && block.key_tokens >= num_tokens &&
+        same_tokens(blocks_.tokens(child), key.tokens, num_tokens))
+      return true;
+    child = block.next_sibling;
+  }
+  return false;
+}
+
+// Drops the tails that are a mere beginning of what is about to be cached beside them.
+void Sequences::supersede_tails(const Key& key, int num_tokens) noexcept {
+  BlockId child = index_.first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    const BlockId after = block.next_sibling;
+    if (block.key_tokens < num_tokens && block.extras == key.extras &&
+        same_tokens(blocks_.tokens(child), key.tokens, block.key_tokens))
+      pool_.forget(child);
+    child = after;
+  }
+}
+
+void Sequences::cache_tail(Sequence& s) noexcept {
+  if (!config_.min_partial_tokens || !digester_ || s.state != Sequence::kRunning) return;
+  const std::int64_t logical = s.num_computed / config_.block_size;
+  const auto num_tokens = static_cast<int>(s.num_computed % config_.block_size);
+  if (num_tokens < config_.min_partial_tokens || s.num_keyed != logical) return;
+  const BlockId b = table(s)[logical];
+  const Block& block = blocks_[b];
+  if (block.ref_count != 1 || block.keyed() || block.copy_source != kNoBlock || block.in_flight)
+    return;
+  const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
+  if (is_covered(key, num_tokens)) return;
+  supersede_tails(key, num_tokens);
+  pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
+  pool_.promote_tail(b, key, num_tokens);
+  blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);
+  ++counters_.cached_tails;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,446 @@
+// The Python face of the core: arguments in, results out, exceptions translated. Nothing else.
+#include "bindings.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "sequences.h"
+
+namespace blockmgr {
+namespace {
+
+// One manager: the core, and buffers that the conversions of its calls reuse.
+struct Core {
+  Core(const Config& config, std::unique_ptr<Digester> digester)
+      : core(config, std::move(digester)) {}
+
+  // Before any argument is read into the buffers: a call from inside a digest function must not
+  // overwrite those of the call around it.
+  Sequences& enter() {
+    if (core.busy())
+      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
+    return core;
+  }
+
+  Sequences core;
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> handles;
+  std::vector<std::int64_t> parents;
+};
+
+using TokenArray = IntArray<Token>;
+using HandleArray = IntArray<std::int64_t>;
+
+TokenArray token_argument(Core& self, nb::handle tokens) {
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens);
+}
+
+std::int64_t not_empty(std::int64_t size, const char* name) {
+  if (!size) throw Error(ErrorKind::kValue, std::string(name) + " must not be empty");
+  return size;
+}
+
+std::int64_t slots_argument(nb::handle num_slots) {
+  if (num_slots.is_none()) return 0;
+  const std::int64_t slots = int_argument(num_slots, "num_slots");
+  if (slots < 1)
+    throw Error(ErrorKind::kValue, "num_slots must be at least 1, got " + std::to_string(slots));
+  return slots;
+}
+
+// extras: None, or (block index, bytes) pairs. The pairs keep the bytes alive.
+Prompt prompt_argument(const TokenArray& tokens, nb::handle name, nb::handle extras,
+                       nb::handle num_slots) {
+  Prompt prompt{tokens.data(),
+                not_empty(tokens.size(), "tokens"),
+                bytes_argument(name, "namespace", 0),
+                {},
+                slots_argument(num_slots)};
+  if (extras.is_none()) return prompt;
+  for (nb::handle item : nb::cast<nb::list>(extras)) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    const std::int64_t block = int_argument(pair[0], "extras index");
+    if (block < 0 || block > INT32_MAX)
+      throw Error(ErrorKind::kValue,
+                  "extras index must be in [0, 2**31), got " + std::to_string(block));
+    prompt.extras.emplace_back(static_cast<std::int32_t>(block),
+                               bytes_argument(pair[1], "extras[" + std::to_string(block) + "]", 1));
+  }
+  std::sort(prompt.extras.begin(), prompt.extras.end());
+  return prompt;
+}
+
+std::int64_t handle_argument(nb::handle handle) { return int_argument(handle, "handle"); }
+
+std::int64_t admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                   nb::handle num_slots) {
+  Sequences& core = self.enter();
+  const TokenArray values = token_argument(self, tokens);
+  return core.admit(prompt_argument(values, name, extras, num_slots));
+}
+
+nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Sequences& core = self.enter();
+  const TokenArray values = token_argument(self, tokens);
+  const MatchResult result = core.match(prompt_argument(values, name, extras, nb::none()));
+  auto [ids, id] = new_array<std::int32_t>(static_cast<std::int64_t>(result.blocks.size()));
+  std::copy(result.blocks.begin(), result.blocks.end(), id);
+  return nb::make_tuple(result.num_cached, result.num_partial, ids);
+}
+
+int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+              nb::handle num_slots) {
+  Sequences& core = self.enter();
+  const TokenArray values = token_argument(self, tokens);
+  return static_cast<int>(core.can_admit(prompt_argument(values, name, extras, num_slots)));
+}
+
+void reserve(Core& self, nb::handle handle, nb::handle num_slots) {
+  self.enter().reserve(handle_argument(handle), int_argument(num_slots, "num_slots"));
+}
+
+void append(Core& self, nb::handle handle, nb::handle tokens) {
+  Sequences& core = self.enter();
+  const std::int64_t h = handle_argument(handle);
+  const TokenArray values = token_argument(self, tokens);
+  core.append(h, values.data(), not_empty(values.size(), "tokens"));
+}
+
+void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
+  self.enter().commit(handle_argument(handle),
+                      int_argument(num_computed_tokens, "num_computed_tokens"));
+}
+
+void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
+  self.enter().truncate(handle_argument(handle), int_argument(num_tokens, "num_tokens"));
+}
+
+void free_sequence(Core& self, nb::handle handle) { self.enter().free(handle_argument(handle)); }
+
+void preempt(Core& self, nb::handle handle) { self.enter().preempt(handle_argument(handle)); }
+
+void resume(Core& self, nb::handle handle, nb::handle num_slots) {
+  self.enter().resume(handle_argument(handle), slots_argument(num_slots));
+}
+
+void copies_applied(Core& self, nb::handle ticket) {
+  self.enter().copies_applied(int_argument(ticket, "ticket"));
+}
+
+void copies_aborted(Core& self, nb::handle ticket) {
+  self.enter().copies_aborted(int_argument(ticket, "ticket"));
+}
+
+void complete(Core& self, nb::handle ticket) {
+  self.enter().complete(int_argument(ticket, "ticket"));
+}
+
+nb::list take_remaps(Core& self) {
+  nb::list result;
+  for (const RemapRecord& r : self.enter().take_remaps())
+    result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
+  return result;
+}
+
+nb::tuple take_copies(Core& self) {
+  Sequences& core = self.enter();
+  core.check_take();
+  const std::int64_t count = core.copies().num_pending();
+  auto [sources, source] = new_array<std::int32_t>(count);
+  auto [destinations, destination] = new_array<std::int32_t>(count);
+  auto [lengths, length] = new_array<std::int32_t>(count);
+  std::vector<Copy> copies;
+  const std::int64_t ticket = core.take_copies(copies);
+  for (const Copy& copy : copies) {
+    *source++ = copy.source;
+    *destination++ = copy.destination;
+    *length++ = copy.num_tokens;
+  }
+  return nb::make_tuple(ticket, sources, destinations, lengths);
+}
+
+nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
+  Sequences& core = self.enter();
+  const HandleArray rows(handles, "handles", 0, self.handles);
+  const TokenArray values = token_argument(self, tokens);
+  if (rows.size() != values.size())
+    throw Error(ErrorKind::kValue, "tokens must be as many as handles (" +
+                                       std::to_string(rows.size()) + "), got " +
+                                       std::to_string(values.size()));
+  auto [slots, slot] = new_array<std::int64_t>(rows.size());
+  core.decode(rows.data(), values.data(), rows.size(), slot);
+  return slots;
+}
+
+void reparent(Core& self, nb::handle handles, nb::handle parents) {
+  Sequences& core = self.enter();
+  const HandleArray rows(handles, "handles", 0, self.handles);
+  const HandleArray from(parents, "parents", 0, self.parents);
+  if (rows.size() != from.size())
+    throw Error(ErrorKind::kValue, "parents must be as many as handles (" +
+                                       std::to_string(rows.size()) + "), got " +
+                                       std::to_string(from.size()));
+  core.reparent(rows.data(), from.data(), rows.size());
+}
+
+nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n) {
+  Sequences& core = self.enter();
+  const std::int64_t parent = handle_argument(handle);
+  const std::int64_t count = int_argument(n, "n");
+  // A count no pool could have is refused by the core before the list is filled.
+  std::vector<Handle> children(
+      static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, core.config().max_seqs)));
+  core.fork(parent, count, children.data());
+  nb::list result;
+  for (const Handle child : children) result.append(child);
+  return result;
+}
+
+nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop) {
+  const Sequences& core = self.enter();
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  core.check_slots(h, first, last);
+  auto [slots, slot] = new_array<std::int64_t>(last - first);
+  core.slot_mapping(h, first, last, slot);
+  return slots;
+}
+
+// (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
+nb::tuple view(Core& self, nb::handle handle) {
+  const Sequence& s = self.enter().view(handle_argument(handle));
+  return nb::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
+                        s.state == Sequence::kPreempted);
+}
+
+nb::object block_ids(Core& self, nb::handle handle) {
+  const Sequences& core = self.enter();
+  const std::int64_t h = handle_argument(handle);
+  const Sequence& s = core.view(h);
+  auto [ids, id] = new_array<std::int32_t>(s.num_blocks);
+  std::copy_n(core.row(Sequences::row_of(h)), s.num_blocks, id);
+  return ids;
+}
+
+nb::object tokens_of(Core& self, nb::handle handle) {
+  const Sequences& core = self.enter();
+  const std::int64_t h = handle_argument(handle);
+  auto [tokens, token] = new_array<Token>(core.view(h).num_tokens);
+  core.copy_tokens(h, token);
+  return tokens;
+}
+
+nb::dict stats(Core& self) {
+  const Sequences& core = self.enter();
+  const Counters& n = core.counters();
+  const Pool& pool = core.pool();
+  nb::dict d;
+  d["capacity"] = pool.capacity();
+  d["free_blocks"] = pool.num_free();
+  d["idle_blocks"] = pool.num_idle();
+  d["fenced_blocks"] = pool.capacity() - pool.available() - pool.num_used();
+  d["used_blocks"] = pool.num_used();
+  d["cached_blocks"] = core.index().num_keyed();
+  d["peak_used_blocks"] = n.peak_used_blocks;
+  d["num_sequences"] = core.num_sequences();
+  d["pending_copies"] = core.copies().num_pending();
+  d["query_tokens"] = n.query_tokens;
+  d["hit_tokens"] = n.hit_tokens;
+  d["partial_hit_tokens"] = n.partial_hit_tokens;
+  d["resumed_query_tokens"] = n.resumed_query_tokens;
+  d["resumed_hit_tokens"] = n.resumed_hit_tokens;
+  d["promoted_blocks"] = n.promoted_blocks;
+  d["deduplicated_blocks"] = n.deduplicated_blocks;
+  d["cached_tails"] = n.cached_tails;
+  d["evicted_blocks"] = pool.num_evicted();
+  d["planned_copies"] = core.copies().num_planned();
+  d["cancelled_copies"] = core.copies().num_cancelled();
+  d["forks"] = n.forks;
+  d["preemptions"] = n.preemptions;
+  return d;
+}
+
+std::vector<Handle> handles(Core& self) { return self.enter().handles(); }
+
+int num_available(Core& self) { return self.enter().pool().available(); }
+
+std::size_t memory_usage(Core& self) { return self.enter().memory(); }
+
+std::vector<std::string> violations(Core& self) { return self.enter().violations(); }
+
+nb::bytes fingerprint(Core& self) {
+  const std::string facts = self.enter().fingerprint();
+  return nb::bytes(facts.data(), facts.size());
+}
+
+// The arrays share the core's memory and keep the manager alive.
+nb::object block_tables(nb::handle self) {
+  const Sequences& core = nb::cast<Core&>(self).core;
+  const auto rows = static_cast<std::size_t>(core.config().max_seqs);
+  const auto width = static_cast<std::size_t>(core.config().row_width);
+  return nb::cast(
+      nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>(core.tables(), {rows, width}, self));
+}
+
+nb::object seq_lens(nb::handle self) {
+  const Sequences& core = nb::cast<Core&>(self).core;
+  const auto rows = static_cast<std::size_t>(core.config().max_seqs);
+  return nb::cast(nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>(core.lengths(), {rows}, self));
+}
+
+void set_python_error(nb::handle errors, const char* name, nb::object arguments) {
+  nb::object type = errors.attr(name);
+  nb::object error = type(*nb::cast<nb::tuple>(arguments));
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+const char* error_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kNeverFits:
+      return "NeverFitsError";
+    case ErrorKind::kSequenceState:
+      return "SequenceStateError";
+    case ErrorKind::kStep:
+      return "StepError";
+    case ErrorKind::kTicket:
+      return "TicketError";
+    default:
+      return "ReentrancyError";
+  }
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const OutOfBlocks& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
+                     nb::make_tuple(e.needed, e.available, e.watermark));
+  } catch (const OutOfSequences& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
+                     nb::make_tuple(e.needed, e.available));
+  } catch (const UnknownSequence& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
+                     nb::make_tuple(e.handle));
+  } catch (const Error& e) {
+    if (e.kind == ErrorKind::kValue) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } else if (e.kind == ErrorKind::kType) {
+      PyErr_SetString(PyExc_TypeError, e.what());
+    } else {
+      set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
+                       nb::make_tuple(e.what()));
+    }
+  }
+}
+
+void init_core(Core* self, nb::kwargs options) {
+  const auto whole = [&](const char* name) {
+    return static_cast<int>(int_argument(options[name], name));
+  };
+  const auto flag = [&](const char* name) { return nb::cast<bool>(options[name]); };
+  Config config;
+  config.num_blocks = whole("num_blocks");
+  config.block_size = whole("block_size");
+  config.max_seqs = whole("max_seqs");
+  config.row_width = whole("row_width");
+  config.prefix_caching = flag("prefix_caching");
+  config.remap = flag("remap");
+  config.min_partial_tokens = whole("min_partial_tokens");
+  config.watermark_blocks = whole("watermark_blocks");
+  config.steps_in_flight = whole("steps_in_flight");
+  config.early_commit = flag("early_commit");
+  config.null_block = flag("null_block");
+  std::unique_ptr<Digester> digester;
+  if (config.prefix_caching) {
+    const int size = whole("digest_size");
+    digester = std::make_unique<PythonDigest>(
+        nb::borrow(options["digest"]), flag("digest_is_trusted"), size,
+        static_cast<std::size_t>(size) +
+            static_cast<std::size_t>(config.block_size) * sizeof(Token));
+  }
+  new (self) Core(config, std::move(digester));
+}
+
+}  // namespace
+}  // namespace blockmgr
+
+using namespace blockmgr;
+
+#define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
+  nb::register_exception_translator(translate);
+
+  // Arguments are any objects, None too: they are converted by functions that name the argument
+  // when it is wrong.
+  const auto any = [] { return nb::arg().none(); };
+  nb::class_<Core>(m, "Core", "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
+      .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
+      .def("admit", admit,
+           nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object, /) -> int"),
+           any(), any(), any(), any())
+      .def("match", match,
+           nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "tuple[int, int, " BM_ARRAY("int32") "]"),
+           any(), any(), any())
+      .def("can_admit", can_admit,
+           nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object, /) -> int"),
+           any(), any(), any(), any())
+      .def("reserve", reserve,
+           nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
+      .def("append", append, nb::sig("def append(self, handle: object, tokens: object, /) -> None"),
+           any(), any())
+      .def("commit", commit,
+           nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
+           any(), any())
+      .def("truncate", truncate_to,
+           nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
+           any())
+      .def("fork", fork_sequence,
+           nb::sig("def fork(self, handle: object, n: object, /) -> list[int]"), any(), any())
+      .def("reparent", reparent,
+           nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
+      .def("free", free_sequence, nb::sig("def free(self, handle: object, /) -> None"), any())
+      .def("preempt", preempt, nb::sig("def preempt(self, handle: object, /) -> None"), any())
+      .def("resume", resume,
+           nb::sig("def resume(self, handle: object, num_slots: object, /) -> None"), any(), any())
+      .def("decode", decode,
+           nb::sig("def decode(self, handles: object, tokens: object, /) -> " BM_ARRAY("int64")),
+           any(), any())
+      .def(
+          "slot_mapping", slot_mapping,
+          nb::sig(
+              "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
+                  "int64")),
+          any(), any(), any())
+      .def("take_copies", take_copies,
+           nb::sig("def take_copies(self, /) -> tuple[int, " BM_ARRAY("int32") ", " BM_ARRAY(
+               "int32") ", " BM_ARRAY("int32") "]"))
+      .def("copies_applied", copies_applied,
+           nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
+      .def("copies_aborted", copies_aborted,
+           nb::sig("def copies_aborted(self, ticket: object, /) -> None"), any())
+      .def("complete", complete, nb::sig("def complete(self, ticket: object, /) -> None"), any())
+      .def("take_remaps", take_remaps,
+           nb::sig("def take_remaps(self, /) -> list[tuple[int, int, int, int]]"))
+      .def("view", view,
+           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
+      .def("block_ids", block_ids,
+           nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
+      .def("tokens", tokens_of,
+           nb::sig("def tokens(self, handle: object, /) -> " BM_ARRAY("uint32")), any())
+      .def("handles", handles)
+      .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
+      .def("num_available", num_available)
+      .def("memory_usage", memory_usage)
+      .def("violations", violations)
+      .def("fingerprint", fingerprint)
+      .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
+      .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
+}

@@ -1,0 +1,93 @@
+// What the binding files share: turning Python arguments into numbers, and back into arrays.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "digest.h"
+
+namespace blockmgr {
+
+namespace nb = nanobind;
+
+inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
+
+// A whole number, by name: TypeError and ValueError say which argument is meant.
+std::int64_t int_argument(nb::handle value, const char* name);
+
+// Bytes of at most 1024, by name; the view lives as long as the object.
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
+
+// One-dimensional whole numbers out of a list, a tuple, a buffer, or anything with __array__.
+// A contiguous native buffer of the right type is used in place.
+template <class T>
+class IntArray {
+ public:
+  // scratch holds converted numbers; it is reused from call to call and must outlive this.
+  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& scratch);
+  ~IntArray();
+  IntArray(const IntArray&) = delete;
+  IntArray& operator=(const IntArray&) = delete;
+  const T* data() const { return data_; }
+  std::int64_t size() const { return size_; }
+
+ private:
+  void read_sequence(PyObject* sequence, const char* name, std::int64_t limit,
+                     std::vector<T>& scratch);
+  void read_buffer(const char* name, std::int64_t limit, std::vector<T>& scratch);
+
+  nb::object owner_;
+  Py_buffer view_{};
+  bool has_view_ = false;
+  const T* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+extern template class IntArray<std::uint32_t>;
+extern template class IntArray<std::int64_t>;
+
+// Calls a Python function on the message.
+class PythonDigest : public Digester {
+ public:
+  // plain_length: of the messages that are worth keeping a buffer for. A trusted function is given
+  // the bytearray itself, which a library's hash reads faster than the read-only memoryview that
+  // any other function is given.
+  PythonDigest(nb::object function, bool trusted, int size, std::size_t plain_length);
+  int size() const override { return size_; }
+  std::uint8_t* message(std::size_t length) override;
+  void digest(std::size_t length, std::uint8_t* out) override;
+
+ private:
+  struct Buffer {
+    nb::object argument;
+    std::uint8_t* data = nullptr;
+  };
+  Buffer make_buffer(std::size_t length) const;
+
+  nb::object function_;
+  bool trusted_;
+  int size_;
+  std::size_t plain_length_;
+  Buffer plain_;
+  Buffer other_;
+};
+
+// A new NumPy array and where its numbers are.
+template <class T>
+std::pair<nb::object, T*> new_array(std::int64_t size) {
+  std::unique_ptr<T[]> numbers(new T[static_cast<std::size_t>(size ? size : 1)]);
+  T* data = numbers.get();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  numbers.release();
+  nb::ndarray<nb::numpy, T, nb::ndim<1>> array(data, {static_cast<std::size_t>(size)}, owner);
+  return {nb::cast(std::move(array)), data};
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,267 @@
+#include <cstring>
+
+#include "bindings.h"
+
+namespace blockmgr {
+
+namespace {
+
+constexpr std::size_t kMaxBytes = 1024;
+
+std::string kind_of(nb::handle value) {
+  return nb::cast<std::string>(nb::str(value.type().attr("__name__")));
+}
+
+[[noreturn]] void raise(PyObject* type, const std::string& message) {
+  PyErr_SetString(type, message.c_str());
+  throw nb::python_error();
+}
+
+[[noreturn]] void raise_range(const char* name, const std::string& value, std::int64_t index,
+                              std::int64_t limit) {
+  const std::string bound = limit == kTokenLimit ? "[0, 2**32)" : "int64";
+  raise(PyExc_ValueError, std::string(name) + " must be in " + bound + ", got " + value +
+                              " at index " + std::to_string(index));
+}
+
+bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
+
+// limit 0: any int64.
+bool in_range(std::int64_t value, std::int64_t limit) {
+  return limit == 0 || (value >= 0 && value < limit);
+}
+
+}  // namespace
+
+std::int64_t int_argument(nb::handle value, const char* name) {
+  if (!is_whole(value))
+    raise(PyExc_TypeError, std::string(name) + " must be an int, got " + kind_of(value));
+  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) throw nb::python_error();
+  const long long number = PyLong_AsLongLong(index.ptr());
+  if (number == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    raise(PyExc_ValueError,
+          std::string(name) + " must fit in int64, got " + nb::cast<std::string>(nb::str(index)));
+  }
+  return number;
+}
+
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least) {
+  if (!PyBytes_Check(value.ptr()))
+    raise(PyExc_TypeError, name + " must be bytes, got " + kind_of(value));
+  char* data;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(value.ptr(), &data, &size)) throw nb::python_error();
+  const auto length = static_cast<std::size_t>(size);
+  if (length < least || length > kMaxBytes)
+    raise(PyExc_ValueError, name + " must be " + std::to_string(least) + " to " +
+                                std::to_string(kMaxBytes) + " bytes long, got " +
+                                std::to_string(length));
+  return {data, length};
+}
+
+template <class T>
+IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit,
+                      std::vector<T>& scratch) {
+  PyObject* object = value.ptr();
+  if (PyList_Check(object) || PyTuple_Check(object)) {
+    read_sequence(object, name, limit, scratch);
+    return;
+  }
+  owner_ = nb::borrow(value);
+  if (!PyObject_CheckBuffer(object)) {
+    if (nb::hasattr(value, "__array__")) {
+      owner_ = value.attr("__array__")();
+    } else if (PySequence_Check(object) && !PyUnicode_Check(object)) {
+      owner_ = nb::steal(PySequence_List(object));
+      if (!owner_.is_valid()) throw nb::python_error();
+      read_sequence(owner_.ptr(), name, limit, scratch);
+      return;
+    } else {
+      raise(PyExc_TypeError, std::string(name) +
+                                 " must be a list, tuple, array or buffer of ints, got " +
+                                 kind_of(value));
+    }
+  }
+  if (PyObject_GetBuffer(owner_.ptr(), &view_, PyBUF_FORMAT | PyBUF_STRIDES)) {
+    PyErr_Clear();
+    raise(PyExc_TypeError,
+          std::string(name) + " must be a readable buffer of ints, got " + kind_of(value));
+  }
+  has_view_ = true;
+  try {
+    read_buffer(name, limit, scratch);
+  } catch (...) {
+    PyBuffer_Release(&view_);
+    throw;
+  }
+}
+
+template <class T>
+IntArray<T>::~IntArray() {
+  if (has_view_) PyBuffer_Release(&view_);
+}
+
+template <class T>
+void IntArray<T>::read_sequence(PyObject* sequence, const char* name, std::int64_t limit,
+                                std::vector<T>& scratch) {
+  const bool is_list = PyList_Check(sequence);
+  const Py_ssize_t size = is_list ? PyList_Size(sequence) : PyTuple_Size(sequence);
+  scratch.resize(static_cast<std::size_t>(size));
+  T* out = scratch.data();
+  PyTypeObject* exact = &PyLong_Type;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* item = is_list ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i);
+    if (!item) throw nb::python_error();
+    long long number;
+    if (Py_TYPE(item) == exact) {
+      number = PyLong_AsLongLong(item);
+    } else {
+      if (!is_whole(item))
+        raise(PyExc_TypeError, std::string(name) + " must be ints, got " + kind_of(item) +
+                                   " at index " + std::to_string(i));
+      nb::object kept = nb::borrow(item);
+      nb::object index = nb::steal(PyNumber_Index(item));
+      if (!index.is_valid()) throw nb::python_error();
+      number = PyLong_AsLongLong(index.ptr());
+      if (size != (is_list ? PyList_Size(sequence) : PyTuple_Size(sequence)))
+        raise(PyExc_ValueError, std::string(name) + " changed while it was read");
+      item = kept.ptr();
+    }
+    if (number == -1 && PyErr_Occurred()) {
+      PyErr_Clear();
+      raise_range(name, nb::cast<std::string>(nb::repr(nb::borrow(item))), i, limit);
+    }
+    if (!in_range(number, limit)) raise_range(name, std::to_string(number), i, limit);
+    out[i] = static_cast<T>(number);
+  }
+  data_ = out;
+  size_ = size;
+}
+
+namespace {
+
+template <class From, class T>
+void convert(const void* from, Py_ssize_t size, const char* name, std::int64_t limit, T* out) {
+  const From* numbers = static_cast<const From*>(from);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const bool wraps =
+        sizeof(From) == 8 && From(-1) > From(0) && static_cast<std::uint64_t>(numbers[i]) >> 63;
+    const auto number = static_cast<std::int64_t>(numbers[i]);
+    if (wraps || !in_range(number, limit)) raise_range(name, std::to_string(numbers[i]), i, limit);
+    out[i] = static_cast<T>(number);
+  }
+}
+
+// No branch a token, so that checking costs less than copying.
+bool all_non_negative(const std::int32_t* numbers, Py_ssize_t size) {
+  std::int32_t any = 0;
+  for (Py_ssize_t i = 0; i < size; ++i) any |= numbers[i];
+  return any >= 0;
+}
+
+}  // namespace
+
+template <class T>
+void IntArray<T>::read_buffer(const char* name, std::int64_t limit, std::vector<T>& scratch) {
+  if (view_.ndim != 1)
+    raise(PyExc_ValueError,
+          std::string(name) + " must have 1 dimension, got " + std::to_string(view_.ndim));
+  size_ = view_.shape ? view_.shape[0] : view_.len / view_.itemsize;
+  if (view_.strides && size_ > 1 && view_.strides[0] != view_.itemsize)
+    raise(PyExc_ValueError, std::string(name) + " must be contiguous, got a stride of " +
+                                std::to_string(view_.strides[0]) + " bytes");
+  const std::string_view format = view_.format ? view_.format : "B";
+  std::string_view kind = format;
+  if (!kind.empty() && std::strchr("@=<", kind[0])) kind.remove_prefix(1);
+  const bool is_signed = kind.size() == 1 && std::strchr("bhilqn", kind[0]);
+  const bool is_unsigned = kind.size() == 1 && std::strchr("BHILQN", kind[0]);
+  if (!is_signed && !is_unsigned)
+    raise(PyExc_TypeError, std::string(name) +
+                               " must be native integers, got a buffer of format '" +
+                               std::string(format) + "'");
+  const void* buffer = view_.buf;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(buffer) % alignof(T) == 0;
+  if (view_.itemsize == sizeof(T) && aligned) {
+    const bool same = is_signed == (T(-1) < T(0));
+    const bool fits = same || (sizeof(T) == 4 && is_signed &&
+                               all_non_negative(static_cast<const std::int32_t*>(buffer), size_));
+    if (fits) {
+      data_ = static_cast<const T*>(buffer);
+      return;
+    }
+  }
+  if (reinterpret_cast<std::uintptr_t>(buffer) % static_cast<std::uintptr_t>(view_.itemsize))
+    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
+  scratch.resize(static_cast<std::size_t>(size_));
+  T* out = scratch.data();
+  data_ = out;
+  switch (view_.itemsize * 2 + is_signed) {
+    case 3:
+      return convert<std::int8_t>(buffer, size_, name, limit, out);
+    case 2:
+      return convert<std::uint8_t>(buffer, size_, name, limit, out);
+    case 5:
+      return convert<std::int16_t>(buffer, size_, name, limit, out);
+    case 4:
+      return convert<std::uint16_t>(buffer, size_, name, limit, out);
+    case 9:
+      return convert<std::int32_t>(buffer, size_, name, limit, out);
+    case 8:
+      return convert<std::uint32_t>(buffer, size_, name, limit, out);
+    case 17:
+      return convert<std::int64_t>(buffer, size_, name, limit, out);
+    default:
+      return convert<std::uint64_t>(buffer, size_, name, limit, out);
+  }
+}
+
+template class IntArray<std::uint32_t>;
+template class IntArray<std::int64_t>;
+
+PythonDigest::PythonDigest(nb::object function, bool trusted, int size, std::size_t plain_length)
+    : function_(std::move(function)),
+      trusted_(trusted),
+      size_(size),
+      plain_length_(plain_length),
+      plain_(make_buffer(plain_length)) {}
+
+// A bytearray owned by Python: a digest function that keeps the view keeps the memory.
+PythonDigest::Buffer PythonDigest::make_buffer(std::size_t length) const {
+  Buffer buffer;
+  nb::object bytes =
+      nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(length)));
+  if (!bytes.is_valid()) throw nb::python_error();
+  buffer.argument = bytes;
+  if (!trusted_) {
+    nb::object view = nb::steal(PyMemoryView_FromObject(bytes.ptr()));
+    if (!view.is_valid()) throw nb::python_error();
+    buffer.argument = view.attr("toreadonly")();
+  }
+  buffer.data = reinterpret_cast<std::uint8_t*>(PyByteArray_AsString(bytes.ptr()));
+  return buffer;
+}
+
+std::uint8_t* PythonDigest::message(std::size_t length) {
+  if (length == plain_length_) return plain_.data;
+  other_ = make_buffer(length);
+  return other_.data;
+}
+
+void PythonDigest::digest(std::size_t length, std::uint8_t* out) {
+  PyObject* argument = (length == plain_length_ ? plain_ : other_).argument.ptr();
+  nb::object result = nb::steal(nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr));
+  if (!result.is_valid()) throw nb::python_error();
+  char* data;
+  Py_ssize_t size;
+  if (!PyBytes_Check(result.ptr()))
+    raise(PyExc_TypeError, "digest must return bytes, got " + kind_of(result));
+  if (PyBytes_AsStringAndSize(result.ptr(), &data, &size)) throw nb::python_error();
+  if (size != size_)
+    raise(PyExc_ValueError, "digest must always return " + std::to_string(size_) + " bytes, got " +
+                                std::to_string(size));
+  std::memcpy(out, data, static_cast<std::size_t>(size));
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,21 @@
+// How a digest is asked for. The core knows bytes and lengths; which function makes a digest of
+// them is the caller's choice, and the core never trusts it further than to find a candidate.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace blockmgr {
+
+class Digester {
+ public:
+  virtual ~Digester() = default;
+  // Length of every digest, in bytes.
+  virtual int size() const = 0;
+  // Where to put a message of this length before calling digest(length, out).
+  virtual std::uint8_t* message(std::size_t length) = 0;
+  // Writes the digest of the message to out. May throw; then nothing was written.
+  virtual void digest(std::size_t length, std::uint8_t* out) = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,45 @@
+// What the core throws. bindings.cc turns each kind into the Python class of the same name.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace blockmgr {
+
+enum class ErrorKind {
+  kValue,
+  kType,
+  kNeverFits,
+  kSequenceState,
+  kStep,
+  kTicket,
+  kReentrancy,
+};
+
+struct Error : std::runtime_error {
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
+  ErrorKind kind;
+};
+
+struct OutOfBlocks : std::exception {
+  OutOfBlocks(std::int64_t needed, std::int64_t available, std::int64_t watermark)
+      : needed(needed), available(available), watermark(watermark) {}
+  const char* what() const noexcept override { return "out of blocks"; }
+  std::int64_t needed, available, watermark;
+};
+
+struct OutOfSequences : std::exception {
+  OutOfSequences(std::int64_t needed, std::int64_t available)
+      : needed(needed), available(available) {}
+  const char* what() const noexcept override { return "out of sequence rows"; }
+  std::int64_t needed, available;
+};
+
+struct UnknownSequence : std::exception {
+  explicit UnknownSequence(std::int64_t handle) : handle(handle) {}
+  const char* what() const noexcept override { return "unknown sequence"; }
+  std::int64_t handle;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,106 @@
+// Sequences made from sequences: fork, and the reparenting of beam search.
+#include <algorithm>
+
+#include "sequences.h"
+
+namespace blockmgr {
+
+void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
+  Call call(*this);
+  Sequence& parent = running(handle);
+  if (count < 1)
+    throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
+  if (static_cast<std::size_t>(count) > unused_rows_.size())
+    throw OutOfSequences(count, static_cast<std::int64_t>(unused_rows_.size()));
+  Sequence model = parent;
+  // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
+  model.num_blocks = static_cast<std::int32_t>(
+      std::min<std::int64_t>(parent.num_blocks, blocks_for(parent.num_tokens)));
+  std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
+
+  const std::int32_t* from = table(parent);
+  for (std::int32_t i = 0; i < model.num_blocks; ++i)
+    blocks_[from[i]].ref_count += static_cast<std::uint32_t>(count);
+  for (std::int64_t c = 0; c < count; ++c) {
+    const std::int32_t index = unused_rows_.back();
+    unused_rows_.pop_back();
+    Sequence& child = sequences_[static_cast<std::size_t>(index)];
+    model.generation = child.generation;
+    model.mark = child.mark;
+    model.waiting.clear();
+    child = model;
+    child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
+    index_.retain_root(child.root);
+    std::copy_n(from, model.num_blocks, row(index));
+    set_length(child);
+    children[c] = handle_of(index);
+  }
+  counters_.forks += count;
+}
+
+namespace {
+
+struct Successor {
+  Sequence state;               // what the sequence will be
+  std::vector<BlockId> blocks;  // its table
+  std::int64_t num_kept = 0;    // leading blocks that it has already
+};
+
+}  // namespace
+
+void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count) {
+  Call call(*this);
+  ++batch_mark_;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = running(handles[i]);
+    if (s.mark == batch_mark_)
+      throw Error(ErrorKind::kValue,
+                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
+    s.mark = batch_mark_;
+    if (parents[i] < 0 || parents[i] >= count)
+      throw Error(ErrorKind::kValue, "parents must be in [0, " + std::to_string(count) + "), got " +
+                                         std::to_string(parents[i]) + " at index " +
+                                         std::to_string(i));
+    if (parents[i] != i) refuse_ahead(s, "reparent");
+  }
+  std::vector<Successor> successors;
+  successors.reserve(static_cast<std::size_t>(count));
+  std::vector<Sequence*> changed;
+  changed.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (parents[i] == i) continue;
+    Sequence& s = live(handles[i]);
+    const Sequence& parent = live(handles[parents[i]]);
+    Successor next;
+    next.state = parent;
+    next.state.generation = s.generation;
+    next.state.mark = s.mark;
+    next.state.num_blocks = static_cast<std::int32_t>(
+        std::min<std::int64_t>(parent.num_blocks, blocks_for(parent.num_tokens)));
+    const std::int32_t* from = table(parent);
+    const std::int32_t* old = table(s);
+    next.blocks.assign(from, from + next.state.num_blocks);
+    const std::int64_t both = std::min(next.state.num_blocks, s.num_blocks);
+    while (next.num_kept < both && from[next.num_kept] == old[next.num_kept]) ++next.num_kept;
+    changed.push_back(&s);
+    successors.push_back(std::move(next));
+  }
+
+  // Every new reference before any release: a block may pass from one beam to another.
+  for (const Successor& next : successors) {
+    for (auto i = static_cast<std::size_t>(next.num_kept); i < next.blocks.size(); ++i)
+      ++blocks_[next.blocks[i]].ref_count;
+    index_.retain_root(next.state.root);
+  }
+  for (std::size_t c = 0; c < changed.size(); ++c) {
+    Sequence& s = *changed[c];
+    Successor& next = successors[c];
+    release_blocks(s, next.num_kept);
+    index_.release_root(s.root);
+    s = std::move(next.state);
+    std::copy(next.blocks.begin(), next.blocks.end(), table(s));
+    set_length(s);
+  }
+}
+
+}  // namespace blockmgr

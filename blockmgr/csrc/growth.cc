@@ -1,0 +1,177 @@
+// More slots and more tokens: reserve, append, decode, and the copy-on-write they may need.
+#include <algorithm>
+
+#include "sequences.h"
+
+namespace blockmgr {
+
+// Tokens at the front of the sequence whose K/V can be copied from in this step. What was
+// committed ahead of the forward is not written yet when the step's copies run.
+std::int64_t Sequences::copyable(const Sequence& s) const {
+  const bool ahead = config_.early_commit && s.committed_step == step_;
+  return ahead ? std::min(s.num_written, s.num_computed) : s.num_computed;
+}
+
+bool Sequences::must_copy(const Sequence& s, std::int64_t logical) const {
+  if (logical >= s.num_blocks) return false;
+  const Block& block = blocks_[table(s)[logical]];
+  return block.ref_count > 1 || block.keyed();
+}
+
+// Moves the sequence to a block that only it names, in front of a write. Of k sharers k - 1 move;
+// the last finds itself alone and writes in place.
+void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept {
+  std::int32_t* t = table(s);
+  const BlockId shared = t[logical];
+  if (!must_copy(s, logical)) {
+    pool_.drop_twin(shared);  // about to differ from it
+    return;
+  }
+  const std::int64_t start = logical * config_.block_size;
+  Block& block = blocks_[shared];
+  if (config_.early_commit && block.keyed() &&
+      block.promoted_step == static_cast<std::uint16_t>(step_))
+    num_valid = start;  // promoted ahead of the forward that fills it
+  const BlockId fresh = pool_.take();
+  std::copy_n(blocks_.tokens(shared),
+              std::min<std::int64_t>(s.num_tokens - start, config_.block_size),
+              blocks_.tokens(fresh));
+  const auto wanted = static_cast<std::int32_t>(std::max<std::int64_t>(num_valid - start, 0));
+  const std::int32_t brought = copies_.reach(shared, wanted);
+  if (brought > 0) copies_.plan(shared, fresh, brought);
+  // Whatever the copy cannot bring has to be computed again.
+  s.num_computed = std::min(s.num_computed, start + brought);
+  drop_reference(shared);
+  t[logical] = fresh;
+}
+
+// Takes blocks up to this many slots and moves waiting tokens into them. With num_tokens beyond
+// the present ones, the block they will be written to is made private first.
+void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens) {
+  const std::int64_t target = blocks_for(slots);
+  if (target > config_.row_width) throw_never_fits(slots, 0);
+  const std::int64_t logical = s.num_tokens / config_.block_size;
+  const bool writes = std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks;
+  const bool copies = writes && must_copy(s, logical);
+  const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
+  if (fresh + copies > pool_.available()) throw OutOfBlocks(fresh + copies, pool_.available(), 0);
+
+  if (writes) make_private(s, logical, copyable(s));
+  const std::int64_t had_slots = num_slots(s);
+  std::int32_t* t = table(s);
+  for (std::int64_t i = 0; i < fresh; ++i) t[s.num_blocks++] = pool_.take();
+  const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
+  if (moved > 0) {
+    store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
+    s.waiting_start += static_cast<std::size_t>(moved);
+    if (!s.num_waiting()) {
+      std::vector<Token>().swap(s.waiting);
+      s.waiting_start = 0;
+    }
+  }
+}
+
+void Sequences::reserve(Handle handle, std::int64_t num_slots) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  if (num_slots < 1)
+    throw Error(ErrorKind::kValue,
+                "num_slots must be at least 1, got " + std::to_string(num_slots));
+  grow(s, num_slots, s.num_tokens);
+}
+
+void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  const std::int64_t total = s.num_tokens + count;
+  grow(s, total, total);
+  store_tokens(s, s.num_tokens, tokens, count);
+  s.num_tokens = total;
+  set_length(s);
+}
+
+// Counts the blocks the batch takes and hashes the blocks it fills. Changes nothing.
+std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
+  const std::int64_t size = config_.block_size;
+  std::int64_t needed = 0;
+  // A sharer that moves away may leave the next one alone: count as the commit will find it.
+  leaving_.clear();
+  leaving_.reserve(static_cast<std::size_t>(count));
+  struct Restore {
+    Sequences& core;
+    ~Restore() {
+      for (const BlockId b : core.leaving_) ++core.blocks_[b].ref_count;
+    }
+  };
+  {
+    Restore restore{*this};
+    ++batch_mark_;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
+        const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
+        if (ahead.num_blocks > 0) prefetch(&blocks_[table(ahead)[ahead.num_blocks - 1]]);
+      }
+      Sequence& s = running(handles[i]);
+      if (s.mark == batch_mark_)
+        throw Error(ErrorKind::kValue,
+                    "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
+      s.mark = batch_mark_;
+      if (s.num_tokens > num_slots(s))
+        throw Error(ErrorKind::kSequenceState,
+                    "sequence " + std::to_string(handles[i]) + " has " +
+                        std::to_string(s.num_waiting()) +
+                        " tokens without slots; reserve them before decode");
+      refuse_ahead(s, "decode");
+      const std::int64_t logical = s.num_tokens / size;
+      if (logical < s.num_blocks) {
+        const BlockId b = table(s)[logical];
+        Block& block = blocks_[b];
+        if (block.keyed()) {
+          ++needed;
+        } else if (block.ref_count > 1) {
+          ++needed;
+          --block.ref_count;
+          leaving_.push_back(b);
+        }
+      } else {
+        if (logical >= config_.row_width) throw_never_fits(s.num_tokens + 1, 0);
+        ++needed;
+      }
+    }
+  }
+  digests_.clear();
+  promotions_.clear();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    if (s.num_tokens / size > s.num_keyed) plan_promotion(s, s.num_tokens);
+  }
+  return needed;
+}
+
+void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t count,
+                       std::int64_t* slots) {
+  Call call(*this);
+  const std::int64_t needed = plan_decode(handles, count);
+  if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
+
+  const std::int64_t size = config_.block_size;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    const std::int64_t logical = s.num_tokens / size;
+    const std::int64_t offset = s.num_tokens % size;
+    s.num_computed = s.num_tokens;
+    std::int32_t* t = table(s);
+    if (logical < s.num_blocks) {
+      make_private(s, logical, s.num_tokens);
+    } else {
+      t[s.num_blocks++] = pool_.take();
+    }
+    blocks_.tokens(t[logical])[offset] = tokens[i];
+    slots[i] = static_cast<std::int64_t>(t[logical]) * size + offset;
+    ++s.num_tokens;
+    set_length(s);
+  }
+  for (const Promotion& promotion : promotions_) promote(promotion);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,152 @@
+#include "index.h"
+
+#include <algorithm>
+
+namespace blockmgr {
+
+// Five in eight slots are taken when every block is cached: short probes at 12.8 bytes a block.
+static std::size_t slots_for(int num_blocks) {
+  return static_cast<std::size_t>(num_blocks) * 8 / 5 + 8;
+}
+
+PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
+    : blocks_(blocks),
+      digester_(digester),
+      roots_(1),
+      num_slots_(slots_for(blocks.count)),
+      slots_(num_slots_) {
+  for (std::size_t i = 0; i < num_slots_; ++i) slots_[i].block = kNoBlock;
+  roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
+}
+
+std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
+  std::uint32_t known = find_root(name);
+  if (known != kUnknownId) {
+    roots_by_name_.retain(known);
+    return known;
+  }
+  std::vector<std::uint8_t> digest(static_cast<std::size_t>(blocks_.digest_size));
+  if (digester_) {
+    std::memcpy(digester_->message(name.size()), name.data(), name.size());
+    digester_->digest(name.size(), digest.data());
+  }
+  if (roots_.size() == roots_.capacity()) roots_.reserve(2 * roots_.size() + 8);
+  std::uint32_t root = roots_by_name_.intern(name);
+  if (root == roots_.size()) roots_.emplace_back();
+  roots_[root].digest.swap(digest);
+  return root;
+}
+
+void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.retain(root); }
+
+void PrefixIndex::release_root(std::uint32_t root) noexcept {
+  if (!roots_by_name_.release(root)) return;
+  roots_[root].hint = kNoBlock;
+  ++roots_[root].generation;
+}
+
+void PrefixIndex::digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+                         std::uint8_t* out) {
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
+  const std::string_view keys = extras_.bytes(extras);
+  const std::size_t length = digest_size + keys.size() + token_bytes;
+  std::uint8_t* message = digester_->message(length);
+  std::memcpy(message, parent, digest_size);
+  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
+  std::uint8_t* at = message + digest_size + keys.size();
+  const std::uint16_t probe = 1;
+  std::uint8_t little_endian;
+  std::memcpy(&little_endian, &probe, 1);
+  if (little_endian) {
+    std::memcpy(at, tokens, token_bytes);
+  } else {
+    for (int i = 0; i < blocks_.block_size; ++i)
+      for (int byte = 0; byte < 4; ++byte)
+        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
+  }
+  digester_->digest(length, out);
+}
+
+BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
+  const std::uint32_t wanted = tag(digest);
+  for (std::size_t s = home(wanted); slots_[s].block >= 0; s = next(s))
+    if (slots_[s].tag == wanted && has_key(slots_[s].block, key)) return slots_[s].block;
+  return kNoBlock;
+}
+
+void PrefixIndex::link_child(BlockId b, const Key& key, int num_tokens) noexcept {
+  Block& block = blocks_[b];
+  block.parent = key.parent;
+  block.parent_generation = generation(key.parent);
+  block.extras = key.extras;
+  block.key_tokens = static_cast<std::uint16_t>(num_tokens);
+  extras_.retain(key.extras);
+  if (is_root(key.parent)) retain_root(root_index(key.parent));
+
+  BlockId& head = is_root(key.parent) ? roots_[root_index(key.parent)].first_child
+                                      : blocks_[key.parent].first_child;
+  block.prev_sibling = kNoBlock;
+  block.next_sibling = head;
+  if (head >= 0) blocks_[head].prev_sibling = b;
+  head = b;
+  ++num_keyed_;
+}
+
+void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  link_child(b, key, blocks_.block_size);
+  set_hint(key.parent, b);
+  std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
+  std::size_t s = home(tag(digest));
+  while (slots_[s].block >= 0) s = next(s);
+  slots_[s] = {tag(digest), b};
+}
+
+void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+  link_child(b, key, num_tokens);
+}
+
+void PrefixIndex::erase(BlockId b) noexcept {
+  Block& block = blocks_[b];
+  if (block.key_tokens == blocks_.block_size) {
+    std::size_t hole = home(tag(blocks_.digest(b)));
+    while (slots_[hole].block != b) hole = next(hole);
+    // Backward shift: move up every later entry of the run that its home allows, so that no
+    // tombstone is left for look-ups to step over.
+    for (std::size_t s = next(hole); slots_[s].block >= 0; s = next(s)) {
+      const std::size_t from_home = s + num_slots_ - home(slots_[s].tag);
+      const std::size_t from_hole = s + num_slots_ - hole;
+      if (from_home % num_slots_ >= from_hole % num_slots_) {
+        slots_[hole] = slots_[s];
+        hole = s;
+      }
+    }
+    slots_[hole].block = kNoBlock;
+  }
+  const NodeId parent = block.parent;
+  if (block.prev_sibling >= 0) {
+    blocks_[block.prev_sibling].next_sibling = block.next_sibling;
+  } else if (is_root(parent)) {
+    roots_[root_index(parent)].first_child = block.next_sibling;
+  } else {
+    blocks_[parent].first_child = block.next_sibling;
+  }
+  if (block.next_sibling >= 0) blocks_[block.next_sibling].prev_sibling = block.prev_sibling;
+
+  extras_.release(block.extras);
+  block.extras = 0;
+  block.key_tokens = 0;
+  block.parent = kNoBlock;
+  block.hint = kNoBlock;
+  ++block.generation;
+  --num_keyed_;
+  if (is_root(parent)) release_root(root_index(parent));
+}
+
+std::size_t PrefixIndex::memory() const {
+  std::size_t total = slots_.bytes() + extras_.memory() + roots_by_name_.memory();
+  total += roots_.capacity() * sizeof(Root);
+  return total;
+}
+
+}  // namespace blockmgr

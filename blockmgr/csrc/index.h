@@ -1,0 +1,128 @@
+// The prefix index: which cached block continues which prefix with which tokens.
+//
+// A key is (parent node and its generation, extras, tokens). The digest chain only finds a
+// candidate; a block is found when its whole key agrees, so no collision can hand out K/V of
+// another prefix, whatever digest is used.
+//
+// Full blocks stand in an open-addressing table of {tag, block}. Every keyed block, full or tail,
+// also stands in its parent's list of children, most recently linked first.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "block.h"
+#include "digest.h"
+#include "interning.h"
+
+namespace blockmgr {
+
+struct Key {
+  NodeId parent;
+  std::uint32_t extras;
+  const Token* tokens;
+};
+
+class PrefixIndex {
+ public:
+  PrefixIndex(Blocks& blocks, Digester* digester);
+
+  // The namespace's root with one reference added. Hashes and may allocate: throws or finishes.
+  std::uint32_t acquire_root(std::string_view name);
+  void retain_root(std::uint32_t root) noexcept;
+  void release_root(std::uint32_t root) noexcept;
+  std::uint32_t find_root(std::string_view name) const { return roots_by_name_.find(name); }
+
+  // The digest of a block with this key, given its parent's digest. May throw what the digest
+  // function throws.
+  void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+              std::uint8_t* out);
+  const std::uint8_t* digest_of(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].digest.data() : blocks_.digest(node);
+  }
+
+  // The child last registered or matched under the parent, if it has this key.
+  BlockId find_hinted(const Key& key) const {
+    BlockId b = hint(key.parent);
+    return b >= 0 && has_key(b, key) ? b : kNoBlock;
+  }
+  // The full block with this key and digest, or kNoBlock.
+  BlockId find(const Key& key, const std::uint8_t* digest) const;
+  void prefetch_slot(const std::uint8_t* digest) const { prefetch(&slots_[home(tag(digest))]); }
+
+  // Makes a full block findable. Never allocates.
+  void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  // Makes a partial tail findable as a child: by its leading tokens only, never by digest.
+  void insert_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  // Takes the key away. The block must have no children.
+  void erase(BlockId b) noexcept;
+
+  BlockId hint(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint;
+  }
+  void set_hint(NodeId node, BlockId child) {
+    (is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint) = child;
+  }
+  BlockId first_child(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].first_child : blocks_[node].first_child;
+  }
+  std::uint32_t generation(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].generation : blocks_[node].generation;
+  }
+  bool has_key(BlockId b, const Key& key) const {
+    const Block& block = blocks_[b];
+    return block.parent == key.parent && block.key_tokens == blocks_.block_size &&
+           block.parent_generation == generation(key.parent) && block.extras == key.extras &&
+           same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size);
+  }
+
+  Interner& extras() { return extras_; }
+  const Interner& extras() const { return extras_; }
+  int num_keyed() const { return num_keyed_; }
+  std::size_t memory() const;
+
+  // For check_invariants: every block the table holds, and whether its slot can be reached.
+  template <class Visit>
+  void each_slot(Visit visit) const {
+    for (std::size_t i = 0; i < num_slots_; ++i)
+      if (slots_[i].block >= 0) visit(slots_[i].block);
+  }
+  std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
+  std::size_t num_roots() const { return roots_.size(); }
+
+ private:
+  struct Slot {
+    std::uint32_t tag;
+    BlockId block;
+  };
+  struct Root {
+    BlockId hint = kNoBlock;
+    BlockId first_child = kNoBlock;
+    std::uint32_t generation = 0;
+    std::vector<std::uint8_t> digest;
+  };
+
+  static std::uint32_t tag(const std::uint8_t* digest) {
+    std::uint32_t t;
+    std::memcpy(&t, digest, sizeof t);
+    return t;
+  }
+  // Scales the tag to the table, so that the table needs no power-of-two size.
+  std::size_t home(std::uint32_t tag) const {
+    return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * num_slots_) >> 32);
+  }
+  std::size_t next(std::size_t slot) const { return slot + 1 == num_slots_ ? 0 : slot + 1; }
+  void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
+
+  Blocks& blocks_;
+  Digester* digester_;
+  Interner roots_by_name_;
+  Interner extras_;
+  std::vector<Root> roots_;
+  std::size_t num_slots_;
+  ZeroedArray<Slot> slots_;
+  int num_keyed_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,134 @@
+#include "pool.h"
+
+namespace blockmgr {
+
+Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
+    : blocks_(blocks),
+      index_(index),
+      num_reserved_(num_reserved),
+      free_(blocks, blocks.count),
+      idle_(blocks, blocks.count + 1) {
+  fences_.reserve(static_cast<std::size_t>(num_fences));
+  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
+  for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
+}
+
+BlockId Pool::take() noexcept {
+  BlockId b;
+  if (!free_.empty()) {
+    b = free_.front();
+    free_.remove(b);
+    prefetch(&blocks_[free_.front()]);
+  } else {
+    b = idle_.victim();
+    idle_.remove(b);
+    index_.erase(b);
+    ++num_evicted_;
+  }
+  blocks_[b].ref_count = 1;
+  return b;
+}
+
+// A used block keeps its cached parent, or its cached twin, used: see block.h.
+void Pool::use(BlockId b) noexcept {
+  for (;;) {
+    dequeue(b);
+    const NodeId parent = blocks_[b].parent;
+    if (parent < 0) return;
+    const bool was_used = blocks_[parent].used();
+    ++blocks_[parent].pins;
+    if (was_used) return;
+    b = parent;
+  }
+}
+
+void Pool::unuse(BlockId b) noexcept {
+  for (;;) {
+    const NodeId parent = blocks_[b].parent;
+    if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
+    enqueue(b, open_fence_);  // before its parent: children are evicted first
+    if (parent < 0) return;
+    --blocks_[parent].pins;
+    if (blocks_[parent].used()) return;
+    b = parent;
+  }
+}
+
+void Pool::enqueue(BlockId b, int fence) noexcept {
+  Block& block = blocks_[b];
+  block.fence = static_cast<std::uint8_t>(fence);
+  if (fence) {
+    fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
+    ++num_fenced_;
+  } else if (block.keyed()) {
+    idle_.add(b);
+  } else {
+    ++block.generation;
+    free_.push_front(b);
+  }
+}
+
+void Pool::dequeue(BlockId b) noexcept {
+  Block& block = blocks_[b];
+  if (block.fence) {
+    fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
+    block.fence = 0;
+    --num_fenced_;
+  } else if (block.keyed()) {
+    idle_.remove(b);
+  } else {
+    free_.remove(b);
+  }
+}
+
+void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  index_.insert(b, key, digest);
+  if (key.parent >= 0) ++blocks_[key.parent].pins;
+}
+
+void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+  index_.insert_tail(b, key, num_tokens);
+  if (key.parent >= 0) ++blocks_[key.parent].pins;
+}
+
+void Pool::forget(BlockId b) noexcept {
+  const bool used = blocks_[b].used();
+  const NodeId parent = blocks_[b].parent;
+  const int fence = blocks_[b].fence;
+  if (!used) dequeue(b);
+  index_.erase(b);
+  if (!used) {
+    enqueue(b, fence);
+  } else if (parent >= 0) {
+    unpin(parent);
+  }
+}
+
+void Pool::set_twin(BlockId b, BlockId twin) noexcept {
+  pin(twin);
+  blocks_[b].parent = twin;
+}
+
+void Pool::drop_twin(BlockId b) noexcept {
+  const BlockId twin = blocks_[b].parent;
+  blocks_[b].parent = kNoBlock;
+  if (twin >= 0) unpin(twin);
+}
+
+void Pool::take_over(BlockId tail) noexcept {
+  dequeue(tail);
+  index_.erase(tail);
+  blocks_[tail].ref_count = 1;
+}
+
+void Pool::move_fence(int from, int to) noexcept {
+  BlockList& list = fences_[static_cast<std::size_t>(from - 1)];
+  while (!list.empty()) {
+    const BlockId b = list.front();
+    list.remove(b);
+    --num_fenced_;
+    enqueue(b, to);
+  }
+}
+
+}  // namespace blockmgr

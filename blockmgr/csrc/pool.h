@@ -1,0 +1,95 @@
+// The pool: references, pins, and the queues of blocks in no use.
+//
+//   capacity = free + idle + fenced + used
+//
+// Every function here is noexcept and allocates nothing: callers count first, then commit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "block.h"
+#include "index.h"
+#include "policy.h"
+
+namespace blockmgr {
+
+class Pool {
+ public:
+  // A pool of all blocks but the first num_reserved, with this many fence lists.
+  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences);
+  // Records needed past the last block: free list, idle list, pending copies, fences.
+  static int num_lists(int num_fences) { return 3 + num_fences; }
+  BlockId copies_sentinel() const { return blocks_.count + 2; }
+
+  int capacity() const { return blocks_.count - num_reserved_; }
+  int available() const { return free_.size() + idle_.size(); }
+  int num_free() const { return free_.size(); }
+  int num_idle() const { return idle_.size(); }
+  int num_fenced() const { return num_fenced_; }
+  int num_used() const { return capacity() - available() - num_fenced_; }
+  std::int64_t num_evicted() const { return num_evicted_; }
+
+  // An unused block with one reference, for new content. There must be one: see available().
+  BlockId take() noexcept;
+  // Adds a table's reference.
+  void acquire(BlockId b) noexcept {
+    if (!blocks_[b].used()) use(b);
+    ++blocks_[b].ref_count;
+  }
+  void release(BlockId b) noexcept {
+    --blocks_[b].ref_count;
+    if (!blocks_[b].used()) unuse(b);
+  }
+  void pin(BlockId b) noexcept {
+    if (!blocks_[b].used()) use(b);
+    ++blocks_[b].pins;
+  }
+  void unpin(BlockId b) noexcept {
+    --blocks_[b].pins;
+    if (!blocks_[b].used()) unuse(b);
+  }
+  // Whether using this block makes one fewer available.
+  bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
+
+  // Gives a used block its key: the parent is kept for as long as the block is used.
+  void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  // Takes a block's key away; it must have no children. Unused, it becomes free.
+  void forget(BlockId b) noexcept;
+  // Remembers the cached twin that stands for a private block, and keeps it.
+  void set_twin(BlockId b, BlockId twin) noexcept;
+  void drop_twin(BlockId b) noexcept;
+  // Makes an idle tail the private block of one table, its tokens in place.
+  void take_over(BlockId tail) noexcept;
+
+  // Blocks released from here on wait in this fence list; 0: in none.
+  void set_fence(int fence) { open_fence_ = fence; }
+  // Moves what waits in one fence list to another, or (0) to the queues.
+  void move_fence(int from, int to) noexcept;
+
+  const BlockList& free_list() const { return free_; }
+  const BlockList& idle_list() const { return idle_.list(); }
+  const BlockList& fence_list(int fence) const {
+    return fences_[static_cast<std::size_t>(fence - 1)];
+  }
+  int num_fences() const { return static_cast<int>(fences_.size()); }
+
+ private:
+  void use(BlockId b) noexcept;
+  void unuse(BlockId b) noexcept;
+  void enqueue(BlockId b, int fence) noexcept;
+  void dequeue(BlockId b) noexcept;
+
+  Blocks& blocks_;
+  PrefixIndex& index_;
+  int num_reserved_;
+  BlockList free_;
+  LruOrder idle_;
+  std::vector<BlockList> fences_;
+  int open_fence_ = 0;
+  int num_fenced_ = 0;
+  std::int64_t num_evicted_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,147 @@
+// Commit: K/V is written, so full blocks become findable, and identical ones are merged.
+#include <algorithm>
+
+#include "sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+// How far a block's skip link reaches: far enough to hide a cache miss behind the comparisons in
+// between, near enough to stay inside most prefixes.
+constexpr std::int64_t kSkip = 12;
+// Index slots prefetched ahead of insertion.
+constexpr std::int64_t kInsertAhead = 8;
+
+}  // namespace
+
+// The node that stands for everything before this logical block.
+NodeId Sequences::chain_node(const Sequence& s, std::int64_t logical) const {
+  if (logical == 0) return root_node(s.root);
+  const BlockId b = table(s)[logical - 1];
+  return blocks_[b].keyed() ? b : blocks_[b].parent;
+}
+
+// Blocks that are full and computed, up to one whose content still waits for a copy.
+std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed) const {
+  const std::int64_t end = num_computed / config_.block_size;
+  const std::int32_t* t = table(s);
+  for (std::int64_t i = s.num_keyed; i < end; ++i)
+    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;
+  return end;
+}
+
+// Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
+// anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
+// its digest.
+void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed) {
+  if (!digester_) return;
+  const std::int64_t until = promotable(s, num_computed);
+  if (until <= s.num_keyed) return;
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const std::size_t offset = digests_.size();
+  digests_.resize(offset + static_cast<std::size_t>(until - s.num_keyed) * digest_size);
+  promotions_.push_back({&s, index_of(s), until, offset});
+
+  const std::int32_t* t = table(s);
+  NodeId node = chain_node(s, s.num_keyed);  // kNoBlock once the chain is not cached yet
+  const std::uint8_t* before = index_.digest_of(node);
+  std::uint8_t* out = digests_.data() + offset;
+  for (std::int64_t i = s.num_keyed; i < until; ++i, before = out, out += digest_size) {
+    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(t[i])};
+    const bool cached_here = blocks_[t[i]].keyed();
+    const bool may_be_cached = node != kNoBlock && index_.first_child(node) >= 0;
+    const BlockId known = cached_here ? t[i] : may_be_cached ? index_.find_hinted(key) : kNoBlock;
+    if (known >= 0) {
+      std::memcpy(out, blocks_.digest(known), digest_size);
+      node = known;
+    } else {
+      index_.digest(before, key.extras, key.tokens, out);
+      node = may_be_cached ? index_.find(key, out) : kNoBlock;
+    }
+  }
+}
+
+void Sequences::promote(const Promotion& promotion) noexcept {
+  Sequence& s = *promotion.sequence;
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
+  std::int32_t* t = table(s);
+  NodeId node = chain_node(s, s.num_keyed);
+  for (std::int64_t i = s.num_keyed; i < promotion.until; ++i, digest += digest_size) {
+    if (i + kInsertAhead < promotion.until) {
+      index_.prefetch_slot(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
+      prefetch(&blocks_[t[i + kInsertAhead]]);
+    }
+    const BlockId b = t[i];
+    Block& block = blocks_[b];
+    if (block.keyed()) {  // a fork of this sequence has promoted it
+      node = b;
+      continue;
+    }
+    if (block.parent >= 0) {  // likewise, and found its twin
+      node = block.parent;
+      continue;
+    }
+    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(b)};
+    BlockId cached = kNoBlock;
+    if (index_.first_child(node) >= 0) {
+      cached = index_.find_hinted(key);
+      if (cached < 0) cached = index_.find(key, digest);
+    }
+    if (cached >= 0) {
+      index_.set_hint(node, cached);
+      deduplicate(promotion, i, cached);
+      node = cached;
+      continue;
+    }
+    if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
+    pool_.promote(b, key, digest);
+    block.promoted_step = static_cast<std::uint16_t>(step_);
+    if (i >= kSkip) blocks_[t[i - kSkip]].skip = b;
+    ++counters_.promoted_blocks;
+    node = b;
+  }
+  s.num_keyed = static_cast<std::int32_t>(promotion.until);
+}
+
+void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
+                            BlockId cached) noexcept {
+  std::int32_t* t = row(promotion.row);
+  const BlockId own = t[logical];
+  ++counters_.deduplicated_blocks;
+  if (!config_.remap) {
+    pool_.set_twin(own, cached);
+    return;
+  }
+  pool_.acquire(cached);
+  t[logical] = cached;
+  if (remaps_.size() < max_remaps_) {
+    remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
+  } else {
+    remaps_lost_ = true;
+  }
+  drop_reference(own);
+}
+
+void Sequences::commit(Handle handle, std::int64_t num_computed) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  const std::int64_t most = std::min(s.num_tokens, num_slots(s));
+  if (num_computed < s.num_computed || num_computed > most)
+    throw Error(ErrorKind::kValue,
+                "num_computed_tokens must be in [" + std::to_string(s.num_computed) + ", " +
+                    std::to_string(most) + "], got " + std::to_string(num_computed));
+  digests_.clear();
+  promotions_.clear();
+  plan_promotion(s, num_computed);
+
+  if (config_.early_commit && s.committed_step != step_) {
+    s.committed_step = step_;
+    s.num_written = s.num_computed;
+  }
+  s.num_computed = num_computed;
+  for (const Promotion& promotion : promotions_) promote(promotion);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,285 @@
+#include "sequences.h"
+
+#include <algorithm>
+
+namespace blockmgr {
+
+namespace {
+
+// The remap log is a convenience for engines that keep tables of their own; one that never reads
+// it must not make it grow.
+std::size_t remap_limit(const Config& config) {
+  return static_cast<std::size_t>(std::clamp(config.num_blocks / 16, 1024, 16384));
+}
+
+}  // namespace
+
+Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
+    : config_(config),
+      digester_(std::move(digester)),
+      blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
+              Pool::num_lists(config.steps_in_flight)),
+      index_(blocks_, digester_.get()),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight),
+      copies_(blocks_, pool_),
+      sequences_(static_cast<std::size_t>(config.max_seqs)),
+      tables_(static_cast<std::size_t>(config.max_seqs) *
+              static_cast<std::size_t>(config.row_width)),
+      lengths_(static_cast<std::size_t>(config.max_seqs)),
+      found_(static_cast<std::size_t>(config.row_width)),
+      max_remaps_(remap_limit(config)) {
+  unused_rows_.reserve(sequences_.size());
+  for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
+  open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
+  if (config.remap) remaps_.reserve(max_remaps_);
+}
+
+const Sequence& Sequences::live(Handle handle) const {
+  const std::int64_t index = row_of(handle);
+  if (handle < 0 || index >= config_.max_seqs) throw UnknownSequence(handle);
+  const Sequence& s = sequences_[static_cast<std::size_t>(index)];
+  if (s.state == Sequence::kUnused || s.generation != static_cast<std::uint64_t>(handle) >> 32)
+    throw UnknownSequence(handle);
+  return s;
+}
+
+Sequence& Sequences::live(Handle handle) {
+  return const_cast<Sequence&>(static_cast<const Sequences*>(this)->live(handle));
+}
+
+Sequence& Sequences::running(Handle handle) {
+  Sequence& s = live(handle);
+  if (s.state == Sequence::kPreempted)
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handle) + " is preempted; resume it first");
+  return s;
+}
+
+Handle Sequences::handle_of(std::int64_t index) const {
+  return static_cast<Handle>(sequences_[static_cast<std::size_t>(index)].generation) << 32 | index;
+}
+
+const Sequence& Sequences::view(Handle handle) const { return live(handle); }
+
+std::vector<Handle> Sequences::handles() const {
+  std::vector<Handle> result;
+  for (std::int64_t i = 0; i < config_.max_seqs; ++i)
+    if (sequences_[static_cast<std::size_t>(i)].state != Sequence::kUnused)
+      result.push_back(handle_of(i));
+  return result;
+}
+
+void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
+  if (committed_ahead(s))
+    throw Error(ErrorKind::kStep,
+                std::string("cannot ") + call + " sequence " +
+                    std::to_string(handle_of(index_of(s))) +
+                    ": it was committed ahead of this step's forward; take and apply the "
+                    "step's copies first");
+}
+
+void Sequences::set_length(const Sequence& s) {
+  lengths_[static_cast<std::size_t>(index_of(s))] =
+      s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
+}
+
+void Sequences::drop_reference(BlockId b) noexcept {
+  if (blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1) copies_.drop(b);
+  pool_.release(b);
+}
+
+// Tail first: a prefix is only useful from its start, so its end should be evicted before it.
+void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
+  std::int32_t* t = table(s);
+  while (s.num_blocks > keep) {
+    const std::int32_t last = --s.num_blocks;
+    if (last >= keep + 4) prefetch(&blocks_[t[last - 4]]);
+    drop_reference(t[last]);
+    t[last] = 0;
+  }
+}
+
+void Sequences::free(Handle handle) {
+  Call call(*this);
+  Sequence& s = live(handle);
+  refuse_ahead(s, "free");
+  cache_tail(s);
+  release_blocks(s, 0);
+  index_.release_root(s.root);
+  const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
+  const std::uint64_t mark = s.mark;
+  s = Sequence();
+  s.generation = generation ? generation : 1;
+  s.mark = mark;
+  set_length(s);
+  unused_rows_.push_back(static_cast<std::int32_t>(index_of(s)));
+}
+
+void Sequences::preempt(Handle handle) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  refuse_ahead(s, "preempt");
+  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  copy_tokens(handle, tokens.data());
+
+  cache_tail(s);
+  release_blocks(s, 0);
+  s.waiting.swap(tokens);
+  s.waiting_start = 0;
+  s.state = Sequence::kPreempted;
+  s.num_keyed = 0;
+  s.num_computed = s.num_cached = s.num_written = 0;
+  s.committed_step = -1;
+  set_length(s);
+  ++counters_.preemptions;
+}
+
+void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  if (num_tokens < 1 || num_tokens > s.num_tokens)
+    throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
+                                       "], got " + std::to_string(num_tokens));
+  if (num_tokens < s.num_computed) refuse_ahead(s, "truncate");
+  const std::int64_t slots = num_slots(s);
+  if (num_tokens <= slots) {
+    std::vector<Token>().swap(s.waiting);
+    s.waiting_start = 0;
+  } else {
+    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - slots));
+  }
+  release_blocks(s, blocks_for(num_tokens));
+  s.num_tokens = num_tokens;
+  s.num_computed = std::min(s.num_computed, num_tokens);
+  s.num_cached = std::min(s.num_cached, num_tokens);
+  s.num_keyed = std::min(s.num_keyed, static_cast<std::int32_t>(num_tokens / config_.block_size));
+  set_length(s);
+}
+
+void Sequences::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
+  const Sequence& s = live(handle);
+  const std::int64_t slots = num_slots(s);
+  if (start < 0 || stop < start || stop > slots)
+    throw Error(ErrorKind::kValue,
+                "start and stop must satisfy 0 <= start <= stop <= " + std::to_string(slots) +
+                    " (slots), got " + std::to_string(start) + " and " + std::to_string(stop));
+}
+
+void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                             std::int64_t* slots) const {
+  const Sequence& s = live(handle);
+  const std::int64_t size = config_.block_size;
+  const std::int32_t* t = table(s);
+  for (std::int64_t position = start; position < stop;) {
+    const std::int64_t end = std::min(stop, (position / size + 1) * size);
+    std::int64_t slot = t[position / size] * size + position % size;
+    for (; position < end; ++position) *slots++ = slot++;
+  }
+}
+
+void Sequences::copy_tokens(Handle handle, Token* out) const {
+  const Sequence& s = live(handle);
+  const std::int32_t* t = table(s);
+  std::int64_t left = std::min(s.num_tokens, num_slots(s));
+  for (const std::int32_t* b = t; left > 0; ++b) {
+    const std::int64_t count = std::min<std::int64_t>(left, config_.block_size);
+    out = std::copy_n(blocks_.tokens(*b), count, out);
+    left -= count;
+  }
+  std::copy(s.waiting.begin() + static_cast<std::ptrdiff_t>(s.waiting_start), s.waiting.end(), out);
+}
+
+void Sequences::check_take() const {
+  if (copies_.in_flight())
+    throw Error(ErrorKind::kStep, "ticket " + std::to_string(last_ticket_) +
+                                      " is not resolved; call copies_applied or copies_aborted");
+  if (config_.steps_in_flight &&
+      open_steps_.size() == static_cast<std::size_t>(config_.steps_in_flight))
+    throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
+                                      " steps are in flight, as many as steps_in_flight allows; "
+                                      "call complete first");
+}
+
+std::int64_t Sequences::take_copies(std::vector<Copy>& copies) {
+  Call call(*this);
+  check_take();
+  copies_.reserve();
+  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
+  copies = copies_.take();
+  ++last_ticket_;
+  if (config_.steps_in_flight) {
+    const int fence =
+        open_steps_.empty() ? 1 : open_steps_.back().fence % config_.steps_in_flight + 1;
+    open_steps_.push_back({last_ticket_, fence});
+    pool_.set_fence(fence);
+  }
+  return last_ticket_;
+}
+
+static void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last) {
+  if (!in_flight || ticket != last)
+    throw Error(ErrorKind::kTicket,
+                "ticket " + std::to_string(ticket) +
+                    (ticket >= 1 && ticket <= last ? " is resolved already" : " was never taken"));
+}
+
+void Sequences::copies_applied(std::int64_t ticket) {
+  Call call(*this);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  copies_.applied();
+  ++step_;
+}
+
+void Sequences::copies_aborted(std::int64_t ticket) {
+  Call call(*this);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  copies_.aborted();
+  // The step was never launched: what was released under it waits only for the step before.
+  if (!open_steps_.empty() && open_steps_.back().ticket == ticket) {
+    const int fence = open_steps_.back().fence;
+    open_steps_.pop_back();
+    const int before = open_steps_.empty() ? 0 : open_steps_.back().fence;
+    pool_.set_fence(before);
+    pool_.move_fence(fence, before);
+  }
+}
+
+void Sequences::complete(std::int64_t ticket) {
+  Call call(*this);
+  if (!config_.steps_in_flight)
+    throw Error(ErrorKind::kStep, "complete needs steps_in_flight above 0");
+  if (open_steps_.empty() || ticket < open_steps_.front().ticket || ticket > last_ticket_)
+    throw Error(ErrorKind::kStep,
+                "ticket " + std::to_string(ticket) +
+                    (ticket > last_ticket_ ? " was never taken" : " is complete already"));
+  std::size_t done = 0;
+  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)
+    pool_.move_fence(open_steps_[done++].fence, 0);
+  open_steps_.erase(open_steps_.begin(), open_steps_.begin() + static_cast<std::ptrdiff_t>(done));
+  if (open_steps_.empty()) pool_.set_fence(0);
+}
+
+std::vector<RemapRecord> Sequences::take_remaps() {
+  Call call(*this);
+  if (remaps_lost_) {
+    remaps_.clear();
+    remaps_lost_ = false;
+    throw Error(ErrorKind::kStep, "more than " + std::to_string(max_remaps_) +
+                                      " remaps were left untaken and some are lost; copy the "
+                                      "tables from block_tables again");
+  }
+  std::vector<RemapRecord> result(remaps_);
+  remaps_.clear();
+  return result;
+}
+
+std::size_t Sequences::memory() const {
+  std::size_t total = blocks_.bytes() + index_.memory() + tables_.bytes() + lengths_.bytes();
+  total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += digests_.capacity() + remaps_.capacity() * sizeof(RemapRecord);
+  total += unused_rows_.capacity() * sizeof(std::int32_t);
+  for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
+  return total;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,285 @@
+// Sequences and their block tables: everything an engine asks for, on block ids and tokens.
+//
+// Every public call first checks and counts, with nothing changed (it may throw, it may hash, it
+// may allocate), and then commits without being able to fail.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "block.h"
+#include "copies.h"
+#include "digest.h"
+#include "errors.h"
+#include "index.h"
+#include "pool.h"
+
+namespace blockmgr {
+
+using Handle = std::int64_t;  // generation of the row in the high half, row in the low half
+
+struct Config {
+  int num_blocks = 0;
+  int block_size = 0;
+  int max_seqs = 0;
+  int row_width = 0;
+  bool prefix_caching = true;
+  bool remap = true;  // deduplicate by remapping; else leave tables append-only
+  int min_partial_tokens = 0;
+  int watermark_blocks = 0;
+  int steps_in_flight = 0;
+  bool early_commit = false;
+  bool null_block = false;
+};
+
+struct Prompt {
+  const Token* tokens;
+  std::int64_t num_tokens;
+  std::string_view name;                                          // of the namespace
+  std::vector<std::pair<std::int32_t, std::string_view>> extras;  // by logical block, sorted
+  std::int64_t num_slots;                                         // 0: as many as tokens
+};
+
+enum class Admission { kNow, kLater, kNever };
+
+struct RemapRecord {
+  Handle handle;
+  std::int32_t index;
+  BlockId old_block;
+  BlockId new_block;
+};
+
+struct MatchResult {
+  std::int64_t num_cached = 0;
+  std::int64_t num_partial = 0;
+  std::vector<BlockId> blocks;
+};
+
+struct Counters {
+  std::int64_t query_tokens = 0;
+  std::int64_t hit_tokens = 0;
+  std::int64_t partial_hit_tokens = 0;
+  std::int64_t resumed_query_tokens = 0;
+  std::int64_t resumed_hit_tokens = 0;
+  std::int64_t promoted_blocks = 0;
+  std::int64_t deduplicated_blocks = 0;
+  std::int64_t cached_tails = 0;
+  std::int64_t forks = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t peak_used_blocks = 0;
+};
+
+// One row. Tokens live in the blocks that have their slots; those without a slot wait here.
+//
+//   [0, num_computed)            K/V is present
+//   [num_computed, num_tokens)   to be written by the next forward, as far as there are slots
+//   [0, num_blocks * block_size) slots
+//   [slots, num_tokens)          waiting tokens
+struct Sequence {
+  enum State : std::uint8_t { kUnused, kRunning, kPreempted };
+
+  std::uint32_t generation = 1;
+  State state = kUnused;
+  std::int32_t num_blocks = 0;
+  std::int32_t num_keyed = 0;  // leading blocks that are cached, or stand beside a cached twin
+  std::int64_t num_tokens = 0;
+  std::int64_t num_computed = 0;
+  std::int64_t num_cached = 0;
+  std::int64_t num_written = 0;  // early commit: num_computed when committed_step began
+  std::int64_t committed_step = -1;
+  std::uint32_t root = 0;
+  std::uint64_t mark = 0;  // of the last batch that named this row: finds duplicates
+  std::shared_ptr<const ExtrasMap> extras;
+  std::vector<Token> waiting;
+  std::size_t waiting_start = 0;
+
+  const ExtrasIds* extras_ids() const { return extras ? &extras->ids() : nullptr; }
+  std::int64_t num_waiting() const {
+    return static_cast<std::int64_t>(waiting.size() - waiting_start);
+  }
+};
+
+class Sequences {
+ public:
+  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+
+  Handle admit(const Prompt& prompt);
+  MatchResult match(const Prompt& prompt);
+  Admission can_admit(const Prompt& prompt);
+  void reserve(Handle handle, std::int64_t num_slots);
+  void append(Handle handle, const Token* tokens, std::int64_t count);
+  void commit(Handle handle, std::int64_t num_computed);
+  void truncate(Handle handle, std::int64_t num_tokens);
+  void fork(Handle handle, std::int64_t count, Handle* children);
+  void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
+  void free(Handle handle);
+  void preempt(Handle handle);
+  void resume(Handle handle, std::int64_t num_slots);
+  void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
+
+  // The plan's copies stay valid until the ticket is resolved.
+  void check_take() const;
+  std::int64_t take_copies(std::vector<Copy>& copies);
+  void copies_applied(std::int64_t ticket);
+  void copies_aborted(std::int64_t ticket);
+  void complete(std::int64_t ticket);
+  std::vector<RemapRecord> take_remaps();
+
+  const Sequence& view(Handle handle) const;
+  void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
+  void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                    std::int64_t* slots) const;
+  void copy_tokens(Handle handle, Token* out) const;
+  std::vector<Handle> handles() const;
+  std::int32_t* row(std::int64_t index) const { return tables_.data() + index * config_.row_width; }
+  static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
+
+  const Config& config() const { return config_; }
+  const Pool& pool() const { return pool_; }
+  const CopyTracker& copies() const { return copies_; }
+  const PrefixIndex& index() const { return index_; }
+  const Counters& counters() const { return counters_; }
+  bool busy() const { return busy_; }
+  int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
+  std::int32_t* tables() const { return tables_.data(); }
+  std::int32_t* lengths() const { return lengths_.data(); }
+  std::size_t memory() const;
+
+  // Every broken invariant, one sentence each, recomputed from scratch.
+  std::vector<std::string> violations() const;
+  // Every fact a caller could ever observe, as bytes; guesses (hints) and scratch left out.
+  std::string fingerprint() const;
+
+ private:
+  friend class Audit;
+  struct Found {
+    std::int64_t num_full = 0;    // leading blocks found, in found_
+    std::int64_t num_unused = 0;  // of those, blocks that count as available now
+    NodeId node = 0;              // the last of them, or the root
+    BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
+    std::int32_t num_partial = 0;
+    bool take_over = false;
+  };
+  struct Demand {
+    std::int64_t num_blocks = 0;  // blocks the sequence will hold
+    std::int64_t to_take = 0;
+    std::int64_t unused_hits = 0;  // available blocks it will use by finding them
+    std::int64_t needed() const { return to_take + unused_hits; }
+  };
+  struct Promotion {
+    Sequence* sequence;
+    std::int64_t row;
+    std::int64_t until;         // blocks [num_keyed, until)
+    std::size_t digest_offset;  // of the first one, in digests_
+  };
+
+  // Refuses calls from inside a digest function, and keeps the peak.
+  class Call;
+
+  Sequence& live(Handle handle);
+  const Sequence& live(Handle handle) const;
+  Sequence& running(Handle handle);
+  Handle handle_of(std::int64_t index) const;
+  std::int64_t blocks_for(std::int64_t slots) const {
+    return (slots + config_.block_size - 1) / config_.block_size;
+  }
+  std::int64_t num_slots(const Sequence& s) const {
+    return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
+  }
+  std::int64_t index_of(const Sequence& s) const { return &s - sequences_.data(); }
+  std::int32_t* table(const Sequence& s) const { return row(index_of(s)); }
+  bool committed_ahead(const Sequence& s) const {
+    return config_.early_commit && s.committed_step == step_ && s.num_computed > s.num_written;
+  }
+  void refuse_ahead(const Sequence& s, const char* call) const;
+  void set_length(const Sequence& s);
+
+  // admission.cc
+  Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
+  void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                    Found& found) const;
+  Demand demand(const Found& found, std::int64_t slots) const;
+  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots) const;
+  bool never_fits(std::int64_t num_tokens, std::int64_t slots) const;
+  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const;
+  Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
+                       const ExtrasIds* extras, Demand& demand);
+  void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
+  void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
+                    std::int64_t count) noexcept;
+  void release_blocks(Sequence& s, std::int64_t keep) noexcept;
+  void drop_reference(BlockId b) noexcept;
+  void cache_tail(Sequence& s) noexcept;
+  bool is_covered(const Key& key, int num_tokens) const;
+  void supersede_tails(const Key& key, int num_tokens) noexcept;
+
+  // growth.cc
+  bool must_copy(const Sequence& s, std::int64_t logical) const;
+  void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
+  std::int64_t copyable(const Sequence& s) const;
+  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens);
+  std::int64_t plan_decode(const Handle* handles, std::int64_t count);
+
+  // promotion.cc
+  NodeId chain_node(const Sequence& s, std::int64_t logical) const;
+  std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
+  void plan_promotion(Sequence& s, std::int64_t num_computed);
+  void promote(const Promotion& promotion) noexcept;
+  void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
+
+  Config config_;
+  std::unique_ptr<Digester> digester_;
+  Blocks blocks_;
+  PrefixIndex index_;
+  Pool pool_;
+  CopyTracker copies_;
+
+  std::vector<Sequence> sequences_;
+  std::vector<std::int32_t> unused_rows_;
+  ZeroedArray<std::int32_t> tables_;   // [max_seqs, row_width], 0 past a sequence's blocks
+  ZeroedArray<std::int32_t> lengths_;  // [max_seqs]
+
+  ZeroedArray<BlockId> found_;         // scratch of find_prefix
+  std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
+  std::vector<Promotion> promotions_;  // scratch of commit and decode
+  std::vector<BlockId> leaving_;       // scratch of decode
+  std::vector<RemapRecord> remaps_;
+  std::size_t max_remaps_;
+  bool remaps_lost_ = false;
+
+  std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
+  std::int64_t last_ticket_ = 0;
+  struct OpenStep {
+    std::int64_t ticket;
+    int fence;
+  };
+  std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
+  std::uint64_t batch_mark_ = 0;
+  bool busy_ = false;
+  Counters counters_;
+};
+
+class Sequences::Call {
+ public:
+  explicit Call(Sequences& core) : core_(core) {
+    if (core.busy_)
+      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
+    core.busy_ = true;
+  }
+  ~Call() {
+    core_.busy_ = false;
+    if (core_.pool_.num_used() > core_.counters_.peak_used_blocks)
+      core_.counters_.peak_used_blocks = core_.pool_.num_used();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Sequences& core_;
+};
+
+}  // namespace blockmgr

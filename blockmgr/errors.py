@@ -1,0 +1,175 @@
+"""Every error the library raises on purpose.
+
+::
+
+    BlockMgrError(Exception)
+    ├── OutOfBlocksError                       ordinary shortage: retry once something is freed
+    ├── OutOfSequencesError                    ordinary shortage of sequence rows
+    ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
+    ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
+    ├── SequenceStateError                     the handle is right, the sequence's state is not
+    ├── StepError                              the order of calls within a step is broken
+    ├── TicketError                            a copy plan resolved twice, or never taken
+    ├── ReentrancyError                        a call while another call of the same manager runs
+    ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
+    ├── MissingExtraError    (also ImportError)     names the extra to install
+    └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
+
+Bad arguments are plain ``ValueError`` and ``TypeError`` that name the parameter, the value and
+its bound. Whatever a call raises, the manager is as it was before the call.
+"""
+
+__all__ = [
+    "BlockMgrError",
+    "InvariantError",
+    "MissingExtraError",
+    "NeverFitsError",
+    "OutOfBlocksError",
+    "OutOfSequencesError",
+    "ReentrancyError",
+    "SequenceStateError",
+    "StepError",
+    "TicketError",
+    "TraceFormatError",
+    "UnknownSequenceError",
+]
+
+
+class BlockMgrError(Exception):
+    """Root of every error in this library."""
+
+
+class OutOfBlocksError(BlockMgrError):
+    """Not enough blocks at the moment. Free or preempt a sequence and try again.
+
+    Attributes:
+        needed: Blocks the call would have taken, idle blocks it would have hit included.
+        available: Blocks that could be handed out (free and idle).
+        reserved_by_watermark: Of those, blocks held back from new work.
+    """
+
+    def __init__(self, needed: int, available: int, reserved_by_watermark: int = 0) -> None:
+        self.needed = needed
+        self.available = available
+        self.reserved_by_watermark = reserved_by_watermark
+        message = f"need {needed} blocks, {available} available"
+        if reserved_by_watermark:
+            message += f", {reserved_by_watermark} of them held back by the watermark"
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
+        return type(self), (self.needed, self.available, self.reserved_by_watermark)
+
+
+class OutOfSequencesError(BlockMgrError):
+    """Every sequence row is taken. Free a sequence, or configure more with ``max_seqs``.
+
+    Attributes:
+        needed: Rows the call would have taken.
+        available: Rows that are not taken.
+    """
+
+    def __init__(self, needed: int, available: int) -> None:
+        self.needed = needed
+        self.available = available
+        super().__init__(
+            f"need {needed} sequence rows, {available} available; max_seqs sets how many there are"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return type(self), (self.needed, self.available)
+
+
+class NeverFitsError(BlockMgrError, ValueError):
+    """The sequence is larger than the pool or a block table row; retrying cannot help."""
+
+
+class UnknownSequenceError(BlockMgrError, KeyError):
+    """The handle was never given out, belongs to another manager, or was freed already.
+
+    Attributes:
+        handle: The handle as it was passed.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        super().__init__(
+            f"handle {handle} names no live sequence; it was freed, or never given out"
+        )
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.handle,)
+
+
+class SequenceStateError(BlockMgrError):
+    """The call needs the sequence running, preempted, or with slots for all its tokens."""
+
+
+class StepError(BlockMgrError):
+    """A call came at the wrong place in the step contract."""
+
+
+class TicketError(BlockMgrError):
+    """The ticket was never given out, or its copy plan has been resolved already."""
+
+
+class ReentrancyError(BlockMgrError):
+    """A manager was called while one of its own calls was running."""
+
+
+class TraceFormatError(BlockMgrError, ValueError):
+    """A trace file says something no trace can say.
+
+    Attributes:
+        path: The file.
+        line: Line number, from 1.
+        column: Column of the offending value or character, from 1.
+        found: What stands there.
+        expected: What should.
+    """
+
+    def __init__(self, path: str, line: int, column: int, found: str, expected: str) -> None:
+        self.path = path
+        self.line = line
+        self.column = column
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{path}:{line}:{column}: found {found}, expected {expected}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, str, str]]:
+        return type(self), (self.path, self.line, self.column, self.found, self.expected)
+
+
+class MissingExtraError(BlockMgrError, ImportError):
+    """An optional dependency is not installed.
+
+    Attributes:
+        extra: The extra that brings it, as in ``pip install blockmgr[extra]``.
+    """
+
+    def __init__(self, extra: str, feature: str) -> None:
+        self.extra = extra
+        self.feature = feature
+        super().__init__(f"{feature} needs an extra: pip install 'blockmgr[{extra}]'")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.extra, self.feature)
+
+
+class InvariantError(BlockMgrError, AssertionError):
+    """The books do not balance. Raised by ``check_invariants()`` alone; please report it.
+
+    Attributes:
+        violations: Every violated invariant, one sentence each.
+    """
+
+    def __init__(self, violations: tuple[str, ...]) -> None:
+        self.violations = violations
+        super().__init__("; ".join(violations))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        return type(self), (self.violations,)

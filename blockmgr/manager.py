@@ -1,0 +1,625 @@
+"""What an engine calls: ``BlockManager``, and ``Sequence``, a readable view of one of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from collections.abc import Sequence as IntSequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import _core
+from blockmgr.blocks import Admission, CopyPlan, Match, Remap
+from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.digest import digest_function, digest_size
+from blockmgr.errors import InvariantError, UnknownSequenceError
+from blockmgr.stats import Stats
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["BlockManager", "Sequence", "Tokens"]
+
+
+class _SupportsArray(Protocol):
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
+"""Token ids: a list (fastest), tuple or range of ints, or a one-dimensional contiguous array of
+integers: NumPy, ``array.array``, anything with the buffer protocol or ``__array__``. Each is in
+``[0, 2**32)``."""
+
+Extras: TypeAlias = Mapping[int, bytes]
+"""Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""
+
+_ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
+
+
+class BlockManager:
+    """Decides which physical KV-cache block holds which tokens.
+
+    It hands out blocks, shares them between sequences that begin alike, plans a copy only when
+    one of the sharers writes, keeps finished work findable, and evicts it in a good order. It
+    works on integers alone: no tensor is needed, and none is touched.
+
+    A sequence is named by a *handle*, an int whose low 32 bits are its row in ``block_tables``.
+    Every call either finishes or raises with nothing changed. One owner at a time: calls are not
+    to be made from several threads at once.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        **options: The other fields of ``ManagerConfig``, by keyword.
+
+    >>> manager = BlockManager(num_blocks=8, block_size=4)
+    >>> parent = manager.admit([1, 2, 3, 4, 5, 6])
+    >>> manager.commit(parent, 6)
+    >>> [child] = manager.fork(parent)
+    >>> manager.append(child, [7])
+    >>> manager.sequence(parent).block_ids.tolist(), manager.sequence(child).block_ids.tolist()
+    ([0, 1], [0, 2])
+    >>> list(manager.take_copies())
+    [BlockCopy(source=1, destination=2, num_tokens=2)]
+
+    Source: block tables and copy-on-write, Kwon et al., "Efficient Memory Management for Large
+    Language Model Serving with PagedAttention", SOSP 2023, sections 4.2 to 4.4.
+    """
+
+    __slots__ = ("__weakref__", "_config", "_core", "block_tables", "seq_lens")
+
+    block_tables: npt.NDArray[np.int32]
+    """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live and
+    zero-copy (``torch.from_numpy`` shares it too). Entries past a sequence's blocks are 0, so a
+    kernel that reads ahead stays inside the pool. It belongs to the manager: never write to it."""
+
+    seq_lens: npt.NDArray[np.int32]
+    """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
+    live and zero-copy, never to be written to."""
+
+    def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
+        self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))
+
+    @classmethod
+    def from_config(cls, config: ManagerConfig) -> Self:
+        """A manager set up as the config says."""
+        manager = cls.__new__(cls)
+        manager._set_up(config)
+        return manager
+
+    def _set_up(self, config: ManagerConfig) -> None:
+        function = digest_function(config.digest)
+        self._config = config
+        self._core = _core.Core(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_seqs=config.max_seqs,
+            row_width=config.row_width,
+            prefix_caching=config.prefix_caching,
+            remap=config.dedup == "remap",
+            min_partial_tokens=config.min_partial_tokens,
+            watermark_blocks=config.watermark_blocks,
+            steps_in_flight=config.steps_in_flight,
+            early_commit=config.early_commit,
+            null_block=config.null_block,
+            digest=function,
+            digest_is_trusted=isinstance(config.digest, str),
+            digest_size=digest_size(function) if config.prefix_caching else 0,
+        )
+        self.block_tables = self._core.block_tables()
+        self.seq_lens = self._core.seq_lens()
+
+    def __repr__(self) -> str:
+        config = self._config
+        return (
+            f"<BlockManager: {config.num_blocks} blocks of {config.block_size} tokens, "
+            f"{self.num_available} available>"
+        )
+
+    @property
+    def config(self) -> ManagerConfig:
+        """How this manager was set up."""
+        return self._config
+
+    # Admission.
+
+    def admit(
+        self,
+        tokens: Tokens,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        num_slots: int | None = None,
+    ) -> int:
+        """Takes in a prompt: finds its longest cached prefix and blocks for the rest.
+
+        The last token is never served from the cache, so one is always left to compute.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: Whose cache: prompts in different namespaces never share (a tenant's salt,
+                an adapter; see ``namespace_key``). At most 1024 bytes.
+            extras: Further keys of single blocks, by logical block: the hash of an image that
+                lies in it, say.
+            num_slots: Take blocks for this many tokens instead of all: the first chunk of a
+                chunked prefill, or some look-ahead beyond the prompt.
+
+        Returns:
+            The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment, the watermark counted.
+            OutOfSequencesError: All ``max_seqs`` rows are taken.
+            NeverFitsError: It cannot fit even an empty pool.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Leaves:
+            A planned copy, if part of a cached block is reused (``min_partial_tokens``).
+
+        Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts part ways.
+        """
+        return self._core.admit(tokens, namespace, _extras(extras), num_slots)
+
+    def match(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Match:
+        """What ``admit`` would find in the cache, changing nothing, not even recency.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+        """
+        return Match(*self._core.match(tokens, namespace, _extras(extras)))
+
+    def can_admit(
+        self,
+        tokens: Tokens,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        num_slots: int | None = None,
+    ) -> Admission:
+        """Whether ``admit`` with these arguments would succeed, changing nothing.
+
+        Blocks it would share are counted once, and the watermark applies.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+        """
+        return _ADMISSIONS[self._core.can_admit(tokens, namespace, _extras(extras), num_slots)]
+
+    # Growth.
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        """Makes sure of slots for the first ``num_slots`` tokens: next chunk, or look-ahead.
+
+        Never takes slots away. Slots beyond the present tokens are private to the sequence.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: More than a block table row holds.
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: ``num_slots`` below 1.
+
+        Leaves:
+            A planned copy, if the block to be written is shared.
+        """
+        self._core.reserve(handle, num_slots)
+
+    def append(self, handle: int, tokens: Tokens) -> None:
+        """Adds new tokens at the end, with slots; copies the block they go to if it is shared.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: More than a block table row holds.
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+
+        Leaves:
+            A planned copy, if another sequence shares the block or it can be found.
+        """
+        self._core.append(handle, tokens)
+
+    def commit(self, handle: int, num_computed_tokens: int) -> None:
+        """Declares the K/V of the first ``num_computed_tokens`` tokens written.
+
+        Every block that is full and computed becomes findable. One whose twin is cached already
+        is merged with it, as ``dedup`` says.
+
+        Args:
+            handle: A running sequence.
+            num_computed_tokens: From the present value up to ``min(num_tokens, num_slots)``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: ``num_computed_tokens`` out of that range.
+
+        Leaves:
+            Remaps, for ``take_remaps``.
+
+        Cost: One digest for each block that becomes findable.
+        """
+        self._core.commit(handle, num_computed_tokens)
+
+    def decode(
+        self, handles: IntSequence[int] | npt.NDArray[np.int64], tokens: Tokens
+    ) -> npt.NDArray[np.int64]:
+        """One decode step for a batch: commits all present tokens, then appends one each.
+
+        All or nothing for the whole batch.
+
+        Args:
+            handles: ``int64[batch]``, distinct, running, with slots for all their tokens.
+            tokens: ``[batch]``, the token sampled for each.
+
+        Returns:
+            ``int64[batch]`` on the host: the slot of each new token.
+
+        Raises:
+            OutOfBlocksError: Too few blocks for the batch at the moment.
+            NeverFitsError: A sequence fills its block table row.
+            UnknownSequenceError: A handle is not live.
+            SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
+            StepError: A sequence was committed ahead of this step's forward.
+            ValueError: Handles repeated, or not as many tokens as handles.
+
+        Leaves:
+            Planned copies and remaps, as ``append`` and ``commit`` do.
+
+        Cost: O(batch), one native call.
+        """
+        return self._core.decode(handles, tokens)
+
+    def truncate(self, handle: int, num_tokens: int) -> None:
+        """Drops the tokens from ``num_tokens`` on: rejected drafts, an edited prompt.
+
+        Look-ahead blocks go too. A later ``append`` copies the block it cuts into if it must.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            StepError: It would drop tokens committed ahead of this step's forward.
+            ValueError: ``num_tokens`` not in ``[1, num_tokens]``.
+        """
+        self._core.truncate(handle, num_tokens)
+
+    # Families of sequences.
+
+    def fork(self, handle: int, n: int = 1) -> list[int]:
+        """Makes ``n`` sequences that share every block of this one; copies nothing.
+
+        Returns:
+            The handles of the children.
+
+        Raises:
+            OutOfSequencesError: Fewer than ``n`` rows are left.
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: ``n`` below 1.
+
+        Cost: O(blocks + n x blocks x 4 bytes), without recursion.
+        """
+        return self._core.fork(handle, n)
+
+    def reparent(
+        self,
+        handles: IntSequence[int] | npt.NDArray[np.int64],
+        parents: IntSequence[int] | npt.NDArray[np.int64],
+    ) -> None:
+        """Beam search: ``handles[i]`` becomes a fork of what ``handles[parents[i]]`` was.
+
+        All at once, so parents may be permuted and repeated. Handles keep their rows.
+
+        Args:
+            handles: ``int64[beams]``, distinct and running.
+            parents: ``int64[beams]``, indices into ``handles``.
+
+        Raises:
+            UnknownSequenceError: A handle is not live.
+            SequenceStateError: A sequence is preempted.
+            StepError: A sequence to be replaced was committed ahead of this step's forward.
+            ValueError: Handles repeated, or an index out of range.
+
+        Cost: O(blocks that differ); beams share their long common part.
+        """
+        self._core.reparent(handles, parents)
+
+    # Release.
+
+    def free(self, handle: int) -> None:
+        """Ends a sequence and releases its blocks, the last first.
+
+        Full computed blocks stay findable until evicted; so does the partial tail, with
+        ``min_partial_tokens``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live (freeing twice ends here).
+            StepError: The sequence was committed ahead of this step's forward.
+        """
+        self._core.free(handle)
+
+    def preempt(self, handle: int) -> None:
+        """Releases a sequence's blocks and keeps its tokens, for ``resume``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted already.
+            StepError: The sequence was committed ahead of this step's forward.
+        """
+        self._core.preempt(handle)
+
+    def resume(self, handle: int, *, num_slots: int | None = None) -> None:
+        """Admits a preempted sequence again, under the same handle.
+
+        What it finds of its own blocks counts as ``resumed_hit_tokens``, not as ``hit_tokens``.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment, the watermark counted.
+            NeverFitsError: ``num_slots`` is more than the pool or a row can hold.
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is not preempted.
+            ValueError: ``num_slots`` below 1.
+
+        Leaves:
+            A planned copy, if part of a cached block is reused (``min_partial_tokens``).
+        """
+        self._core.resume(handle, num_slots)
+
+    # A step.
+
+    def take_copies(self) -> CopyPlan:
+        """The block copies to run before this step's forward; closes the planning of the step.
+
+        Raises:
+            StepError: The ticket before is not resolved, or ``steps_in_flight`` steps are
+                launched and not complete.
+
+        Leaves:
+            Sources and destinations pinned until the ticket is resolved.
+        """
+        return CopyPlan(*self._core.take_copies())
+
+    def copies_applied(self, ticket: int) -> None:
+        """Declares a plan's copies issued, ahead of any later write on the same stream.
+
+        Raises:
+            TicketError: The ticket was never taken, or is resolved.
+        """
+        self._core.copies_applied(ticket)
+
+    def copies_aborted(self, ticket: int) -> None:
+        """Returns a plan's copies to the pending ones; the step counts as not launched.
+
+        Raises:
+            TicketError: The ticket was never taken, or is resolved.
+        """
+        self._core.copies_aborted(ticket)
+
+    def complete(self, ticket: int) -> None:
+        """Declares the step of this ticket, and those before, complete on the device.
+
+        Blocks freed while they ran can be handed out again.
+
+        Raises:
+            StepError: The step is complete already or was never taken, or ``steps_in_flight``
+                is 0.
+        """
+        self._core.complete(ticket)
+
+    def take_remaps(self) -> list[Remap]:
+        """The block table entries that deduplication changed since the last call.
+
+        Only for engines that keep tables of their own; ``block_tables`` is right already.
+
+        Raises:
+            StepError: The log was left to overflow; copy the tables afresh.
+        """
+        return [Remap(*remap) for remap in self._core.take_remaps()]
+
+    def slot_mapping(self, handle: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Where the K/V of each token position in ``[start, stop)`` lives, in token order.
+
+        A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
+
+        Returns:
+            ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            ValueError: The range is not inside ``[0, num_slots]``.
+        """
+        return self._core.slot_mapping(handle, start, stop)
+
+    # Reading.
+
+    def sequence(self, handle: int) -> Sequence:
+        """A view of a live sequence, which frees it when used as a context manager.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+        """
+        self._core.view(handle)
+        return Sequence(self, operator.index(handle))
+
+    def row(self, handle: int) -> int:
+        """The sequence's row in ``block_tables`` and ``seq_lens``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+        """
+        self._core.view(handle)
+        return operator.index(handle) & 0xFFFFFFFF
+
+    def handles(self) -> list[int]:
+        """The handles of all live sequences, running and preempted, by row."""
+        return self._core.handles()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be handed out now: free and idle."""
+        return self._core.num_available()
+
+    def stats(self) -> Stats:
+        """A snapshot of every gauge and counter."""
+        return Stats(**self._core.stats())
+
+    def memory_usage(self) -> int:
+        """Bytes the manager holds on the host, address space of unused table rows included."""
+        return self._core.memory_usage()
+
+    def check_invariants(self) -> None:
+        """Recomputes every count, link and promise from scratch.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+
+        Cost: O(blocks + entries of all block tables). For tests and debugging.
+        """
+        if violations := self._core.violations():
+            raise InvariantError(tuple(violations))
+
+
+class Sequence:
+    """A readable view of one sequence: nothing is stored here but the handle.
+
+    As a context manager it frees the sequence at the end, unless that has happened already. Two
+    views are equal if they name the same sequence of the same manager.
+    """
+
+    __slots__ = ("_manager", "handle")
+
+    handle: int
+    """The sequence's handle."""
+
+    def __init__(self, manager: BlockManager, handle: int) -> None:
+        self._manager = manager
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        try:
+            state = "preempted" if self.is_preempted else "running"
+            tokens = f"{self.num_tokens} tokens, {self.num_computed_tokens} computed"
+        except UnknownSequenceError:
+            return f"<Sequence {self.handle}: freed>"
+        return f"<Sequence {self.handle}: {state}, {tokens}, {self.num_blocks} blocks>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return self._manager is other._manager and self.handle == other.handle
+
+    def __hash__(self) -> int:
+        return hash((id(self._manager), self.handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._manager._core.view(self.handle)
+        except UnknownSequenceError:
+            return
+        self.free()
+
+    @property
+    def row(self) -> int:
+        """Row in ``block_tables`` and ``seq_lens``."""
+        return self._manager.row(self.handle)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the sequence."""
+        return self._manager._core.view(self.handle)[0]
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Leading tokens whose K/V is in the cache."""
+        return self._manager._core.view(self.handle)[1]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Leading tokens that came from the cache when the sequence was admitted."""
+        return self._manager._core.view(self.handle)[2]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks held."""
+        return self._manager._core.view(self.handle)[3]
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens there are slots for: blocks held times ``block_size``."""
+        return self.num_blocks * self._manager.config.block_size
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the sequence waits for ``resume``."""
+        return self._manager._core.view(self.handle)[4]
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """``int32[num_blocks]`` on the host, a copy of the block table."""
+        return self._manager._core.block_ids(self.handle)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """``uint32[num_tokens]`` on the host, a copy."""
+        return self._manager._core.tokens(self.handle)
+
+    def append(self, tokens: Tokens) -> None:
+        """``BlockManager.append`` of this sequence."""
+        self._manager.append(self.handle, tokens)
+
+    def commit(self, num_computed_tokens: int) -> None:
+        """``BlockManager.commit`` of this sequence."""
+        self._manager.commit(self.handle, num_computed_tokens)
+
+    def reserve(self, num_slots: int) -> None:
+        """``BlockManager.reserve`` of this sequence."""
+        self._manager.reserve(self.handle, num_slots)
+
+    def truncate(self, num_tokens: int) -> None:
+        """``BlockManager.truncate`` of this sequence."""
+        self._manager.truncate(self.handle, num_tokens)
+
+    def fork(self, n: int = 1) -> list[Sequence]:
+        """Views of ``n`` forks of this sequence, as ``BlockManager.fork`` makes them."""
+        return [Sequence(self._manager, h) for h in self._manager.fork(self.handle, n)]
+
+    def slot_mapping(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """``BlockManager.slot_mapping`` of this sequence."""
+        return self._manager.slot_mapping(self.handle, start, stop)
+
+    def preempt(self) -> None:
+        """``BlockManager.preempt`` of this sequence."""
+        self._manager.preempt(self.handle)
+
+    def resume(self, *, num_slots: int | None = None) -> None:
+        """``BlockManager.resume`` of this sequence."""
+        self._manager.resume(self.handle, num_slots=num_slots)
+
+    def free(self) -> None:
+        """``BlockManager.free`` of this sequence."""
+        self._manager.free(self.handle)
+
+
+def _extras(extras: Extras | None) -> list[tuple[int, bytes]] | None:
+    if extras is None:
+        return None
+    if not isinstance(extras, Mapping):
+        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
+    return list(extras.items())

@@ -1,0 +1,78 @@
+"""Counters as a frozen snapshot; exporting them is somebody else's job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Stats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A manager's gauges and counters at one moment. Units are blocks unless the name says tokens.
+
+    Gauges: ``capacity`` = ``free_blocks`` + ``idle_blocks`` + ``fenced_blocks`` + ``used_blocks``.
+    Counters only grow. A ratio over any window is the difference of two snapshots.
+
+    Attributes:
+        capacity: All blocks but the null block.
+        free_blocks: In no use, holding nothing.
+        idle_blocks: In no use, holding content that can be found.
+        fenced_blocks: Released, waiting for a launched step to complete.
+        used_blocks: Named by a block table, or pinned.
+        cached_blocks: Holding content that can be found, used, idle or fenced.
+        peak_used_blocks: Largest ``used_blocks`` so far.
+        num_sequences: Sequences alive, running or preempted.
+        pending_copies: Copies recorded and not taken.
+        query_tokens: Prompt tokens looked up, first admissions only.
+        hit_tokens: Of those, tokens found.
+        partial_hit_tokens: Of those, tokens found in a part of a block.
+        resumed_query_tokens: Tokens looked up when resuming; finding one's own blocks is no merit.
+        resumed_hit_tokens: Of those, tokens found.
+        promoted_blocks: Blocks that became findable.
+        deduplicated_blocks: Full blocks found to be cached already.
+        cached_tails: Partial tails kept when a sequence ended.
+        evicted_blocks: Idle blocks given up for new content.
+        planned_copies: Copies recorded.
+        cancelled_copies: Of those, copies dropped before they were taken.
+        forks: Sequences made by ``fork``.
+        preemptions: Calls of ``preempt``.
+    """
+
+    capacity: int
+    free_blocks: int
+    idle_blocks: int
+    fenced_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    peak_used_blocks: int
+    num_sequences: int
+    pending_copies: int
+    query_tokens: int
+    hit_tokens: int
+    partial_hit_tokens: int
+    resumed_query_tokens: int
+    resumed_hit_tokens: int
+    promoted_blocks: int
+    deduplicated_blocks: int
+    cached_tails: int
+    evicted_blocks: int
+    planned_copies: int
+    cancelled_copies: int
+    forks: int
+    preemptions: int
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out: free and idle."""
+        return self.free_blocks + self.idle_blocks
+
+    @property
+    def usage(self) -> float:
+        """Used blocks over capacity, in ``0 … 1``."""
+        return self.used_blocks / self.capacity
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over query tokens, in ``0 … 1``; 0 before the first admission."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
