@@ -291,51 +291,6 @@ nb::object seq_lens(nb::handle self) {
   return nb::cast(nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>(core.lengths(), {rows}, self));
 }
 
-void set_python_error(nb::handle errors, const char* name, nb::object arguments) {
-  nb::object type = errors.attr(name);
-  nb::object error = type(*nb::cast<nb::tuple>(arguments));
-  PyErr_SetObject(type.ptr(), error.ptr());
-}
-
-const char* error_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kNeverFits:
-      return "NeverFitsError";
-    case ErrorKind::kSequenceState:
-      return "SequenceStateError";
-    case ErrorKind::kStep:
-      return "StepError";
-    case ErrorKind::kTicket:
-      return "TicketError";
-    default:
-      return "ReentrancyError";
-  }
-}
-
-void translate(const std::exception_ptr& thrown, void*) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const OutOfBlocks& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
-                     nb::make_tuple(e.needed, e.available, e.watermark));
-  } catch (const OutOfSequences& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
-                     nb::make_tuple(e.needed, e.available));
-  } catch (const UnknownSequence& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
-                     nb::make_tuple(e.handle));
-  } catch (const Error& e) {
-    if (e.kind == ErrorKind::kValue) {
-      PyErr_SetString(PyExc_ValueError, e.what());
-    } else if (e.kind == ErrorKind::kType) {
-      PyErr_SetString(PyExc_TypeError, e.what());
-    } else {
-      set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
-                       nb::make_tuple(e.what()));
-    }
-  }
-}
-
 void init_core(Core* self, nb::kwargs options) {
   const auto whole = [&](const char* name) {
     return static_cast<int>(int_argument(options[name], name));
@@ -373,7 +328,7 @@ using namespace blockmgr;
 
 NB_MODULE(_core, m) {
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
-  nb::register_exception_translator(translate);
+  nb::register_exception_translator(translate_errors);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.

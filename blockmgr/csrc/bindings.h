@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -78,6 +79,9 @@ class PythonDigest : public Digester {
   Buffer plain_;
   Buffer other_;
 };
+
+// Sets the Python error that stands for what the core threw.
+void translate_errors(const std::exception_ptr& thrown, void*);
 
 // A new NumPy array and where its numbers are.
 template <class T>

@@ -1,9 +1,23 @@
 // Sequences made from sequences: fork, and the reparenting of beam search.
 #include <algorithm>
+#include <cstring>
 
 #include "sequences.h"
 
 namespace blockmgr {
+
+namespace {
+
+// Copies a table a cache line at a time. Rows start at any multiple of four bytes, where the
+// library's copy of some kilobytes (rep movsb) takes six times as long.
+void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) {
+  constexpr std::int64_t kLine = 16;
+  std::int64_t i = 0;
+  for (; i + kLine <= count; i += kLine) std::memcpy(to + i, from + i, kLine * sizeof *to);
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+}  // namespace
 
 void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
   Call call(*this);
@@ -19,8 +33,11 @@ void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
   std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
 
   const std::int32_t* from = table(parent);
-  for (std::int32_t i = 0; i < model.num_blocks; ++i)
+  constexpr std::int32_t kAhead = 16;
+  for (std::int32_t i = 0; i < model.num_blocks; ++i) {
+    if (i + kAhead < model.num_blocks) prefetch(&blocks_[from[i + kAhead]]);
     blocks_[from[i]].ref_count += static_cast<std::uint32_t>(count);
+  }
   for (std::int64_t c = 0; c < count; ++c) {
     const std::int32_t index = unused_rows_.back();
     unused_rows_.pop_back();
@@ -31,7 +48,7 @@ void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
     child = model;
     child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
     index_.retain_root(child.root);
-    std::copy_n(from, model.num_blocks, row(index));
+    copy_table(from, model.num_blocks, row(index));
     set_length(child);
     children[c] = handle_of(index);
   }
@@ -98,7 +115,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     release_blocks(s, next.num_kept);
     index_.release_root(s.root);
     s = std::move(next.state);
-    std::copy(next.blocks.begin(), next.blocks.end(), table(s));
+    copy_table(next.blocks.data(), static_cast<std::int64_t>(next.blocks.size()), table(s));
     set_length(s);
   }
 }

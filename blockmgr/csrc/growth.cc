@@ -151,6 +151,7 @@ std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
 void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t count,
                        std::int64_t* slots) {
   Call call(*this);
+  refuse_open_ticket("decode");
   const std::int64_t needed = plan_decode(handles, count);
   if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
 

@@ -113,6 +113,10 @@ class PrefixIndex {
     return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * num_slots_) >> 32);
   }
   std::size_t next(std::size_t slot) const { return slot + 1 == num_slots_ ? 0 : slot + 1; }
+  // Steps from one slot forward to another. No division: this runs for every eviction.
+  std::size_t distance(std::size_t from, std::size_t to) const {
+    return to >= from ? to - from : to + num_slots_ - from;
+  }
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
 
   Blocks& blocks_;

@@ -24,6 +24,8 @@ BlockId Pool::take() noexcept {
     idle_.remove(b);
     index_.erase(b);
     ++num_evicted_;
+    // Evictions come in runs: have the next victim's place in the index at hand.
+    if (idle_.size()) index_.prefetch_slot(blocks_.digest(idle_.victim()));
   }
   blocks_[b].ref_count = 1;
   return b;

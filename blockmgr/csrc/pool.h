@@ -38,8 +38,17 @@ class Pool {
     ++blocks_[b].ref_count;
   }
   void release(BlockId b) noexcept {
-    --blocks_[b].ref_count;
-    if (!blocks_[b].used()) unuse(b);
+    Block& block = blocks_[b];
+    --block.ref_count;
+    if (block.used()) return;
+    // The usual case without a call: a cached block whose parent is released after it.
+    const NodeId parent = block.parent;
+    if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
+      idle_.add(b);
+      --blocks_[parent].pins;
+      return;
+    }
+    unuse(b);
   }
   void pin(BlockId b) noexcept {
     if (!blocks_[b].used()) use(b);

@@ -127,6 +127,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
 void Sequences::commit(Handle handle, std::int64_t num_computed) {
   Call call(*this);
   Sequence& s = running(handle);
+  refuse_open_ticket("commit");
   const std::int64_t most = std::min(s.num_tokens, num_slots(s));
   if (num_computed < s.num_computed || num_computed > most)
     throw Error(ErrorKind::kValue,

@@ -9,7 +9,7 @@ namespace {
 // The remap log is a convenience for engines that keep tables of their own; one that never reads
 // it must not make it grow.
 std::size_t remap_limit(const Config& config) {
-  return static_cast<std::size_t>(std::clamp(config.num_blocks / 16, 1024, 16384));
+  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 1024, 16384));
 }
 
 }  // namespace
@@ -78,6 +78,15 @@ void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
                     "step's copies first");
 }
 
+// With early commits, what is committed between taking a plan and applying it could be meant for
+// the forward to come or for the one after; the difference decides what may be copied from.
+void Sequences::refuse_open_ticket(const char* call) const {
+  if (config_.early_commit && copies_.in_flight())
+    throw Error(ErrorKind::kStep, std::string("cannot ") + call +
+                                      " with early_commit while ticket " +
+                                      std::to_string(last_ticket_) + " is not resolved");
+}
+
 void Sequences::set_length(const Sequence& s) {
   lengths_[static_cast<std::size_t>(index_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
@@ -90,13 +99,16 @@ void Sequences::drop_reference(BlockId b) noexcept {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
+  constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
-  while (s.num_blocks > keep) {
-    const std::int32_t last = --s.num_blocks;
-    if (last >= keep + 4) prefetch(&blocks_[t[last - 4]]);
+  std::int64_t last = s.num_blocks;
+  while (last > keep) {
+    --last;
+    if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
     drop_reference(t[last]);
     t[last] = 0;
   }
+  s.num_blocks = static_cast<std::int32_t>(last);
 }
 
 void Sequences::free(Handle handle) {

@@ -196,6 +196,7 @@ class Sequences {
     return config_.early_commit && s.committed_step == step_ && s.num_computed > s.num_written;
   }
   void refuse_ahead(const Sequence& s, const char* call) const;
+  void refuse_open_ticket(const char* call) const;
   void set_length(const Sequence& s);
 
   // admission.cc

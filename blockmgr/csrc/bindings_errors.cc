@@ -1,0 +1,56 @@
+// The core's exceptions as the Python classes of blockmgr.errors.
+#include "bindings.h"
+#include "errors.h"
+
+namespace blockmgr {
+
+namespace {
+
+void set_python_error(nb::handle errors, const char* name, nb::object arguments) {
+  nb::object type = errors.attr(name);
+  nb::object error = type(*nb::cast<nb::tuple>(arguments));
+  PyErr_SetObject(type.ptr(), error.ptr());
+}
+
+const char* error_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kNeverFits:
+      return "NeverFitsError";
+    case ErrorKind::kSequenceState:
+      return "SequenceStateError";
+    case ErrorKind::kStep:
+      return "StepError";
+    case ErrorKind::kTicket:
+      return "TicketError";
+    default:
+      return "ReentrancyError";
+  }
+}
+
+}  // namespace
+
+void translate_errors(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const OutOfBlocks& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
+                     nb::make_tuple(e.needed, e.available, e.watermark));
+  } catch (const OutOfSequences& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
+                     nb::make_tuple(e.needed, e.available));
+  } catch (const UnknownSequence& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
+                     nb::make_tuple(e.handle));
+  } catch (const Error& e) {
+    if (e.kind == ErrorKind::kValue) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } else if (e.kind == ErrorKind::kType) {
+      PyErr_SetString(PyExc_TypeError, e.what());
+    } else {
+      set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
+                       nb::make_tuple(e.what()));
+    }
+  }
+}
+
+}  // namespace blockmgr
