@@ -3,8 +3,6 @@
 ``BlockManager`` decides which physical block holds which tokens. Start there.
 """
 
-from importlib.metadata import version as _version
-
 from blockmgr.blocks import PAD_SLOT, Admission, BlockCopy, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import namespace_key
@@ -51,4 +49,11 @@ __all__ = [
     "namespace_key",
 ]
 
-__version__ = _version("blockmgr")
+
+def __getattr__(name: str) -> str:
+    # Lazily: reading the installed metadata takes longer than importing the library itself.
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("blockmgr")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,7 +73,7 @@ class Remap(NamedTuple):
 
     handle: int
     """The sequence whose table changed."""
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which means nothing here
     """Logical block, from 0."""
     old: int
     """Block id that stood there."""

@@ -160,7 +160,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = s.num_tokens / size;
     const std::int64_t offset = s.num_tokens % size;
-    s.num_computed = s.num_tokens;
+    s.num_computed = s.num_written = s.num_tokens;  // by the forward before this step
     std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       make_private(s, logical, s.num_tokens);

@@ -9,7 +9,7 @@ namespace {
 // The remap log is a convenience for engines that keep tables of their own; one that never reads
 // it must not make it grow.
 std::size_t remap_limit(const Config& config) {
-  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 1024, 16384));
+  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
 }  // namespace
