@@ -1,0 +1,11 @@
+"""The lab: seeded workloads and recorded traces, replayed through the real manager.
+
+* ``trace``: requests, and the files they come from.
+* ``workloads``: seeded generators of requests.
+* ``replay``: a trace through a ``BlockManager``, with concurrency.
+* ``attainable``: the hit rate of an unbounded pool on the same trace.
+* ``study``: one trace at several capacities, beside what was attainable.
+* ``report`` and ``plot``: the results as a table, as JSON and as a picture.
+
+The last two need the extras ``cli`` and ``plot``, and nothing else here imports them.
+"""

@@ -1,0 +1,165 @@
+"""The hit rate of an unbounded pool, without building one.
+
+Every prefix that was ever computed stays, so all that matters is which prefixes came before. They
+form a forest of segments, one tree a namespace: the 512 tokens of a hash id if prompts are known
+by ids, one block of tokens otherwise. A segment remembers how many of its tokens have been
+computed, because the last id of a prompt stands for fewer than 512.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt, Request, Tokens, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from blockmgr.lab.replay import ReplayConfig
+
+__all__ = ["Attainable", "unbounded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attainable:
+    """What an unbounded pool does with a trace. No request ever waits for it.
+
+    Attributes:
+        query_tokens: Prompt tokens of the trace.
+        hit_tokens: Of those, tokens found.
+        full_blocks: Distinct full blocks that end up in the pool.
+        peak_private_blocks: Most blocks that running requests hold beside those at one time: each
+            sequence's blocks from the one with its last prompt token on, which the cache never
+            serves.
+    """
+
+    query_tokens: int
+    hit_tokens: int
+    full_blocks: int
+    peak_private_blocks: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over query tokens, in ``0 … 1``."""
+        return self.hit_tokens / self.query_tokens
+
+    @property
+    def working_set_blocks(self) -> int:
+        """Blocks with which a replay that reuses full blocks neither evicts nor waits.
+
+        Capacities given in percent are shares of this number.
+        """
+        return self.full_blocks + self.peak_private_blocks
+
+
+def unbounded(trace: Trace, config: ReplayConfig) -> Attainable:
+    """Count what a pool without bounds would find, reuse of full blocks only.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+
+    Cost: O(hash ids) if every prompt is known by ids and no output is known, else O(tokens).
+    """
+    trace.check_block_size(config.block_size)
+    return _Unbounded(trace, config).run()
+
+
+class _Unbounded:
+    """The replay's event loop, with a set of prefixes in place of the manager."""
+
+    def __init__(self, trace: Trace, config: ReplayConfig) -> None:
+        self._requests = trace.requests
+        self._config = config
+        self._hashed = trace.is_hashed
+        self._segment_size = TOKENS_PER_HASH_ID if self._hashed else config.block_size
+        # (parent segment, key) -> segment. Roots are keyed by namespace under no parent.
+        self._segments: dict[tuple[int, Hashable], int] = {}
+        self._computed: list[int] = []
+        self._full_blocks = 0
+
+    def run(self) -> Attainable:
+        query_tokens = hit_tokens = private = peak_private = 0
+        running: list[tuple[int, int, Request, int]] = []
+        for number, request in enumerate(self._requests):
+            while running and running[0][0] <= request.arrival_ms:
+                _, _, ended, blocks = heapq.heappop(running)
+                self._add_outputs(ended)
+                private -= blocks
+            query_tokens += request.num_prompt_tokens
+            hit_tokens += self._add_prompt(request)
+            blocks = self._private_blocks(request)
+            private += blocks
+            peak_private = max(peak_private, private)
+            end_ms = request.arrival_ms + self._config.service_ms(request)
+            heapq.heappush(running, (end_ms, number, request, blocks))
+        for _, _, request, _ in running:
+            self._add_outputs(request)
+        return Attainable(
+            query_tokens=query_tokens,
+            hit_tokens=hit_tokens,
+            full_blocks=self._full_blocks,
+            peak_private_blocks=peak_private,
+        )
+
+    def _private_blocks(self, request: Request) -> int:
+        block_size = self._config.block_size
+        served = (request.num_prompt_tokens - 1) // block_size
+        return sum(
+            -(-(request.num_prompt_tokens + output) // block_size) - served
+            for output in [len(output) for output in request.outputs] or [0]
+        )
+
+    def _add_prompt(self, request: Request) -> int:
+        """Make a prompt findable; the tokens of it that were findable before."""
+        num_tokens = request.num_prompt_tokens
+        if self._hashed and isinstance(request.prompt, HashedPrompt):
+            found = self._add(request.namespace, request.prompt.ids.tolist(), num_tokens)
+        else:
+            found = self._add_tokens(request.namespace, request.tokens())
+        block_size = self._config.block_size
+        return min(found, (num_tokens - 1) // block_size) * block_size
+
+    def _add_outputs(self, request: Request) -> None:
+        for output in request.outputs:
+            # The last token of an output is never computed.
+            if len(output) > 1:
+                tokens = np.concatenate((request.tokens(), output[:-1]))
+                self._add_tokens(request.namespace, tokens)
+
+    def _add_tokens(self, namespace: bytes, tokens: Tokens) -> int:
+        size = self._config.block_size
+        full = len(tokens) // size * size
+        blocks = (tokens[start : start + size].tobytes() for start in range(0, full, size))
+        return self._add(namespace, blocks, full)
+
+    def _add(self, namespace: bytes, keys: Iterable[Hashable], num_tokens: int) -> int:
+        """Add a chain of segments; the number of its leading blocks that were there."""
+        block_size, segment_size = self._config.block_size, self._segment_size
+        segments, computed = self._segments, self._computed
+        parent = self._segment(-1, namespace)
+        found, left = 0, num_tokens
+        for key in keys:
+            tokens = min(segment_size, left)
+            left -= tokens
+            segment = segments.get((parent, key))
+            if segment is None:
+                segment = self._segment(parent, key)
+            before = computed[segment]
+            # A segment is only ever added below one that is computed to its end, so what is found
+            # is a beginning of the chain without looking for the first gap.
+            found += min(before, tokens) // block_size
+            if tokens > before:
+                self._full_blocks += tokens // block_size - before // block_size
+                computed[segment] = tokens
+            parent = segment
+        return found
+
+    def _segment(self, parent: int, key: Hashable) -> int:
+        segment = self._segments.setdefault((parent, key), len(self._computed))
+        if segment == len(self._computed):
+            self._computed.append(0)
+        return segment

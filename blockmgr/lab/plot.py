@@ -1,0 +1,178 @@
+"""The hit-rate curve of a study as a picture, with its data beside it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import __version__
+from blockmgr.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from blockmgr.lab.replay import ReplayResult
+    from blockmgr.lab.study import Capacity, Study
+
+try:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+except ImportError as error:
+    raise MissingExtraError("plot", "drawing a plot") from error
+
+__all__ = ["check_path", "save_plot"]
+
+# Okabe and Ito's palette: told apart with any colour vision, and in grey.
+MEASURED: Final = "#0072B2"
+CEILING: Final = "#D55E00"
+INK: Final = "#333333"
+FAINT: Final = "#DDDDDD"
+
+# As a share of the axis: about the width of a tick label such as "1,234,567".
+MIN_LABEL_DISTANCE: Final = 0.09
+
+SUFFIXES: Final = (".png", ".svg")
+
+COLUMNS: Final = (
+    "capacity",
+    "num_blocks",
+    "query_tokens",
+    "hit_tokens",
+    "hit_rate",
+    "evictions",
+    "attainable_hit_rate",
+)
+
+
+def check_path(path: str | Path) -> Path:
+    """``path`` if a plot can be saved there, by its suffix.
+
+    Raises:
+        ValueError: The suffix is neither ``.png`` nor ``.svg``.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"plot must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
+    return target
+
+
+def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
+    """Draw hit rate over capacity, and write the numbers into a CSV of the same name.
+
+    Args:
+        study: What to draw.
+        path: PNG or SVG, by its suffix.
+
+    Returns:
+        The picture and the CSV.
+
+    Raises:
+        ValueError: The suffix is neither ``.png`` nor ``.svg``.
+        OSError: A file cannot be written.
+    """
+    picture = check_path(path)
+    data = picture.with_suffix(".csv")
+    # A fixed salt and no date: the same study gives the same file.
+    with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(7.2, 4.3), dpi=160, layout="constrained")
+        _draw(figure.add_subplot(), study)
+        kind = picture.suffix.lower().lstrip(".")
+        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
+        figure.savefig(picture, format=kind, metadata=stamp)
+    _write_csv(study, data)
+    return picture, data
+
+
+def _draw(axes: Axes, study: Study) -> None:
+    runs = sorted(
+        zip(study.results, study.capacities, strict=True), key=lambda run: run[0].num_blocks
+    )
+    blocks = np.array([result.num_blocks for result, _ in runs])
+    rates = np.array([100 * result.hit_rate for result, _ in runs])
+    ceiling = 100 * study.attainable.hit_rate
+    labelled = _spaced(blocks)
+
+    axes.axhline(ceiling, color=CEILING, linestyle=(0, (6, 4)), linewidth=1.4)
+    _label(axes, f"attainable, unbounded pool: {ceiling:.1f} %", (blocks[0], ceiling), CEILING)
+    axes.plot(blocks, rates, color=MEASURED, marker="o", markersize=5, linewidth=1.8)
+    for number in labelled:
+        point = (blocks[number], rates[number])
+        _label(axes, f"{rates[number]:.1f} %", point, MEASURED)
+
+    axes.set_xscale("log")
+    spread = max(1.2, float(blocks[-1] / blocks[0]) ** 0.09)
+    axes.set_xlim(blocks[0] / spread**0.5, blocks[-1] * spread)
+    axes.set_ylim(0, min(109.0, max(1.0, ceiling, *rates) * 1.15))
+    axes.xaxis.set_major_locator(FixedLocator([float(blocks[number]) for number in labelled]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([_tick(*runs[number]) for number in labelled])
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    axes.set_xlabel(
+        f"pool size (blocks of {study.config.block_size} tokens, share of the working set)"
+    )
+    axes.set_ylabel("token hit rate")
+    axes.set_title(f"{study.trace}: hit rate over pool size", loc="left", color=INK, pad=10)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+
+
+def _label(axes: Axes, text: str, point: tuple[float, float], color: str) -> None:
+    """Write beside a point: above the ceiling, below a rising curve."""
+    above = color == CEILING
+    axes.annotate(
+        text,
+        xy=point,
+        xytext=(-4, 5) if above else (5, -5),
+        textcoords="offset points",
+        va="bottom" if above else "top",
+        color=color,
+        # Over the grid, under the curve.
+        zorder=1.5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )
+
+
+def _spaced(blocks: npt.NDArray[np.int64]) -> list[int]:
+    """The points whose labels do not run into each other, by number; the ends always."""
+    places = np.log(blocks)
+    nearest = MIN_LABEL_DISTANCE * (places[-1] - places[0])
+    kept = [0]
+    for number in range(1, len(places)):
+        if places[number] - places[kept[-1]] >= nearest and number < len(places) - 1:
+            kept.append(number)
+    last = len(places) - 1
+    if len(kept) > 1 and places[last] - places[kept[-1]] < nearest:
+        kept.pop()
+    return kept if last == 0 else [*kept, last]
+
+
+def _tick(result: ReplayResult, capacity: Capacity) -> str:
+    """A pool size in blocks, and under it the share it was asked for as."""
+    share = f"\n{capacity.text}" if capacity.text.endswith("%") else ""
+    return f"{result.num_blocks:,}{share}"
+
+
+def _write_csv(study: Study, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for capacity, result in zip(study.capacities, study.results, strict=True):
+            rows.writerow(
+                (
+                    capacity.text,
+                    result.num_blocks,
+                    result.query_tokens,
+                    result.hit_tokens,
+                    result.hit_rate,
+                    result.evictions,
+                    study.attainable.hit_rate,
+                )
+            )

@@ -1,0 +1,355 @@
+"""A trace through a real ``BlockManager``.
+
+Time is simulated, in whole milliseconds; nothing waits for a clock. ::
+
+    arrival ──► waiting, first come first served ──► running for service_ms ──► freed
+                until all its blocks fit             prompt committed at once,
+                                                     outputs appended at the end
+
+* A running request holds blocks for its prompt and for the outputs the trace knows, from
+  admission to end. Nothing grows or is preempted in between, so waiting is the only effect of a
+  full pool besides eviction. A trace that does not know its outputs is replayed by its prompts.
+* At one instant, requests end before others are admitted; equal arrivals keep the order of the
+  trace. A service time of 0 therefore replays one request at a time.
+* The KV of the last output token is never computed, as in an engine: nothing follows it.
+* With several samples the prompt is admitted once and forked, and every fork gets its own tail
+  at once, through the manager's copy plan.
+* A request that no state of the pool could hold is rejected: all its prompt counts as missed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from blockmgr.blocks import Admission
+from blockmgr.errors import OutOfBlocksError
+from blockmgr.manager import BlockManager
+
+if TYPE_CHECKING:
+    from blockmgr.lab.trace import Request, Tokens, Trace
+
+__all__ = ["Clock", "Progress", "ReplayConfig", "ReplayResult", "held_blocks", "replay"]
+
+Clock = Callable[[], float]
+"""Seconds that only grow, such as ``time.perf_counter``."""
+
+Progress = Callable[[], None]
+"""Called once for each request, when it is admitted or rejected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """How a trace is replayed.
+
+    Attributes:
+        block_size: Tokens per block.
+        max_seqs: Sequences that may run at once; requests beyond that wait.
+        min_service_ms: Shortest time a request holds its blocks, in milliseconds.
+        service_ms_per_token: Time it holds them for each output token, in milliseconds.
+        min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
+        dedup: The manager's: what happens to a block that is found to be cached already.
+        digest: The manager's: name of the digest that finds candidates.
+
+    Raises:
+        ValueError: A number is below its bound.
+    """
+
+    block_size: int = 16
+    max_seqs: int = 1024
+    min_service_ms: int = 500
+    service_ms_per_token: int = 30
+    min_partial_tokens: int = 0
+    dedup: Literal["remap", "append_only"] = "remap"
+    digest: str = "xxh3_128"
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "block_size": 1,
+            "max_seqs": 1,
+            "min_service_ms": 0,
+            "service_ms_per_token": 0,
+            "min_partial_tokens": 0,
+        }
+        for name, bound in bounds.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if self.min_partial_tokens > self.block_size:
+            raise ValueError(
+                f"min_partial_tokens must be at most block_size, {self.block_size}, "
+                f"got {self.min_partial_tokens}"
+            )
+
+    def service_ms(self, request: Request) -> int:
+        """Milliseconds a running request holds its blocks."""
+        return max(self.min_service_ms, self.service_ms_per_token * request.num_output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What one replay counted. Units are blocks unless the name says otherwise.
+
+    Attributes:
+        num_blocks: Blocks in the pool.
+        requests: Requests in the trace.
+        rejected: Of those, requests larger than the pool can ever hold.
+        waited: Of those, requests that were admitted later than they arrived.
+        wait_ms: Simulated milliseconds that requests waited, all together.
+        query_tokens: Prompt tokens of all requests, rejected ones included.
+        hit_tokens: Of those, tokens found in the cache.
+        partial_hit_tokens: Of those, tokens found in part of a block.
+        evictions: Cached blocks given up for new content.
+        copies: Block copies handed to the engine.
+        deduplicated: Full blocks that turned out to be cached already when committed.
+        peak_used_blocks: Most blocks in use at one time, idle ones not counted.
+        steps: Instants of simulated time at which requests were admitted or ended.
+        memory_bytes: Host memory of the manager.
+        host_s: Seconds spent inside manager calls; differs from run to run.
+    """
+
+    num_blocks: int
+    requests: int
+    rejected: int
+    waited: int
+    wait_ms: int
+    query_tokens: int
+    hit_tokens: int
+    partial_hit_tokens: int
+    evictions: int
+    copies: int
+    deduplicated: int
+    peak_used_blocks: int
+    steps: int
+    memory_bytes: int
+    host_s: float = field(compare=False)
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over query tokens, in ``0 … 1``."""
+        return self.hit_tokens / self.query_tokens
+
+
+def held_blocks(request: Request, config: ReplayConfig) -> int:
+    """Blocks that must be to hand for a request of which nothing is cached.
+
+    Its samples share the blocks that the prompt fills. From the first token that differs on, each
+    has its own; samples without output share the prompt's tail.
+    """
+    prompt, block_size = request.num_prompt_tokens, config.block_size
+    outputs = [len(output) for output in request.outputs] or [0]
+    shared = prompt // block_size
+    own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
+    tail = prompt % block_size > 0 and 0 in outputs
+    # A full last block is computed again if it is cached. Without remapping, both then stay in
+    # use, and the samples' own blocks are taken only after that.
+    twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
+    return shared + own + tail + twin
+
+
+def replay(
+    trace: Trace,
+    num_blocks: int,
+    config: ReplayConfig,
+    *,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter,
+) -> ReplayResult:
+    """Drive a manager of ``num_blocks`` blocks with the requests of ``trace``.
+
+    Args:
+        trace: The requests.
+        num_blocks: Blocks in the pool, at least 1.
+        config: How to replay.
+        progress: Called once for each request.
+        clock: Measures the host cost.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+
+    Cost: one admission, commit and free a request, and one more attempt to admit for each instant
+    at which something ends while a request waits. Prompts are expanded one at a time.
+    """
+    trace.check_block_size(config.block_size)
+    return _Replay(trace, num_blocks, config, progress, clock).run()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request in the queue, with its prompt expanded at the first attempt to admit it."""
+
+    request: Request
+    tokens: Tokens | None = None
+
+
+class _Replay:
+    """The event loop. ``_running`` is a heap by end of service, admission number on ties."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        progress: Progress | None,
+        clock: Clock,
+    ) -> None:
+        self._requests = trace.requests
+        self._config = config
+        self._progress = progress or _ignore
+        self._clock = clock
+        # Rows and columns that no request of this trace can reach would only cost memory.
+        sequences = sum(request.num_samples for request in trace.requests)
+        widest = max(held_blocks(request, config) for request in trace.requests)
+        self._free_rows = min(config.max_seqs, sequences)
+        self._rows = self._free_rows
+        self._manager = BlockManager(
+            num_blocks,
+            config.block_size,
+            max_seqs=self._rows,
+            max_blocks_per_seq=min(widest, num_blocks),
+            min_partial_tokens=config.min_partial_tokens,
+            dedup=config.dedup,
+            digest=config.digest,
+        )
+        self._num_blocks = num_blocks
+        self._waiting: deque[_Waiting] = deque()
+        self._running: list[tuple[int, int, Request, list[int]]] = []
+        self._admitted = 0
+        self._rejected = 0
+        self._rejected_tokens = 0
+        self._waited = 0
+        self._wait_ms = 0
+        self._copies = 0
+        self._steps = 0
+        self._last_step_ms = -1
+        self._host_s = 0.0
+
+    def run(self) -> ReplayResult:
+        for request in self._requests:
+            self._end_until(request.arrival_ms)
+            self._waiting.append(_Waiting(request))
+            self._admit_waiting(request.arrival_ms)
+        while self._running:
+            self._end_until(self._running[0][0])
+        stats = self._manager.stats()
+        return ReplayResult(
+            num_blocks=self._num_blocks,
+            requests=len(self._requests),
+            rejected=self._rejected,
+            waited=self._waited,
+            wait_ms=self._wait_ms,
+            query_tokens=stats.query_tokens + self._rejected_tokens,
+            hit_tokens=stats.hit_tokens,
+            partial_hit_tokens=stats.partial_hit_tokens,
+            evictions=stats.evicted_blocks,
+            copies=self._copies,
+            deduplicated=stats.deduplicated_blocks,
+            peak_used_blocks=stats.peak_used_blocks,
+            steps=self._steps,
+            memory_bytes=self._manager.memory_usage(),
+            host_s=self._host_s,
+        )
+
+    def _end_until(self, now: int) -> None:
+        """End everything that ends up to ``now``, admitting who waits after each instant."""
+        while self._running and self._running[0][0] <= now:
+            instant = self._running[0][0]
+            while self._running and self._running[0][0] == instant:
+                _, _, request, handles = heapq.heappop(self._running)
+                self._end(request, handles)
+            self._count_step(instant)
+            self._admit_waiting(instant)
+
+    def _admit_waiting(self, now: int) -> None:
+        while self._waiting:
+            head = self._waiting[0]
+            if self._never_fits(head.request):
+                self._rejected += 1
+                self._rejected_tokens += head.request.num_prompt_tokens
+            elif self._admit(head, now):
+                self._count_step(now)
+                self._waited += now > head.request.arrival_ms
+                self._wait_ms += now - head.request.arrival_ms
+            else:
+                return
+            self._waiting.popleft()
+            self._progress()
+
+    def _never_fits(self, request: Request) -> bool:
+        blocks = held_blocks(request, self._config)
+        return blocks > self._num_blocks or request.num_samples > self._rows
+
+    def _admit(self, waiting: _Waiting, now: int) -> bool:
+        request = waiting.request
+        if request.num_samples > self._free_rows:
+            return False
+        if waiting.tokens is None:
+            waiting.tokens = request.tokens()
+        start = self._clock()
+        handles = self._start(request, waiting.tokens)
+        self._host_s += self._clock() - start
+        if not handles:
+            return False
+        self._free_rows -= len(handles)
+        end_ms = now + self._config.service_ms(request)
+        heapq.heappush(self._running, (end_ms, self._admitted, request, handles))
+        self._admitted += 1
+        return True
+
+    def _start(self, request: Request, tokens: Tokens) -> list[int]:
+        """Admit a request with all its samples; no handles if there is no room for them."""
+        manager, prompt = self._manager, len(tokens)
+        if request.num_samples > 1:
+            # The samples' own blocks come after the admission, so ask for all of them first.
+            slots = held_blocks(request, self._config) * self._config.block_size
+            verdict = manager.can_admit(tokens, namespace=request.namespace, num_slots=slots)
+            if verdict is not Admission.NOW:
+                return []
+        slots = prompt + len(request.outputs[0]) if request.outputs else prompt
+        try:
+            handle = manager.admit(tokens, namespace=request.namespace, num_slots=slots)
+        except OutOfBlocksError:
+            return []
+        if self._config.min_partial_tokens:
+            # A block that waits for its copy is not promoted by the commit that follows.
+            self._apply_copies()
+        manager.commit(handle, prompt)
+        handles = [handle]
+        if request.num_samples > 1:
+            handles += manager.fork(handle, request.num_samples - 1)
+            for sample, output in zip(handles, request.outputs, strict=True):
+                if len(output):
+                    manager.reserve(sample, prompt + len(output))
+            self._apply_copies()
+        manager.take_remaps()
+        return handles
+
+    def _end(self, request: Request, handles: list[int]) -> None:
+        manager, prompt = self._manager, request.num_prompt_tokens
+        start = self._clock()
+        for handle, output in zip(handles, request.outputs, strict=False):
+            if len(output):
+                manager.append(handle, output)
+                manager.commit(handle, prompt + len(output) - 1)
+        for handle in handles:
+            manager.free(handle)
+        manager.take_remaps()
+        self._host_s += self._clock() - start
+        self._free_rows += len(handles)
+
+    def _apply_copies(self) -> None:
+        """Take the copy plan and report it done: the replay has no KV to move."""
+        plan = self._manager.take_copies()
+        self._copies += len(plan)
+        self._manager.copies_applied(plan.ticket)
+
+    def _count_step(self, now: int) -> None:
+        self._steps += now != self._last_step_ms
+        self._last_step_ms = now
+
+
+def _ignore() -> None:
+    """Stand in for a progress callback nobody asked for."""

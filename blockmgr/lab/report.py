@@ -1,0 +1,212 @@
+"""Results for people and for machines: a table, JSON, and the facts a bug report needs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from io import StringIO
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from blockmgr import __version__
+from blockmgr.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from blockmgr.lab.study import Study
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as error:
+    raise MissingExtraError("cli", "printing tables") from error
+
+__all__ = ["Provenance", "as_json", "environment", "print_environment", "print_study"]
+
+# Wide enough that no line of a table is folded when a program reads it.
+PLAIN_WIDTH: Final = 500
+MICROSECONDS: Final = 1e6
+
+HIT_RATE: Final = "hit\nrate"
+HEADINGS: Final = (
+    "capacity",
+    "blocks",
+    HIT_RATE,
+    "evictions",
+    "copies",
+    "peak\nused",
+    "waited",
+    "host us\n/request",
+    "host us\n/step",
+)
+# Only where it happens: most tables then fit 80 columns.
+REJECTED: Final = "rejected"
+
+NOT_INSTALLED: Final = "not installed"
+
+EXTRAS: Final = MappingProxyType({"cli": ("click", "rich"), "plot": ("matplotlib",)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What it takes to repeat a run.
+
+    Attributes:
+        command: The command line, ready for a shell.
+        seed: Seed of the workload; without meaning for a trace file.
+    """
+
+    command: str
+    seed: int
+
+    @property
+    def line(self) -> str:
+        """All of it, with the version, on one line."""
+        return f"blockmgr {__version__}, seed {self.seed}, repeat with: {self.command}"
+
+
+def as_json(study: Study, provenance: Provenance) -> str:
+    """The study as JSON: keys sorted, host times left out, so equal runs give equal bytes."""
+    best = study.attainable
+    document = {
+        "attainable": {**asdict(best), "hit_rate": best.hit_rate},
+        "command": provenance.command,
+        "config": asdict(study.config),
+        "results": [
+            {**_counts(result), "capacity": capacity.text, "hit_rate": result.hit_rate}
+            for capacity, result in zip(study.capacities, study.results, strict=True)
+        ],
+        "seed": provenance.seed,
+        "trace": study.trace,
+        "version": __version__,
+        "working_set_blocks": best.working_set_blocks,
+    }
+    return json.dumps(document, indent=2, sort_keys=True)
+
+
+def print_study(study: Study, file: TextIO) -> None:
+    """Print the study as a table: drawn on a terminal, plain aligned lines anywhere else.
+
+    A terminal too narrow for the table gets the plain lines as well, none of them cut.
+    """
+    best = study.attainable
+    rejected = any(result.rejected for result in study.results)
+    title = (
+        f"{study.trace}: {study.results[0].requests:,} requests, "
+        f"{best.query_tokens:,} prompt tokens, blocks of {study.config.block_size}, "
+        f"working set {best.working_set_blocks:,} blocks"
+    )
+    # The box draws a space between columns, which is all that 80 of them have room for.
+    table = Table(box=box.SIMPLE, padding=0)
+    for heading in (*HEADINGS, REJECTED) if rejected else HEADINGS:
+        style = "bold cyan" if heading == HIT_RATE else ""
+        table.add_column(heading, justify="right", style=style)
+    for capacity, result in zip(study.capacities, study.results, strict=True):
+        host_us = result.host_s * MICROSECONDS
+        row = [
+            capacity.text,
+            f"{result.num_blocks:,}",
+            _percent(result.hit_rate),
+            f"{result.evictions:,}",
+            f"{result.copies:,}",
+            f"{result.peak_used_blocks:,}",
+            f"{result.waited:,}",
+            f"{host_us / result.requests:,.1f}",
+            f"{host_us / max(1, result.steps):,.1f}",
+        ]
+        if rejected:
+            row.append(f"{result.rejected:,}")
+        table.add_row(*row)
+    table.add_section()
+    table.add_row("unbounded", "", _percent(best.hit_rate))
+    _print(table, file, title)
+
+
+def environment() -> list[tuple[str, str]]:
+    """Versions, extras and devices, as pairs of a name and what was found.
+
+    Imports torch if it is installed, to ask it for devices; nothing else is imported.
+    """
+    facts = [
+        ("blockmgr", __version__),
+        ("python", f"{platform.python_implementation()} {platform.python_version()}"),
+        ("platform", platform.platform()),
+        ("executable", sys.executable),
+    ]
+    facts += [(name, _version(name)) for name in ("numpy", "xxhash", "nanobind-backend")]
+    for extra, packages in EXTRAS.items():
+        found = ", ".join(f"{package} {_version(package)}" for package in packages)
+        missing = any(_version(package) == NOT_INSTALLED for package in packages)
+        hint = f"; pip install 'blockmgr[{extra}]'" if missing else ""
+        facts.append((f"extra {extra}", found + hint))
+    facts += [(name, _version(name)) for name in ("torch", "triton")]
+    facts.append(("device", _device()))
+    return facts
+
+
+def print_environment(file: TextIO) -> None:
+    """Print ``environment()``, one fact a line."""
+    table = Table(show_header=False, box=None)
+    for name, found in environment():
+        table.add_row(name, found)
+    _print(table, file)
+
+
+def _print(table: Table, file: TextIO, *title: str) -> None:
+    console = _console(file)
+    if console.no_color:
+        # Without colours rich would still write bold, which some ask to be spared as well.
+        console = _console(file, color_system=None)
+    plain = _console(StringIO(), color_system=None, width=PLAIN_WIDTH)
+    if console.is_terminal and plain.measure(table).maximum <= console.width:
+        console.print(*title, table, sep="\n")
+        return
+    table.box = None
+    table.pad_edge = False
+    table.padding = (0, 2, 0, 0)
+    for column in table.columns:
+        column.header = str(column.header).replace("\n/", "/").replace("\n", " ")
+    with plain.capture() as capture:
+        plain.print(*title, table, sep="\n")
+    for line in capture.get().splitlines():
+        file.write(line.rstrip() + "\n")
+
+
+def _console(file: TextIO, **options: Any) -> Console:
+    # File names and 'blockmgr[cli]' are to be printed as they are, not read as markup.
+    return Console(file=file, highlight=False, markup=False, emoji=False, **options)
+
+
+def _counts(result: Any) -> dict[str, Any]:
+    counts = asdict(result)
+    del counts["host_s"]
+    return counts
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def _device() -> str:
+    try:
+        # Takes seconds where there is one, so nothing but this function may import it.
+        torch = import_module("torch")
+    except ModuleNotFoundError:
+        return "none looked for: torch is not installed"
+    except (ImportError, OSError) as error:
+        return f"torch cannot be imported: {error}"
+    if not torch.cuda.is_available():
+        return "cpu only"
+    return ", ".join(
+        torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+    )

@@ -1,0 +1,155 @@
+"""One trace at several capacities, beside what was attainable."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final
+
+from blockmgr.lab.attainable import Attainable, unbounded
+from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["Capacity", "Study", "attainable", "parse_capacities", "parse_share", "study"]
+
+PERCENT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A pool size, as a number of blocks or as a share of the working set.
+
+    Attributes:
+        text: As it was asked for, such as ``"10%"`` or ``"4096"``.
+        value: Blocks, or the share of the working set.
+    """
+
+    text: str
+    value: int | Fraction
+
+    def blocks(self, working_set_blocks: int) -> int:
+        """Blocks in the pool; a share is rounded down, to no less than 1."""
+        if isinstance(self.value, int):
+            return self.value
+        return max(1, int(self.value * working_set_blocks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One trace replayed at several capacities.
+
+    Attributes:
+        trace: Name of the trace.
+        config: How it was replayed.
+        attainable: What an unbounded pool would do.
+        capacities: Pool sizes, in the order asked for.
+        results: One replay for each of them.
+    """
+
+    trace: str
+    config: ReplayConfig
+    attainable: Attainable
+    capacities: tuple[Capacity, ...]
+    results: tuple[ReplayResult, ...]
+
+    @property
+    def lowest_hit_rate(self) -> Fraction:
+        """The lowest hit rate of all results, exactly."""
+        return min(Fraction(result.hit_tokens, result.query_tokens) for result in self.results)
+
+
+def parse_capacities(text: str) -> tuple[Capacity, ...]:
+    """Capacities from a list such as ``"5%,10%,4096"``.
+
+    Raises:
+        ValueError: An item is neither a percentage nor a block count above 0.
+
+    >>> [capacity.blocks(1000) for capacity in parse_capacities("2.5%,64")]
+    [25, 64]
+    """
+    return tuple(_parse_capacity(item.strip()) for item in text.split(","))
+
+
+def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
+    """What an unbounded pool does with ``trace``.
+
+    With ``config.min_partial_tokens`` the hits are those of a replay through a pool so large that
+    it never evicts; otherwise they are counted without a pool.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+    best = unbounded(trace, config)
+    if not config.min_partial_tokens:
+        return best
+    sequences = sum(request.num_samples for request in trace.requests)
+    # Each sequence leaves one partial tail at most, so this pool never evicts; and with a row for
+    # each, none waits.
+    ample = replay(trace, best.working_set_blocks + sequences, replace(config, max_seqs=sequences))
+    return replace(best, hit_tokens=ample.hit_tokens)
+
+
+def study(
+    trace: Trace,
+    capacities: Iterable[Capacity],
+    config: ReplayConfig,
+    *,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter,
+) -> Study:
+    """Replay ``trace`` at each capacity, beside what was attainable.
+
+    Args:
+        trace: The requests.
+        capacities: Pool sizes; shares are of ``Attainable.working_set_blocks``.
+        config: How to replay.
+        progress: Called once for each request of each replay.
+        clock: Measures the host cost.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+    sizes = tuple(capacities)
+    best = attainable(trace, config)
+    results = []
+    for capacity in sizes:
+        blocks = capacity.blocks(best.working_set_blocks)
+        results.append(replay(trace, blocks, config, progress=progress, clock=clock))
+    return Study(
+        trace=trace.name,
+        config=config,
+        attainable=best,
+        capacities=sizes,
+        results=tuple(results),
+    )
+
+
+def parse_share(text: str) -> Fraction:
+    """A share such as ``"30%"`` or ``"0.3"``.
+
+    Raises:
+        ValueError: Not a number from 0 to 1, or from 0% to 100%.
+    """
+    try:
+        share = Fraction(text[:-1]) / PERCENT if text.endswith("%") else Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1] or [0%, 100%], got {text!r}")
+    return share
+
+
+def _parse_capacity(text: str) -> Capacity:
+    value: int | Fraction
+    try:
+        value = Fraction(text[:-1]) / PERCENT if text.endswith("%") else int(text)
+    except (ValueError, ZeroDivisionError):
+        value = 0
+    if value <= 0:
+        raise ValueError(f"capacity must be a percentage such as 10%, or blocks, got {text!r}")
+    return Capacity(text, value)

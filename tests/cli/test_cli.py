@@ -1,0 +1,276 @@
+"""The command line: exit codes, streams, and what a run says about itself."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+import blockmgr.lab
+from blockmgr import __version__
+from blockmgr.cli import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = Callable[..., Result]
+
+SMALL = ("replay", "--workload", "parallel-sampling", "--capacity", "10%,300")
+GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}\n'
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run the command line as a program without a terminal would."""
+    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD * 3, encoding="utf-8")
+    return path
+
+
+def test_replay_without_arguments_prints_a_table(run: Run) -> None:
+    result = run("replay")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("shared-prompt: 1,024 requests")
+    assert "unbounded" in result.stdout.splitlines()[-1]
+
+
+def test_stdout_is_the_data_and_stderr_says_how_to_repeat_it(run: Run) -> None:
+    result = run(*SMALL)
+
+    assert "--seed" not in result.stdout
+    assert f"blockmgr {__version__}, seed 0, repeat with: blockmgr replay" in result.stderr
+    command = shlex.split(result.stderr.partition("repeat with: ")[2])
+    again = run(*command[1:])
+    # All but the two columns of host time are equal.
+    columns = [line.split()[:-2] for line in result.stdout.splitlines()[2:]]
+    assert columns == [line.split()[:-2] for line in again.stdout.splitlines()[2:]]
+
+
+def test_json_twice_gives_the_same_bytes(run: Run) -> None:
+    one, other = run(*SMALL, "--json"), run(*SMALL, "--json")
+
+    assert one.stdout_bytes == other.stdout_bytes
+    assert one.stderr == ""
+    document = json.loads(one.stdout)
+    assert document["version"] == __version__
+    assert document["seed"] == 0
+    assert [entry["capacity"] for entry in document["results"]] == ["10%", "300"]
+
+
+def test_the_command_in_the_json_repeats_it(run: Run) -> None:
+    one = run(*SMALL, "--json", "--seed", 5, "--block-size", 32, "--dedup", "append_only")
+    command = json.loads(one.stdout)["command"]
+    assert command.startswith("blockmgr replay --workload parallel-sampling --capacity 10%,300 ")
+    assert run(*shlex.split(command)[1:]).stdout_bytes == one.stdout_bytes
+
+
+def test_another_seed_gives_another_result(run: Run) -> None:
+    one, other = (json.loads(run(*SMALL, "--json", "--seed", s).stdout) for s in (1, 2))
+    assert one["attainable"]["query_tokens"] != other["attainable"]["query_tokens"]
+
+
+def test_a_trace_file_is_replayed(run: Run, trace_file: Path) -> None:
+    result = run("replay", "--trace", trace_file, "--capacity", "100%,9", "--json")
+
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["trace"] == "trace.jsonl"
+    # 600 tokens are 37 full blocks of 16, found by the second and the third request.
+    assert document["attainable"]["hit_tokens"] == 2 * 37 * 16
+    assert [entry["hit_tokens"] for entry in document["results"]] == [2 * 37 * 16, 0]
+    assert document["results"][1]["rejected"] == 3
+
+
+def test_a_malformed_trace_is_named_with_line_and_column(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(GOOD + GOOD.replace("600", "6000"), encoding="utf-8")
+
+    result = run("replay", "--trace", path)
+
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr == (
+        f"error: {path}:2:60: found 2 hash_ids for input_length 6000, "
+        "expected 12, one for each 512 tokens\n"
+    )
+
+
+def test_an_empty_trace_is_bad_input(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    result = run("replay", "--trace", tmp_path / "empty.jsonl")
+    assert result.exit_code == 3
+    assert ":1:1: found the end of the file, expected a request" in result.stderr
+
+
+def test_debug_shows_where_an_error_came_from(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    result = run("replay", "--trace", tmp_path / "empty.jsonl", "--debug")
+    assert result.exit_code == 3
+    assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--capacity", "10%,none"), "got 'none'"),
+        (("--capacity", "0"), "got '0'"),
+        (("--capacity", "9" * 15), "num_blocks"),
+        (("--block-size", "0"), "block_size must be at least 1, got 0"),
+        (("--block-size", "x"), "'x' is not a valid integer"),
+        (("--seed", "-1"), "-1 is not in the range"),
+        (("--max-seqs", "0"), "max_seqs must be at least 1"),
+        (("--min-partial-tokens", "17"), "min_partial_tokens must be at most block_size, 16"),
+        (("--workload", "nothing"), "'nothing' is not one of"),
+        (("--trace", "no-such-file"), "no-such-file"),
+        (("--min-hit-rate", "130%"), "got '130%'"),
+        (("--plot", "curve.pdf"), "plot must end in .png or .svg, got 'curve.pdf'"),
+        (("--no-such-option",), "--no-such-option"),
+        (("surplus",), "surplus"),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_a_hint(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("replay", *arguments)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.endswith("(try 'blockmgr replay --help')\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_block_size_the_ids_cannot_be_cut_into_is_a_wrong_command(
+    run: Run, trace_file: Path
+) -> None:
+    result = run("replay", "--trace", trace_file, "--block-size", 48)
+    assert result.exit_code == 2
+    assert "block_size must divide 512" in result.stderr
+
+
+def test_a_trace_and_a_workload_exclude_each_other(run: Run, trace_file: Path) -> None:
+    result = run("replay", "--trace", trace_file, "--workload", "chat")
+    assert result.exit_code == 2
+    assert "--trace and --workload exclude each other" in result.stderr
+
+
+def test_no_command_prints_the_help_and_is_wrong(run: Run) -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "doctor" in result.stderr
+
+
+def test_a_hit_rate_below_the_one_demanded_exits_with_1(run: Run) -> None:
+    result = run(*SMALL, "--min-hit-rate", "99%")
+    assert result.exit_code == 1
+    assert "unbounded" in result.stdout
+    assert "is below --min-hit-rate 99.00%" in result.stderr
+
+
+def test_a_hit_rate_as_demanded_exits_with_0(run: Run) -> None:
+    assert run(*SMALL, "--min-hit-rate", "0.2").exit_code == 0
+
+
+def test_plot_writes_a_picture_and_its_data(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    target = tmp_path / "curve.png"
+
+    result = run(*SMALL, "--json", "--plot", target)
+
+    assert result.exit_code == 0
+    assert target.read_bytes().startswith(b"\x89PNG\r\n")
+    assert (tmp_path / "curve.csv").exists()
+    assert json.loads(result.stdout)
+    assert f"wrote {target}" in result.stderr
+
+
+def test_a_plot_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    result = run(*SMALL, "--plot", tmp_path / "no" / "such" / "folder.png")
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_missing_extra_is_one_line_and_exit_2(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if nothing had imported the module before.
+    monkeypatch.delitem(sys.modules, "blockmgr.lab.plot", raising=False)
+    monkeypatch.delattr(blockmgr.lab, "plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    result = run(*SMALL, "--plot", tmp_path / "curve.png")
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: drawing a plot needs an extra: pip install 'blockmgr[plot]'\n"
+
+
+def test_without_click_the_command_says_how_to_get_it() -> None:
+    program = (
+        "import sys; sys.modules['click'] = None; import blockmgr.__main__ as m; "
+        "sys.argv = ['blockmgr', 'replay']; m.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: the command line needs an extra: pip install 'blockmgr[cli]'\n"
+
+
+def test_doctor_prints_versions_extras_and_device(run: Run) -> None:
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    for name in ("blockmgr", "python", "numpy", "xxhash", "extra cli", "extra plot", "device"):
+        assert name in result.stdout
+    assert __version__ in result.stdout
+
+
+def test_version_is_printed(run: Run) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"blockmgr {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["replay", "doctor"])
+def test_help_is_data(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"blockmgr {command}" in result.stdout
+
+
+def test_python_m_blockmgr_works_without_a_terminal_and_with_no_color() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "blockmgr", *SMALL],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"NO_COLOR": "1", "PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].split()[0] == "unbounded"
+
+
+def test_importing_the_package_loads_no_extra() -> None:
+    program = (
+        "import sys, blockmgr, blockmgr.lab, blockmgr.lab.study, blockmgr.lab.workloads; "
+        "print([m for m in ('click', 'rich', 'matplotlib', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr

@@ -1,0 +1,66 @@
+"""Small requests and files for the tests of the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blockmgr.lab.trace import Request, Trace
+
+MakeRequest = Callable[..., Request]
+MakeTrace = Callable[..., Trace]
+WriteLines = Callable[..., Path]
+
+
+def _request(
+    prompt: Sequence[int],
+    *,
+    arrival_ms: int = 0,
+    outputs: Sequence[Sequence[int]] = (),
+    num_output_tokens: int = 0,
+    namespace: bytes = b"",
+) -> Request:
+    return Request(
+        arrival_ms=arrival_ms,
+        prompt=np.array(prompt, dtype=np.uint32),
+        num_output_tokens=max(map(len, outputs), default=num_output_tokens),
+        outputs=tuple(np.array(output, dtype=np.uint32) for output in outputs),
+        namespace=namespace,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_request() -> MakeRequest:
+    """Build a request from plain lists."""
+    return _request
+
+
+@pytest.fixture(scope="session")
+def make_trace() -> MakeTrace:
+    """Build a trace from prompts that arrive one millisecond after another, or from requests."""
+
+    def make(*items: Request | Sequence[int]) -> Trace:
+        requests = [
+            item if isinstance(item, Request) else _request(item, arrival_ms=number)
+            for number, item in enumerate(items)
+        ]
+        return Trace("test", tuple(requests))
+
+    return make
+
+
+@pytest.fixture
+def write_lines(tmp_path: Path) -> WriteLines:
+    """Write lines into a trace file; bytes are written as they are."""
+
+    def write(*lines: str | bytes) -> Path:
+        path = tmp_path / "trace.jsonl"
+        path.write_bytes(
+            b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+        )
+        return path
+
+    return write

@@ -1,0 +1,97 @@
+"""The unbounded rate: ids and tokens agree, and every rule that bounds a hit holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockmgr.lab.attainable import Attainable, unbounded
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.trace import HashedPrompt, Request, Trace
+
+MakeRequest = Callable[..., Request]
+MakeTrace = Callable[..., Trace]
+
+
+def hashed(*prompts: tuple[list[int], int]) -> Trace:
+    requests = [
+        Request(
+            arrival_ms=number,
+            prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
+            num_output_tokens=3,
+        )
+        for number, (ids, num_tokens) in enumerate(prompts)
+    ]
+    return Trace("hashed", tuple(requests))
+
+
+def expanded(trace: Trace) -> Trace:
+    requests = [replace(request, prompt=request.tokens()) for request in trace.requests]
+    return Trace("expanded", tuple(requests))
+
+
+# A few ids under any parent, and lengths that leave the last id short, whole, or hardly begun.
+id_lists = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+lengths = st.sampled_from([1, 63, 64, 65, 128, 300, 511, 512])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=st.lists(st.tuples(id_lists, lengths), min_size=1, max_size=8),
+    block_size=st.sampled_from([64, 128, 512]),
+)
+def test_ids_and_the_tokens_they_stand_for_give_the_same(
+    prompts: list[tuple[list[int], int]], block_size: int
+) -> None:
+    trace = hashed(*((ids, 512 * (len(ids) - 1) + last) for ids, last in prompts))
+    config = ReplayConfig(block_size=block_size)
+
+    best = unbounded(trace, config)
+
+    assert best == unbounded(expanded(trace), config)
+    result = replay(trace, best.working_set_blocks, config)
+    assert (result.hit_tokens, result.evictions) == (best.hit_tokens, 0)
+
+
+def test_the_same_id_after_another_prefix_is_another_block() -> None:
+    trace = hashed(([1, 7], 1024), ([2, 7], 1024), ([1, 7, 3], 1025))
+    best = unbounded(trace, ReplayConfig(block_size=512))
+    assert best.hit_tokens == 1024
+    assert best.full_blocks == 4
+
+
+def test_the_last_token_is_never_served(make_trace: MakeTrace) -> None:
+    trace = make_trace([1, 2, 3, 4], [1, 2, 3, 4])
+    assert unbounded(trace, ReplayConfig(block_size=2)).hit_tokens == 2
+    assert unbounded(trace, ReplayConfig(block_size=1)).hit_tokens == 3
+
+
+def test_a_prompt_of_one_block_is_looked_up_and_never_found(make_trace: MakeTrace) -> None:
+    best = unbounded(make_trace([1, 2], [1, 2]), ReplayConfig(block_size=2))
+    assert (best.query_tokens, best.hit_tokens, best.hit_rate) == (4, 0, 0.0)
+
+
+def test_private_blocks_are_counted_at_their_peak(
+    make_trace: MakeTrace, make_request: MakeRequest
+) -> None:
+    trace = make_trace(
+        make_request([1, 2, 3], outputs=[[4, 5]]),  # [3 4] [5 .]: 2 private blocks
+        make_request([1, 2, 3], arrival_ms=9),  # [3 .]: 1, while the first still runs
+        make_request([1, 2], arrival_ms=10),  # [1 2]: 1, when the first has ended
+    )
+
+    best = unbounded(trace, ReplayConfig(block_size=2, min_service_ms=10, service_ms_per_token=0))
+
+    # Distinct full blocks: [1 2], and [3 4], which the output fills.
+    assert best == Attainable(query_tokens=8, hit_tokens=2, full_blocks=2, peak_private_blocks=3)
+    assert best.working_set_blocks == 5
+
+
+def test_a_block_size_that_ids_cannot_be_cut_into_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_size must divide 512"):
+        unbounded(hashed(([1], 5)), ReplayConfig(block_size=48))

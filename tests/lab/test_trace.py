@@ -1,0 +1,254 @@
+"""Reading, expanding and writing traces; what is wrong with a malformed one, and where."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr.errors import TraceFormatError
+from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace, write_trace
+
+MakeRequest = Callable[..., Request]
+MakeTrace = Callable[..., Trace]
+WriteLines = Callable[..., Path]
+
+GOOD = '{"timestamp": 5, "input_length": 513, "output_length": 7, "hash_ids": [3, 9]}'
+
+
+def hashed(ids: list[int], num_tokens: int) -> HashedPrompt:
+    return HashedPrompt(np.array(ids, dtype=np.int64), num_tokens)
+
+
+def test_a_mooncake_record_becomes_a_request(write_lines: WriteLines) -> None:
+    trace = read_trace(write_lines(GOOD))
+
+    (request,) = trace.requests
+    assert trace.name == "trace.jsonl"
+    assert request.arrival_ms == 5
+    assert request.num_prompt_tokens == 513
+    assert request.num_output_tokens == 7
+    assert request.num_samples == 1
+    assert request.tokens().dtype == np.uint32
+    assert request.tokens().tolist() == [*range(3 * 512, 4 * 512), 9 * 512]
+
+
+def test_the_last_line_may_lack_its_newline(write_lines: WriteLines) -> None:
+    assert len(read_trace(write_lines(GOOD, GOOD.encode())).requests) == 2
+
+
+def test_windows_line_ends_are_read(write_lines: WriteLines) -> None:
+    assert (
+        len(read_trace(write_lines(GOOD.encode() + b"\r\n" + GOOD.encode() + b"\r\n")).requests)
+        == 2
+    )
+
+
+def test_fields_beyond_the_format_are_ignored(write_lines: WriteLines) -> None:
+    line = GOOD.replace("{", '{"user": {"id": [1]}, ', 1)
+    assert read_trace(write_lines(line)).requests[0].arrival_ms == 5
+
+
+def test_the_largest_id_that_fits_a_token_expands_to_the_largest_token() -> None:
+    assert hashed([2**23 - 1], 512).expand()[-1] == 2**32 - 1
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16, 256, 512])
+def test_equal_ids_are_equal_blocks_at_every_size_that_divides_512(block_size: int) -> None:
+    one, other = hashed([4, 7, 1], 1300).expand(), hashed([4, 7, 2], 1300).expand()
+
+    blocks = 1024 // block_size
+    equal = [
+        (one[i * block_size : (i + 1) * block_size] == other[i * block_size : (i + 1) * block_size])
+        .all()
+        .item()
+        for i in range(1300 // block_size)
+    ]
+    assert equal == [True] * blocks + [False] * (1300 // block_size - blocks)
+
+
+@pytest.mark.parametrize("block_size", [3, 48, 1024])
+def test_a_block_size_that_does_not_divide_512_is_refused_for_ids(block_size: int) -> None:
+    request = Request(arrival_ms=0, prompt=hashed([1], 10), num_output_tokens=0)
+    with pytest.raises(ValueError, match=f"block_size must divide 512.*got {block_size}"):
+        Trace("t", (request,)).check_block_size(block_size)
+
+
+def test_any_block_size_is_good_for_a_trace_of_tokens(make_trace: MakeTrace) -> None:
+    make_trace([1, 2, 3]).check_block_size(3)
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "found", "expected"),
+    [
+        ("", 1, "broken JSON (expecting value)", "a JSON object"),
+        ('{"timestamp": 5,, }', 17, "broken JSON", "a JSON object"),
+        ('{"timestamp": 5', 16, "broken JSON", "a JSON object"),
+        ("[1, 2]", 1, "a list", "a JSON object"),
+        ("7", 1, "an integer", "a JSON object"),
+        ("[" * 100_000, 1, "unusable JSON", "a JSON object"),
+        ("1" * 5_000, 1, "unusable JSON", "a JSON object"),
+        (GOOD.replace("timestamp", "time"), 1, 'no field "timestamp"', "one in every record"),
+        (GOOD.replace("hash_ids", "ids"), 1, 'no field "hash_ids"', "one in every record"),
+        (GOOD.replace("5", '"5"', 1), 2, 'timestamp "5"', "an integer in [0,"),
+        (GOOD.replace("5", "5.0", 1), 2, "timestamp 5.0", "an integer in [0,"),
+        (GOOD.replace("5", "NaN", 1), 2, "timestamp NaN", "an integer in [0,"),
+        (GOOD.replace("5", "true", 1), 2, "timestamp true", "an integer in [0,"),
+        (GOOD.replace("5", "-5", 1), 2, "timestamp -5", "an integer in [0,"),
+        (GOOD.replace("5", "1e999", 1), 2, "timestamp Infinity", "an integer in [0,"),
+        (GOOD.replace("513", "0"), 18, "input_length 0", "an integer in [1,"),
+        (GOOD.replace("7", "-1"), 39, "output_length -1", "an integer in [0,"),
+        (GOOD.replace("[3, 9]", "null"), 59, "hash_ids null", "a list"),
+        (GOOD.replace("9", "-9"), 59, "-9 in hash_ids", "integers in [0, 8388607]"),
+        (GOOD.replace("9]", '"9"]'), 59, '"9" in hash_ids', "integers in [0, 8388607]"),
+        (GOOD.replace("9]", "false]"), 59, "false in hash_ids", "integers in [0, 8388607]"),
+        (GOOD.replace("9", "8388608"), 59, "8388608 in hash_ids", "integers in [0, 8388607]"),
+        (GOOD.replace("513", "512"), 59, "2 hash_ids for input_length 512", "1, one for each"),
+        (GOOD.replace("513", "1025"), 60, "2 hash_ids for input_length 1025", "3, one for each"),
+        (GOOD.replace("5", "4", 1), 2, "timestamp 4", "at least 5, as before"),
+    ],
+)
+def test_a_malformed_line_is_named_with_its_column(
+    write_lines: WriteLines, line: str, column: int, found: str, expected: str
+) -> None:
+    path = write_lines(GOOD, line)
+    with pytest.raises(TraceFormatError) as caught:
+        read_trace(path)
+
+    error = caught.value
+    assert (error.path, error.line) == (str(path), 2)
+    assert error.column == column
+    assert error.found.startswith(found)
+    assert error.expected.startswith(expected)
+    assert str(error).startswith(f"{path}:2:{column}: found ")
+    assert "\n" not in str(error)
+
+
+def test_bytes_that_are_no_text_are_named_with_their_column(write_lines: WriteLines) -> None:
+    with pytest.raises(TraceFormatError, match=r":1:3: found byte 0xff, expected UTF-8 text"):
+        read_trace(write_lines("{é".encode() + b"\xff}"))
+
+
+@pytest.mark.parametrize("header", [(), ('{"format": "blockmgr-trace", "version": 1}',)])
+def test_a_file_without_requests_is_malformed(
+    write_lines: WriteLines, header: tuple[str, ...]
+) -> None:
+    line = len(header) + 1
+    with pytest.raises(TraceFormatError, match=f":{line}:1: found the end of the file, expected a"):
+        read_trace(write_lines(*header))
+
+
+def test_a_found_value_is_cut_short(write_lines: WriteLines) -> None:
+    with pytest.raises(TraceFormatError) as caught:
+        read_trace(write_lines(GOOD.replace("5", '"' + "x" * 1000 + '"', 1)))
+    assert len(str(caught.value)) < 300
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_trace(tmp_path / "none.jsonl")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    requests = []
+    for arrival in sorted(rng.choices(range(50), k=20)):
+        outputs = [
+            np.array(rng.choices(range(2**32), k=rng.randrange(4)), dtype=np.uint32)
+            for _ in range(rng.randrange(3))
+        ]
+        requests.append(
+            Request(
+                arrival_ms=arrival,
+                prompt=np.array(rng.choices(range(2**32), k=rng.randint(1, 5)), dtype=np.uint32),
+                num_output_tokens=max(map(len, outputs), default=rng.randrange(9)),
+                outputs=tuple(outputs),
+                namespace=rng.randbytes(rng.randrange(3)),
+            )
+        )
+    requests.append(Request(arrival_ms=60, prompt=hashed([5, 6], 600), num_output_tokens=1))
+    path = tmp_path / "own.jsonl"
+
+    write_trace(Trace("made", tuple(requests)), path)
+    back = read_trace(path)
+
+    assert len(back.requests) == len(requests)
+    for read, written in zip(back.requests, requests, strict=True):
+        assert read.tokens().tolist() == written.tokens().tolist()
+        assert [o.tolist() for o in read.outputs] == [o.tolist() for o in written.outputs]
+        for name in ("arrival_ms", "num_output_tokens", "namespace"):
+            assert getattr(read, name) == getattr(written, name)
+
+
+OWN = {"arrival_ms": 1, "namespace": "", "num_output_tokens": 2, "outputs": [[8, 9]], "tokens": [4]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "expected"),
+    [
+        ({"tokens": []}, "an empty prompt", "at least 1 token"),
+        ({"tokens": [2**32]}, "4294967296 in tokens", "integers in [0, 4294967295]"),
+        ({"outputs": [3]}, "3 in outputs", "a list of integers"),
+        ({"outputs": [[8.5]]}, "8.5 in outputs", "integers in"),
+        ({"num_output_tokens": 3}, "num_output_tokens 3", "2, the length of the longest"),
+        ({"namespace": "xy"}, 'namespace "xy"', "a string of hexadecimal bytes"),
+        ({"namespace": 7}, "namespace 7", "a string of hexadecimal bytes"),
+    ],
+)
+def test_a_malformed_record_of_the_own_format_is_named(
+    write_lines: WriteLines, changes: dict[str, Any], found: str, expected: str
+) -> None:
+    header = '{"format": "blockmgr-trace", "version": 1}'
+    field = next(iter(changes))
+    line = json.dumps({**OWN, **changes})
+    with pytest.raises(TraceFormatError) as caught:
+        read_trace(write_lines(header, json.dumps(OWN), line))
+
+    assert caught.value.line == 3
+    assert caught.value.column == line.index(f'"{field}"') + 1
+    assert caught.value.found.startswith(found)
+    assert caught.value.expected.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ({"format": "other", "version": 1}, 'format "other"'),
+        ({"format": "blockmgr-trace", "version": 2}, "version 2"),
+        ({"format": "blockmgr-trace"}, 'no field "version"'),
+    ],
+)
+def test_an_unknown_header_is_refused(
+    write_lines: WriteLines, header: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(TraceFormatError) as caught:
+        read_trace(write_lines(json.dumps(header), json.dumps(OWN)))
+    assert caught.value.found == found
+    assert caught.value.line == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arrival_ms": -1}, "arrival_ms must be at least 0, got -1"),
+        ({"num_output_tokens": -1}, "num_output_tokens must be at least 0, got -1"),
+        ({"prompt": np.zeros(0, np.uint32)}, "prompt must hold at least 1 token"),
+        ({"outputs": (np.zeros(3, np.uint32),)}, "length of the longest output, 3, got 2"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    good = {"arrival_ms": 0, "prompt": np.ones(1, np.uint32), "num_output_tokens": 2}
+    with pytest.raises(ValueError, match=message):
+        Request(**{**good, **changes})
+
+
+def test_a_trace_is_in_order_and_not_empty(make_request: MakeRequest) -> None:
+    with pytest.raises(ValueError, match="at least 1 request"):
+        Trace("t", ())
+    with pytest.raises(ValueError, match="in order of arrival_ms"):
+        Trace("t", (make_request([1], arrival_ms=2), make_request([1], arrival_ms=1)))
