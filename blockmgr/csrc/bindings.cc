@@ -1,34 +1,13 @@
 // The Python face of the core: arguments in, results out, exceptions translated. Nothing else.
-#include "bindings.h"
-
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "sequences.h"
+#include "bindings_core.h"
 
 namespace blockmgr {
 namespace {
-
-// One manager: the core, and buffers that the conversions of its calls reuse.
-struct Core {
-  Core(const Config& config, std::unique_ptr<Digester> digester)
-      : core(config, std::move(digester)) {}
-
-  // Before any argument is read into the buffers: a call from inside a digest function must not
-  // overwrite those of the call around it.
-  Sequences& enter() {
-    if (core.busy())
-      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
-    return core;
-  }
-
-  Sequences core;
-  std::vector<Token> tokens;
-  std::vector<std::int64_t> handles;
-  std::vector<std::int64_t> parents;
-};
 
 using TokenArray = IntArray<Token>;
 using HandleArray = IntArray<std::int64_t>;
@@ -276,49 +255,6 @@ nb::bytes fingerprint(Core& self) {
   return nb::bytes(facts.data(), facts.size());
 }
 
-// The arrays share the core's memory and keep the manager alive.
-nb::object block_tables(nb::handle self) {
-  const Sequences& core = nb::cast<Core&>(self).core;
-  const auto rows = static_cast<std::size_t>(core.config().max_seqs);
-  const auto width = static_cast<std::size_t>(core.config().row_width);
-  return nb::cast(
-      nb::ndarray<nb::numpy, std::int32_t, nb::ndim<2>>(core.tables(), {rows, width}, self));
-}
-
-nb::object seq_lens(nb::handle self) {
-  const Sequences& core = nb::cast<Core&>(self).core;
-  const auto rows = static_cast<std::size_t>(core.config().max_seqs);
-  return nb::cast(nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>(core.lengths(), {rows}, self));
-}
-
-void init_core(Core* self, nb::kwargs options) {
-  const auto whole = [&](const char* name) {
-    return static_cast<int>(int_argument(options[name], name));
-  };
-  const auto flag = [&](const char* name) { return nb::cast<bool>(options[name]); };
-  Config config;
-  config.num_blocks = whole("num_blocks");
-  config.block_size = whole("block_size");
-  config.max_seqs = whole("max_seqs");
-  config.row_width = whole("row_width");
-  config.prefix_caching = flag("prefix_caching");
-  config.remap = flag("remap");
-  config.min_partial_tokens = whole("min_partial_tokens");
-  config.watermark_blocks = whole("watermark_blocks");
-  config.steps_in_flight = whole("steps_in_flight");
-  config.early_commit = flag("early_commit");
-  config.null_block = flag("null_block");
-  std::unique_ptr<Digester> digester;
-  if (config.prefix_caching) {
-    const int size = whole("digest_size");
-    digester = std::make_unique<PythonDigest>(
-        nb::borrow(options["digest"]), flag("digest_is_trusted"), size,
-        static_cast<std::size_t>(size) +
-            static_cast<std::size_t>(config.block_size) * sizeof(Token));
-  }
-  new (self) Core(config, std::move(digester));
-}
-
 }  // namespace
 }  // namespace blockmgr
 
@@ -333,7 +269,8 @@ NB_MODULE(_core, m) {
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.
   const auto any = [] { return nb::arg().none(); };
-  nb::class_<Core>(m, "Core", "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
+  nb::class_<Core>(m, "Core", nb::type_slots(collection_slots()),
+                   "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
       .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
       .def("admit", admit,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "

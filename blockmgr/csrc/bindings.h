@@ -65,6 +65,10 @@ class PythonDigest : public Digester {
   std::uint8_t* message(std::size_t length) override;
   void digest(std::size_t length, std::uint8_t* out) override;
 
+  // For the garbage collector: the one reference that can be part of a cycle.
+  nb::handle function() const { return function_; }
+  void clear_function() { function_ = nb::none(); }
+
  private:
   struct Buffer {
     nb::object argument;

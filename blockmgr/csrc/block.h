@@ -79,7 +79,7 @@ class ZeroedArray {
  public:
   explicit ZeroedArray(std::size_t size) : size_(size) {
     if (size > (SIZE_MAX - kAlignment) / sizeof(T)) throw std::bad_alloc();
-    memory_.reset(std::calloc(size * sizeof(T) + kAlignment, 1));
+    memory_.reset(std::calloc(size * sizeof(T) + kAlignment, 1), std::free);
     if (!memory_) throw std::bad_alloc();
     auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
     data_ = reinterpret_cast<T*>((address + kAlignment - 1) / kAlignment * kAlignment);
@@ -88,14 +88,13 @@ class ZeroedArray {
   T& operator[](std::size_t i) const { return data_[i]; }
   std::size_t size() const { return size_; }
   std::size_t bytes() const { return size_ * sizeof(T); }
+  // For views that may outlive this array.
+  const std::shared_ptr<void>& memory() const { return memory_; }
 
  private:
   static constexpr std::size_t kAlignment = 64;
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
   std::size_t size_;
-  std::unique_ptr<void, Free> memory_;
+  std::shared_ptr<void> memory_;
   T* data_;
 };
 

@@ -145,8 +145,8 @@ class Sequences {
   const Counters& counters() const { return counters_; }
   bool busy() const { return busy_; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
-  std::int32_t* tables() const { return tables_.data(); }
-  std::int32_t* lengths() const { return lengths_.data(); }
+  const ZeroedArray<std::int32_t>& tables() const { return tables_; }
+  const ZeroedArray<std::int32_t>& lengths() const { return lengths_; }
   std::size_t memory() const;
 
   // Every broken invariant, one sentence each, recomputed from scratch.

@@ -1,0 +1,41 @@
+// One manager as a Python object: how it is made, shared and collected.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bindings.h"
+#include "sequences.h"
+
+namespace blockmgr {
+
+// One manager: the core, and buffers that the conversions of its calls reuse.
+struct Core {
+  Core(const Config& config, std::unique_ptr<PythonDigest> digester)
+      : digest(digester.get()), core(config, std::move(digester)) {}
+
+  // Before any argument is read into the buffers: a call from inside a digest function must not
+  // overwrite those of the call around it.
+  Sequences& enter() {
+    if (core.busy())
+      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
+    return core;
+  }
+
+  PythonDigest* digest;  // the core's; nullptr without a prefix cache
+  Sequences core;
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> handles;
+  std::vector<std::int64_t> parents;
+};
+
+void init_core(Core* self, nb::kwargs options);
+
+// The block tables and sequence lengths as NumPy arrays that share the core's memory.
+nb::object block_tables(Core& self);
+nb::object seq_lens(Core& self);
+
+// What the class needs to take part in garbage collection.
+PyType_Slot* collection_slots();
+
+}  // namespace blockmgr
