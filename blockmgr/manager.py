@@ -241,6 +241,7 @@ class BlockManager:
         Raises:
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
+            StepError: With ``early_commit``, while a copy plan is not resolved.
             ValueError: ``num_computed_tokens`` out of that range.
 
         Leaves:
@@ -269,7 +270,8 @@ class BlockManager:
             NeverFitsError: A sequence fills its block table row.
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
-            StepError: A sequence was committed ahead of this step's forward.
+            StepError: A sequence was committed ahead of this step's forward; or, with
+                ``early_commit``, a copy plan is not resolved.
             ValueError: Handles repeated, or not as many tokens as handles.
 
         Leaves:
@@ -304,6 +306,7 @@ class BlockManager:
             OutOfSequencesError: Fewer than ``n`` rows are left.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
+            StepError: The sequence was committed ahead of this step's forward.
             ValueError: ``n`` below 1.
 
         Cost: O(blocks + n x blocks x 4 bytes), without recursion.
@@ -326,7 +329,8 @@ class BlockManager:
         Raises:
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted.
-            StepError: A sequence to be replaced was committed ahead of this step's forward.
+            StepError: A sequence to be replaced, or its new parent, was committed ahead of this
+                step's forward.
             ValueError: Handles repeated, or an index out of range.
 
         Cost: O(blocks that differ); beams share their long common part.

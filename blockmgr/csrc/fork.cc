@@ -22,6 +22,8 @@ void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) 
 void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
   Call call(*this);
   Sequence& parent = running(handle);
+  // Its forward may move to a copy of the tail; the children would wait for K/V that never comes.
+  refuse_ahead(parent, "fork");
   if (count < 1)
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
   if (static_cast<std::size_t>(count) > unused_rows_.size())
@@ -80,6 +82,8 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
                                          std::to_string(i));
     if (parents[i] != i) refuse_ahead(s, "reparent");
   }
+  for (std::int64_t i = 0; i < count; ++i)
+    if (parents[i] != i) refuse_ahead(live(handles[parents[i]]), "fork");
   std::vector<Successor> successors;
   successors.reserve(static_cast<std::size_t>(count));
   std::vector<Sequence*> changed;

@@ -185,7 +185,7 @@ class Sequences {
   Sequence& running(Handle handle);
   Handle handle_of(std::int64_t index) const;
   std::int64_t blocks_for(std::int64_t slots) const {
-    return (slots + config_.block_size - 1) / config_.block_size;
+    return slots / config_.block_size + (slots % config_.block_size != 0);
   }
   std::int64_t num_slots(const Sequence& s) const {
     return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
