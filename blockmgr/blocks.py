@@ -42,7 +42,7 @@ class BlockCopy(NamedTuple):
     """Leading tokens of the block that hold K/V; the rest need not be copied."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CopyPlan:
     """The block copies of one step, safe to run in any order or all at once.
 
@@ -76,12 +76,12 @@ class Remap(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which means nothing here
     """Logical block, from 0."""
     old: int
-    """Block id that stood there."""
+    """Block id that stood there; -1 if that is not known any more."""
     new: int
     """Block id with the same content that stands there instead."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """What the prefix cache holds of a prompt.
 

@@ -17,13 +17,18 @@ MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 
 
+def _most_columns(block_size: int) -> int:
+    """Blocks a sequence can have with its length still an int32."""
+    return (2**31 - 1) // block_size
+
+
 class ManagerOptions(TypedDict, total=False):
     """Keyword options of ``BlockManager``; meanings and defaults are ``ManagerConfig``'s."""
 
     max_seqs: int
     max_blocks_per_seq: int | None
     prefix_caching: bool
-    digest: str | Callable[[memoryview], bytes]
+    digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
     eviction: Literal["lru"]
@@ -45,8 +50,8 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block (a read-only
-            ``memoryview``, valid during the call) to a digest of constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block to a digest of
+            constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
@@ -68,7 +73,7 @@ class ManagerConfig:
     max_seqs: int = 256
     max_blocks_per_seq: int | None = None
     prefix_caching: bool = True
-    digest: str | Callable[[memoryview], bytes] = "xxh3_128"
+    digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
     eviction: Literal["lru"] = "lru"
@@ -86,7 +91,7 @@ class ManagerConfig:
         self._whole("block_size", 1, MAX_BLOCK_SIZE)
         self._whole("max_seqs", 1, 2**31 - 1)
         if self.max_blocks_per_seq is not None:
-            self._whole("max_blocks_per_seq", 1, 2**31 - 1)
+            self._whole("max_blocks_per_seq", 1, _most_columns(self.block_size))
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
@@ -102,9 +107,8 @@ class ManagerConfig:
 
     @property
     def row_width(self) -> int:
-        """Columns of the block table array: no more than the pool has, or an int32 can count."""
-        most = min(self.capacity, (2**31 - 1) // self.block_size)
-        return min(self.max_blocks_per_seq or most, most)
+        """Columns of the block table array."""
+        return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
 
     def _whole(self, name: str, low: int, high: int) -> None:
         value: Any = getattr(self, name)

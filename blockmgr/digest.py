@@ -20,10 +20,10 @@ import xxhash
 
 __all__ = ["DIGESTS", "digest_function", "digest_size", "namespace_key"]
 
-DigestFunction = Callable[[memoryview], bytes]
+DigestFunction = Callable[[bytes], bytes]
 
 
-def _sha256(message: memoryview) -> bytes:
+def _sha256(message: bytes) -> bytes:
     return hashlib.sha256(message).digest()
 
 
@@ -47,7 +47,7 @@ def digest_size(function: DigestFunction) -> int:
         TypeError: It does not return bytes.
         ValueError: The digest is shorter than 8 or longer than 64 bytes.
     """
-    digest = function(memoryview(b""))
+    digest = function(b"")
     if not isinstance(digest, bytes):
         raise TypeError(f"digest must return bytes, got {type(digest).__name__}")
     if not _SHORTEST <= len(digest) <= _LONGEST:

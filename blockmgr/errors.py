@@ -54,7 +54,8 @@ class OutOfBlocksError(BlockMgrError):
         self.reserved_by_watermark = reserved_by_watermark
         message = f"need {needed} blocks, {available} available"
         if reserved_by_watermark:
-            message += f", {reserved_by_watermark} of them held back by the watermark"
+            held_back = min(reserved_by_watermark, available)
+            message += f", {held_back} of them held back by the watermark"
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type, tuple[int, int, int]]:

@@ -30,7 +30,7 @@ class _SupportsArray(Protocol):
 Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
 """Token ids: a list (fastest), tuple or range of ints, or a one-dimensional contiguous array of
 integers: NumPy, ``array.array``, anything with the buffer protocol or ``__array__``. Each is in
-``[0, 2**32)``."""
+``[0, 2**32)``. An array is read in place and must not change during the call."""
 
 Extras: TypeAlias = Mapping[int, bytes]
 """Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""
@@ -71,13 +71,14 @@ class BlockManager:
     __slots__ = ("__weakref__", "_config", "_core", "block_tables", "seq_lens")
 
     block_tables: npt.NDArray[np.int32]
-    """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live and
-    zero-copy (``torch.from_numpy`` shares it too). Entries past a sequence's blocks are 0, so a
-    kernel that reads ahead stays inside the pool. It belongs to the manager: never write to it."""
+    """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
+    zero-copy and read-only. Entries past a sequence's blocks are 0, so a kernel that reads ahead
+    stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``, and never
+    write to what it returns."""
 
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
-    live and zero-copy, never to be written to."""
+    live, zero-copy and read-only."""
 
     def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
         self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))
@@ -108,8 +109,8 @@ class BlockManager:
             digest_is_trusted=isinstance(config.digest, str),
             digest_size=digest_size(function) if config.prefix_caching else 0,
         )
-        self.block_tables = self._core.block_tables()
-        self.seq_lens = self._core.seq_lens()
+        self.block_tables = _read_only(self._core.block_tables())
+        self.seq_lens = _read_only(self._core.seq_lens())
 
     def __repr__(self) -> str:
         config = self._config
@@ -202,7 +203,7 @@ class BlockManager:
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
-            NeverFitsError: More than a block table row holds.
+            NeverFitsError: More than the pool or a block table row holds.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
             ValueError: ``num_slots`` below 1.
@@ -217,7 +218,7 @@ class BlockManager:
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
-            NeverFitsError: More than a block table row holds.
+            NeverFitsError: More than the pool or a block table row holds.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
             ValueError: No tokens, or a token out of bounds.
@@ -267,7 +268,7 @@ class BlockManager:
 
         Raises:
             OutOfBlocksError: Too few blocks for the batch at the moment.
-            NeverFitsError: A sequence fills its block table row.
+            NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
             StepError: A sequence was committed ahead of this step's forward; or, with
@@ -364,11 +365,13 @@ class BlockManager:
     def resume(self, handle: int, *, num_slots: int | None = None) -> None:
         """Admits a preempted sequence again, under the same handle.
 
-        What it finds of its own blocks counts as ``resumed_hit_tokens``, not as ``hit_tokens``.
+        What it finds of its own blocks counts as ``resumed_hit_tokens``, not as ``hit_tokens``. The
+        watermark applies as far as the sequence leaves room for it, so that one that has grown
+        past it can come back to an empty pool.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
-            NeverFitsError: ``num_slots`` is more than the pool or a row can hold.
+            NeverFitsError: ``num_slots`` is more than the pool or a block table row holds.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is not preempted.
             ValueError: ``num_slots`` below 1.
@@ -422,10 +425,9 @@ class BlockManager:
     def take_remaps(self) -> list[Remap]:
         """The block table entries that deduplication changed since the last call.
 
-        Only for engines that keep tables of their own; ``block_tables`` is right already.
-
-        Raises:
-            StepError: The log was left to overflow; copy the tables afresh.
+        Only for engines that keep tables of their own; ``block_tables`` is right already. The log
+        is bounded. If it was left untaken for too long, this is every entry of a cached block
+        instead, with an ``old`` of -1: applying them all makes any table right.
         """
         return [Remap(*remap) for remap in self._core.take_remaps()]
 
@@ -626,4 +628,11 @@ def _extras(extras: Extras | None) -> list[tuple[int, bytes]] | None:
         return None
     if not isinstance(extras, Mapping):
         raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
-    return list(extras.items())
+    return [(block, extras[block]) for block in extras]
+
+
+def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    # The core finds its way by these numbers, so a stray write must not be able to lead it astray.
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -35,6 +35,7 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   NodeId node = root;
   std::int64_t i = 0;
   std::int64_t num_unused = 0;
+  BlockId* const out = found_.data();
   for (; i < limit; ++i) {
     const Key key{node, extras_at(extras, i), tokens + i * size};
     BlockId b = kNoBlock;
@@ -62,8 +63,8 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
       b = index_.find(key, digest);
       if (b < 0) break;
     }
-    num_unused += pool_.counts_as_available(b);
-    found_[static_cast<std::size_t>(i)] = b;
+    num_unused += !records[b].used() && !records[b].fence;  // counts_as_available(b)
+    out[i] = b;
     node = b;
   }
   found.num_full = i;
@@ -112,43 +113,44 @@ Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) cons
   return d;
 }
 
-bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots) const {
+bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots,
+                           std::int64_t watermark) const {
   const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
-  return blocks > config_.row_width || blocks > pool_.capacity() - config_.watermark_blocks;
+  return blocks > config_.row_width || blocks > pool_.capacity() - watermark;
 }
 
 void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const {
-  const std::int64_t longest = std::max(num_tokens, slots);
+  const std::int64_t most = std::max(num_tokens, slots);
   throw Error(ErrorKind::kNeverFits,
-              std::to_string(longest) + " tokens need " + std::to_string(blocks_for(longest)) +
-                  " blocks; a sequence can have " + std::to_string(config_.row_width) +
+              std::to_string(most) + " tokens need " + std::to_string(blocks_for(most)) +
+                  " blocks; a block table row holds " + std::to_string(config_.row_width) +
                   " and the pool has " + std::to_string(pool_.capacity()) + ", " +
                   std::to_string(config_.watermark_blocks) + " of them held back by the watermark");
 }
 
-std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots) const {
+std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
+                                      std::int64_t watermark) const {
   const std::int64_t slots = num_slots ? num_slots : num_tokens;
-  if (never_fits(num_tokens, slots)) throw_never_fits(num_tokens, slots);
+  if (never_fits(num_tokens, slots, watermark)) throw_never_fits(num_tokens, slots);
   return slots;
 }
 
 // All counting happens here, before any change.
 Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
                                            std::int64_t slots, NodeId root, const ExtrasIds* extras,
-                                           Demand& d) {
+                                           std::int64_t watermark, Demand& d) {
   Found found = find_prefix(tokens, count, root, extras);
   if (blocks_for(slots) > found.num_full) find_partial(tokens, count, extras, found);
   d = demand(found, slots);
-  const std::int64_t spare = pool_.available() - config_.watermark_blocks;
-  if (d.needed() > spare && found.partial >= 0) {
+  if (found.partial >= 0 && !d.fits(pool_.available(), watermark)) {
     // A copy holds its source as well; without it the prompt may still fit.
     found.partial = kNoBlock;
     found.num_partial = 0;
     found.take_over = false;
     d = demand(found, slots);
   }
-  if (d.needed() > spare)
-    throw OutOfBlocks(d.needed(), pool_.available(), config_.watermark_blocks);
+  if (!d.fits(pool_.available(), watermark))
+    throw OutOfBlocks(d.needed(), pool_.available(), watermark);
   return found;
 }
 
@@ -200,7 +202,8 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
 
 Handle Sequences::admit(const Prompt& prompt) {
   Call call(*this);
-  const std::int64_t slots = checked_slots(prompt.num_tokens, prompt.num_slots);
+  const std::int64_t watermark = config_.watermark_blocks;
+  const std::int64_t slots = checked_slots(prompt.num_tokens, prompt.num_slots, watermark);
   if (unused_rows_.empty()) throw OutOfSequences(1, 0);
 
   struct RootReference {
@@ -218,7 +221,7 @@ Handle Sequences::admit(const Prompt& prompt) {
   }
   Demand d;
   const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, d);
+                                     extras ? &extras->ids() : nullptr, watermark, d);
   std::vector<Token> waiting;
   if (d.num_blocks * config_.block_size < prompt.num_tokens)
     waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
@@ -245,10 +248,13 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
   if (s.state != Sequence::kPreempted)
     throw Error(ErrorKind::kSequenceState,
                 "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
-  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted);
+  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, 0);
+  // A sequence that grew past the watermark must be able to come back to an empty pool.
+  const std::int64_t watermark = std::min<std::int64_t>(
+      config_.watermark_blocks, pool_.capacity() - blocks_for(std::max(s.num_tokens, slots)));
   Demand d;
-  const Found found =
-      plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root), s.extras_ids(), d);
+  const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
+                                     s.extras_ids(), watermark, d);
   occupy(s, s.waiting.data(), found, d);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
@@ -289,7 +295,7 @@ MatchResult Sequences::match(const Prompt& prompt) {
 Admission Sequences::can_admit(const Prompt& prompt) {
   Call call(*this);
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
-  if (never_fits(prompt.num_tokens, slots)) return Admission::kNever;
+  if (never_fits(prompt.num_tokens, slots, config_.watermark_blocks)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
   Found found;
   const std::uint32_t root = index_.find_root(prompt.name);
@@ -299,8 +305,8 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   }
   // Reuse of a part is left out: it never makes a prompt fit that would not fit without it,
   // except that an idle tail taken over counts once either way.
-  const std::int64_t spare = pool_.available() - config_.watermark_blocks;
-  return demand(found, slots).needed() <= spare ? Admission::kNow : Admission::kLater;
+  const bool fits = demand(found, slots).fits(pool_.available(), config_.watermark_blocks);
+  return fits ? Admission::kNow : Admission::kLater;
 }
 
 // Whether a child already begins with these tokens.

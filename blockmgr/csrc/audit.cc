@@ -306,8 +306,8 @@ std::string Sequences::fingerprint() const {
   copies_.each_pending([&](const Copy& c) { put(out, c.source, c.destination, c.num_tokens); });
   for (const Copy& c : copies_.flight()) put(out, c.source, c.destination, c.num_tokens);
   for (const Sequence& s : sequences_) {
-    put(out, s.generation, s.state, s.num_blocks, s.num_keyed, s.num_tokens, s.num_computed,
-        s.num_cached, s.num_written, s.committed_step, s.root, s.num_waiting());
+    put(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_keyed, s.num_tokens,
+        s.num_computed, s.num_cached, s.num_written, s.committed_step, s.root, s.num_waiting());
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put(out, s.waiting[i]);
   }
@@ -315,7 +315,7 @@ std::string Sequences::fingerprint() const {
   put(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
       n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails, n.forks,
       n.preemptions, pool_.num_evicted(), copies_.num_planned(), copies_.num_cancelled(),
-      remaps_.size(), step_, last_ticket_, open_steps_.size(), copies_.in_flight());
+      remaps_.size(), remaps_lost_, step_, last_ticket_, open_steps_.size(), copies_.in_flight());
   return out;
 }
 

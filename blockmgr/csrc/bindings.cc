@@ -29,14 +29,10 @@ std::int64_t slots_argument(nb::handle num_slots) {
   return slots;
 }
 
+// All of a prompt but its tokens, which are read last: converting the rest may run Python code.
 // extras: None, or (block index, bytes) pairs. The pairs keep the bytes alive.
-Prompt prompt_argument(const TokenArray& tokens, nb::handle name, nb::handle extras,
-                       nb::handle num_slots) {
-  Prompt prompt{tokens.data(),
-                not_empty(tokens.size(), "tokens"),
-                bytes_argument(name, "namespace", 0),
-                {},
-                slots_argument(num_slots)};
+Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots) {
+  Prompt prompt{nullptr, 0, bytes_argument(name, "namespace", 0), {}, slots_argument(num_slots)};
   if (extras.is_none()) return prompt;
   for (nb::handle item : nb::cast<nb::list>(extras)) {
     const auto pair = nb::cast<nb::tuple>(item);
@@ -48,172 +44,192 @@ Prompt prompt_argument(const TokenArray& tokens, nb::handle name, nb::handle ext
                                bytes_argument(pair[1], "extras[" + std::to_string(block) + "]", 1));
   }
   std::sort(prompt.extras.begin(), prompt.extras.end());
+  for (std::size_t i = 1; i < prompt.extras.size(); ++i)
+    if (prompt.extras[i].first == prompt.extras[i - 1].first)
+      throw Error(ErrorKind::kValue, "extras index " + std::to_string(prompt.extras[i].first) +
+                                         " must appear once, got it twice");
   return prompt;
 }
 
-std::int64_t handle_argument(nb::handle handle) { return int_argument(handle, "handle"); }
+Prompt& with_tokens(Prompt& prompt, const TokenArray& tokens) {
+  prompt.tokens = tokens.data();
+  prompt.num_tokens = not_empty(tokens.size(), "tokens");
+  return prompt;
+}
 
 std::int64_t admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                    nb::handle num_slots) {
-  Sequences& core = self.enter();
+  Prompt prompt = prompt_argument(name, extras, num_slots);
   const TokenArray values = token_argument(self, tokens);
-  return core.admit(prompt_argument(values, name, extras, num_slots));
+  return self.core.admit(with_tokens(prompt, values));
 }
 
 nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
-  Sequences& core = self.enter();
+  Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  const MatchResult result = core.match(prompt_argument(values, name, extras, nb::none()));
-  auto [ids, id] = new_array<std::int32_t>(static_cast<std::int64_t>(result.blocks.size()));
-  std::copy(result.blocks.begin(), result.blocks.end(), id);
-  return nb::make_tuple(result.num_cached, result.num_partial, ids);
+  const MatchResult result = self.core.match(with_tokens(prompt, values));
+  const auto count = static_cast<std::int64_t>(result.blocks.size());
+  auto ids = new_numbers<std::int32_t>(count);
+  std::copy(result.blocks.begin(), result.blocks.end(), ids.get());
+  return nb::make_tuple(result.num_cached, result.num_partial, to_array(std::move(ids), count));
 }
 
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
               nb::handle num_slots) {
-  Sequences& core = self.enter();
+  Prompt prompt = prompt_argument(name, extras, num_slots);
   const TokenArray values = token_argument(self, tokens);
-  return static_cast<int>(core.can_admit(prompt_argument(values, name, extras, num_slots)));
+  return static_cast<int>(self.core.can_admit(with_tokens(prompt, values)));
 }
 
 void reserve(Core& self, nb::handle handle, nb::handle num_slots) {
-  self.enter().reserve(handle_argument(handle), int_argument(num_slots, "num_slots"));
+  const std::int64_t h = handle_argument(handle);
+  self.core.reserve(h, int_argument(num_slots, "num_slots"));
 }
 
 void append(Core& self, nb::handle handle, nb::handle tokens) {
-  Sequences& core = self.enter();
   const std::int64_t h = handle_argument(handle);
   const TokenArray values = token_argument(self, tokens);
-  core.append(h, values.data(), not_empty(values.size(), "tokens"));
+  self.core.append(h, values.data(), not_empty(values.size(), "tokens"));
 }
 
 void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
-  self.enter().commit(handle_argument(handle),
-                      int_argument(num_computed_tokens, "num_computed_tokens"));
+  const std::int64_t h = handle_argument(handle);
+  self.core.commit(h, int_argument(num_computed_tokens, "num_computed_tokens"));
 }
 
 void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
-  self.enter().truncate(handle_argument(handle), int_argument(num_tokens, "num_tokens"));
+  const std::int64_t h = handle_argument(handle);
+  self.core.truncate(h, int_argument(num_tokens, "num_tokens"));
 }
 
-void free_sequence(Core& self, nb::handle handle) { self.enter().free(handle_argument(handle)); }
+void free_sequence(Core& self, nb::handle handle) { self.core.free(handle_argument(handle)); }
 
-void preempt(Core& self, nb::handle handle) { self.enter().preempt(handle_argument(handle)); }
+void preempt(Core& self, nb::handle handle) { self.core.preempt(handle_argument(handle)); }
 
 void resume(Core& self, nb::handle handle, nb::handle num_slots) {
-  self.enter().resume(handle_argument(handle), slots_argument(num_slots));
+  const std::int64_t h = handle_argument(handle);
+  self.core.resume(h, slots_argument(num_slots));
 }
 
 void copies_applied(Core& self, nb::handle ticket) {
-  self.enter().copies_applied(int_argument(ticket, "ticket"));
+  self.core.copies_applied(int_argument(ticket, "ticket"));
 }
 
 void copies_aborted(Core& self, nb::handle ticket) {
-  self.enter().copies_aborted(int_argument(ticket, "ticket"));
+  self.core.copies_aborted(int_argument(ticket, "ticket"));
 }
 
-void complete(Core& self, nb::handle ticket) {
-  self.enter().complete(int_argument(ticket, "ticket"));
-}
+void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(ticket, "ticket")); }
 
 nb::list take_remaps(Core& self) {
   nb::list result;
-  for (const RemapRecord& r : self.enter().take_remaps())
+  const std::vector<RemapRecord> remaps = self.core.remaps();
+  for (const RemapRecord& r : remaps)
     result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
+  self.core.forget_remaps();
   return result;
 }
 
+// The plan is complete before any array is made: that may run the garbage collector, and with it
+// code that calls the manager.
 nb::tuple take_copies(Core& self) {
-  Sequences& core = self.enter();
-  core.check_take();
-  const std::int64_t count = core.copies().num_pending();
-  auto [sources, source] = new_array<std::int32_t>(count);
-  auto [destinations, destination] = new_array<std::int32_t>(count);
-  auto [lengths, length] = new_array<std::int32_t>(count);
   std::vector<Copy> copies;
-  const std::int64_t ticket = core.take_copies(copies);
-  for (const Copy& copy : copies) {
-    *source++ = copy.source;
-    *destination++ = copy.destination;
-    *length++ = copy.num_tokens;
+  const std::int64_t ticket = self.core.take_copies(copies);
+  try {
+    const auto count = static_cast<std::int64_t>(copies.size());
+    const auto column = [&](BlockId Copy::* field) {
+      auto numbers = new_numbers<std::int32_t>(count);
+      for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
+      return to_array(std::move(numbers), count);
+    };
+    return nb::make_tuple(ticket, column(&Copy::source), column(&Copy::destination),
+                          column(&Copy::num_tokens));
+  } catch (...) {
+    self.core.copies_aborted(ticket);
+    throw;
   }
-  return nb::make_tuple(ticket, sources, destinations, lengths);
 }
 
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
-  Sequences& core = self.enter();
   const HandleArray rows(handles, "handles", 0, self.handles);
   const TokenArray values = token_argument(self, tokens);
   if (rows.size() != values.size())
     throw Error(ErrorKind::kValue, "tokens must be as many as handles (" +
                                        std::to_string(rows.size()) + "), got " +
                                        std::to_string(values.size()));
-  auto [slots, slot] = new_array<std::int64_t>(rows.size());
-  core.decode(rows.data(), values.data(), rows.size(), slot);
-  return slots;
+  auto numbers = new_numbers<std::int64_t>(rows.size());
+  std::int64_t* slots = numbers.get();
+  const nb::object array = to_array(std::move(numbers), rows.size());
+  self.core.decode(rows.data(), values.data(), rows.size(), slots);
+  return array;
 }
 
 void reparent(Core& self, nb::handle handles, nb::handle parents) {
-  Sequences& core = self.enter();
   const HandleArray rows(handles, "handles", 0, self.handles);
   const HandleArray from(parents, "parents", 0, self.parents);
   if (rows.size() != from.size())
     throw Error(ErrorKind::kValue, "parents must be as many as handles (" +
                                        std::to_string(rows.size()) + "), got " +
                                        std::to_string(from.size()));
-  core.reparent(rows.data(), from.data(), rows.size());
+  self.core.reparent(rows.data(), from.data(), rows.size());
 }
 
 nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n) {
-  Sequences& core = self.enter();
   const std::int64_t parent = handle_argument(handle);
   const std::int64_t count = int_argument(n, "n");
   // A count no pool could have is refused by the core before the list is filled.
   std::vector<Handle> children(
-      static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, core.config().max_seqs)));
-  core.fork(parent, count, children.data());
-  nb::list result;
-  for (const Handle child : children) result.append(child);
-  return result;
+      static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, self.core.config().max_seqs)));
+  self.core.fork(parent, count, children.data());
+  try {
+    nb::list result;
+    for (const Handle child : children) result.append(child);
+    return result;
+  } catch (...) {
+    for (const Handle child : children) self.core.free(child);
+    throw;
+  }
 }
 
 nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop) {
-  const Sequences& core = self.enter();
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
   const std::int64_t last = int_argument(stop, "stop");
+  const Sequences& core = self.idle();
   core.check_slots(h, first, last);
-  auto [slots, slot] = new_array<std::int64_t>(last - first);
-  core.slot_mapping(h, first, last, slot);
-  return slots;
+  auto slots = new_numbers<std::int64_t>(last - first);
+  core.slot_mapping(h, first, last, slots.get());
+  return to_array(std::move(slots), last - first);
 }
 
 // (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
 nb::tuple view(Core& self, nb::handle handle) {
-  const Sequence& s = self.enter().view(handle_argument(handle));
-  return nb::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
-                        s.state == Sequence::kPreempted);
+  const std::int64_t h = handle_argument(handle);
+  const Sequence& s = self.idle().view(h);
+  const bool preempted = s.state == Sequence::kPreempted;
+  return nb::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks, preempted);
 }
 
 nb::object block_ids(Core& self, nb::handle handle) {
-  const Sequences& core = self.enter();
   const std::int64_t h = handle_argument(handle);
-  const Sequence& s = core.view(h);
-  auto [ids, id] = new_array<std::int32_t>(s.num_blocks);
-  std::copy_n(core.row(Sequences::row_of(h)), s.num_blocks, id);
-  return ids;
+  const Sequences& core = self.idle();
+  const std::int64_t count = core.view(h).num_blocks;
+  auto ids = new_numbers<std::int32_t>(count);
+  std::copy_n(core.row(Sequences::row_of(h)), count, ids.get());
+  return to_array(std::move(ids), count);
 }
 
 nb::object tokens_of(Core& self, nb::handle handle) {
-  const Sequences& core = self.enter();
   const std::int64_t h = handle_argument(handle);
-  auto [tokens, token] = new_array<Token>(core.view(h).num_tokens);
-  core.copy_tokens(h, token);
-  return tokens;
+  const Sequences& core = self.idle();
+  const std::int64_t count = core.view(h).num_tokens;
+  auto tokens = new_numbers<Token>(count);
+  core.copy_tokens(h, tokens.get());
+  return to_array(std::move(tokens), count);
 }
 
 nb::dict stats(Core& self) {
-  const Sequences& core = self.enter();
+  const Sequences& core = self.idle();
   const Counters& n = core.counters();
   const Pool& pool = core.pool();
   nb::dict d;
@@ -242,16 +258,16 @@ nb::dict stats(Core& self) {
   return d;
 }
 
-std::vector<Handle> handles(Core& self) { return self.enter().handles(); }
+std::vector<Handle> handles(Core& self) { return self.idle().handles(); }
 
-int num_available(Core& self) { return self.enter().pool().available(); }
+int num_available(Core& self) { return self.idle().pool().available(); }
 
-std::size_t memory_usage(Core& self) { return self.enter().memory(); }
+std::size_t memory_usage(Core& self) { return self.idle().memory(); }
 
-std::vector<std::string> violations(Core& self) { return self.enter().violations(); }
+std::vector<std::string> violations(Core& self) { return self.idle().violations(); }
 
 nb::bytes fingerprint(Core& self) {
-  const std::string facts = self.enter().fingerprint();
+  const std::string facts = self.idle().fingerprint();
   return nb::bytes(facts.data(), facts.size());
 }
 

@@ -24,16 +24,33 @@ inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
 // A whole number, by name: TypeError and ValueError say which argument is meant.
 std::int64_t int_argument(nb::handle value, const char* name);
 
+// A handle; one too large to be one is an unknown sequence.
+std::int64_t handle_argument(nb::handle value);
+
 // Bytes of at most 1024, by name; the view lives as long as the object.
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
 
+// A buffer that calls reuse, taken out for the length of one: converting arguments can run Python
+// code, and a call made from there must not find its caller's numbers.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(std::vector<T>& home) : home_(home) { numbers.swap(home_); }
+  ~Scratch() { numbers.swap(home_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  std::vector<T> numbers;
+
+ private:
+  std::vector<T>& home_;
+};
+
 // One-dimensional whole numbers out of a list, a tuple, a buffer, or anything with __array__.
-// A contiguous native buffer of the right type is used in place.
+// Tokens in a contiguous native buffer of the right type are used in place.
 template <class T>
 class IntArray {
  public:
-  // scratch holds converted numbers; it is reused from call to call and must outlive this.
-  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& scratch);
+  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home);
   ~IntArray();
   IntArray(const IntArray&) = delete;
   IntArray& operator=(const IntArray&) = delete;
@@ -41,10 +58,10 @@ class IntArray {
   std::int64_t size() const { return size_; }
 
  private:
-  void read_sequence(PyObject* sequence, const char* name, std::int64_t limit,
-                     std::vector<T>& scratch);
-  void read_buffer(const char* name, std::int64_t limit, std::vector<T>& scratch);
+  void read_sequence(PyObject* sequence, const char* name, std::int64_t limit);
+  void read_buffer(const char* name, std::int64_t limit);
 
+  Scratch<T> scratch_;
   nb::object owner_;
   Py_buffer view_{};
   bool has_view_ = false;
@@ -58,8 +75,7 @@ extern template class IntArray<std::int64_t>;
 class PythonDigest : public Digester {
  public:
   // plain_length: of the messages that are worth keeping a buffer for. A trusted function is given
-  // the bytearray itself, which a library's hash reads faster than the read-only memoryview that
-  // any other function is given.
+  // the buffer itself, a bytearray; any other one a copy as bytes, to keep or drop as it likes.
   PythonDigest(nb::object function, bool trusted, int size, std::size_t plain_length);
   int size() const override { return size_; }
   std::uint8_t* message(std::size_t length) override;
@@ -71,10 +87,10 @@ class PythonDigest : public Digester {
 
  private:
   struct Buffer {
-    nb::object argument;
+    nb::object bytes;
     std::uint8_t* data = nullptr;
   };
-  Buffer make_buffer(std::size_t length) const;
+  static Buffer make_buffer(std::size_t length);
 
   nb::object function_;
   bool trusted_;
@@ -87,15 +103,19 @@ class PythonDigest : public Digester {
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
 
-// A new NumPy array and where its numbers are.
+// A NumPy array that owns these numbers.
 template <class T>
-std::pair<nb::object, T*> new_array(std::int64_t size) {
-  std::unique_ptr<T[]> numbers(new T[static_cast<std::size_t>(size ? size : 1)]);
+nb::object to_array(std::unique_ptr<T[]> numbers, std::int64_t size) {
   T* data = numbers.get();
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
   numbers.release();
-  nb::ndarray<nb::numpy, T, nb::ndim<1>> array(data, {static_cast<std::size_t>(size)}, owner);
-  return {nb::cast(std::move(array)), data};
+  return nb::cast(
+      nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {static_cast<std::size_t>(size)}, owner));
+}
+
+template <class T>
+std::unique_ptr<T[]> new_numbers(std::int64_t size) {
+  return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size ? size : 1)]);
 }
 
 }  // namespace blockmgr

@@ -14,9 +14,8 @@ struct Core {
   Core(const Config& config, std::unique_ptr<PythonDigest> digester)
       : digest(digester.get()), core(config, std::move(digester)) {}
 
-  // Before any argument is read into the buffers: a call from inside a digest function must not
-  // overwrite those of the call around it.
-  Sequences& enter() {
+  // The core, for reading: not from inside a digest function, half-way through a call.
+  const Sequences& idle() const {
     if (core.busy())
       throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
     return core;

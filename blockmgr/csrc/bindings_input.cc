@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "errors.h"
 
 namespace blockmgr {
 
@@ -33,18 +34,45 @@ bool in_range(std::int64_t value, std::int64_t limit) {
   return limit == 0 || (value >= 0 && value < limit);
 }
 
+std::string shown(nb::handle whole) {
+  const auto bits = nb::cast<std::size_t>(whole.attr("bit_length")());
+  if (bits > 64) return "an int of " + std::to_string(bits) + " bits";
+  return nb::cast<std::string>(nb::str(whole));
+}
+
+// The value as an exact int. position: in a sequence, for the message; -1 for a single value.
+nb::object whole_number(nb::handle value, const char* name, Py_ssize_t position = -1) {
+  nb::object index;
+  if (is_whole(value)) {
+    index = nb::steal(PyNumber_Index(value.ptr()));
+    if (index.is_valid()) return index;
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+    PyErr_Clear();
+  }
+  if (position < 0)
+    raise(PyExc_TypeError, std::string(name) + " must be an int, got " + kind_of(value));
+  raise(PyExc_TypeError, std::string(name) + " must be ints, got " + kind_of(value) + " at index " +
+                             std::to_string(position));
+}
+
 }  // namespace
 
+std::int64_t handle_argument(nb::handle value) {
+  const nb::object index = whole_number(value, "handle");
+  const long long number = PyLong_AsLongLong(index.ptr());
+  if (number == -1 && PyErr_Occurred()) {
+    PyErr_Clear();  // larger than any handle
+    throw UnknownSequence(-1);
+  }
+  return number;
+}
+
 std::int64_t int_argument(nb::handle value, const char* name) {
-  if (!is_whole(value))
-    raise(PyExc_TypeError, std::string(name) + " must be an int, got " + kind_of(value));
-  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) throw nb::python_error();
+  const nb::object index = whole_number(value, name);
   const long long number = PyLong_AsLongLong(index.ptr());
   if (number == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    raise(PyExc_ValueError,
-          std::string(name) + " must fit in int64, got " + nb::cast<std::string>(nb::str(index)));
+    raise(PyExc_ValueError, std::string(name) + " must fit in int64, got " + shown(index));
   }
   return number;
 }
@@ -64,11 +92,11 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
 }
 
 template <class T>
-IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit,
-                      std::vector<T>& scratch) {
+IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home)
+    : scratch_(home) {
   PyObject* object = value.ptr();
   if (PyList_Check(object) || PyTuple_Check(object)) {
-    read_sequence(object, name, limit, scratch);
+    read_sequence(object, name, limit);
     return;
   }
   owner_ = nb::borrow(value);
@@ -78,7 +106,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit,
     } else if (PySequence_Check(object) && !PyUnicode_Check(object)) {
       owner_ = nb::steal(PySequence_List(object));
       if (!owner_.is_valid()) throw nb::python_error();
-      read_sequence(owner_.ptr(), name, limit, scratch);
+      read_sequence(owner_.ptr(), name, limit);
       return;
     } else {
       raise(PyExc_TypeError, std::string(name) +
@@ -93,7 +121,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit,
   }
   has_view_ = true;
   try {
-    read_buffer(name, limit, scratch);
+    read_buffer(name, limit);
   } catch (...) {
     PyBuffer_Release(&view_);
     throw;
@@ -106,45 +134,32 @@ IntArray<T>::~IntArray() {
 }
 
 template <class T>
-void IntArray<T>::read_sequence(PyObject* sequence, const char* name, std::int64_t limit,
-                                std::vector<T>& scratch) {
+void IntArray<T>::read_sequence(PyObject* sequence, const char* name, std::int64_t limit) {
+  std::vector<T>& numbers = scratch_.numbers;
   // Exact ints in range, nearly always: the backend reads them faster than the stable ABI can.
-  if (nb::try_cast<std::vector<T>>(nb::handle(sequence), scratch, false)) {
-    data_ = scratch.data();
-    size_ = static_cast<std::int64_t>(scratch.size());
+  if (nb::try_cast<std::vector<T>>(nb::handle(sequence), numbers, false)) {
+    data_ = numbers.data();
+    size_ = static_cast<std::int64_t>(numbers.size());
     return;
   }
   const bool is_list = PyList_Check(sequence);
   const Py_ssize_t size = is_list ? PyList_Size(sequence) : PyTuple_Size(sequence);
-  scratch.resize(static_cast<std::size_t>(size));
-  T* out = scratch.data();
-  PyTypeObject* exact = &PyLong_Type;
+  numbers.resize(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
-    PyObject* item = is_list ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i);
-    if (!item) throw nb::python_error();
-    long long number;
-    if (Py_TYPE(item) == exact) {
-      number = PyLong_AsLongLong(item);
-    } else {
-      if (!is_whole(item))
-        raise(PyExc_TypeError, std::string(name) + " must be ints, got " + kind_of(item) +
-                                   " at index " + std::to_string(i));
-      nb::object kept = nb::borrow(item);
-      nb::object index = nb::steal(PyNumber_Index(item));
-      if (!index.is_valid()) throw nb::python_error();
-      number = PyLong_AsLongLong(index.ptr());
-      if (size != (is_list ? PyList_Size(sequence) : PyTuple_Size(sequence)))
-        raise(PyExc_ValueError, std::string(name) + " changed while it was read");
-      item = kept.ptr();
-    }
-    if (number == -1 && PyErr_Occurred()) {
-      PyErr_Clear();
-      raise_range(name, nb::cast<std::string>(nb::repr(nb::borrow(item))), i, limit);
-    }
-    if (!in_range(number, limit)) raise_range(name, std::to_string(number), i, limit);
-    out[i] = static_cast<T>(number);
+    // An __index__ can run any code, so the item is kept and the size looked at again.
+    const nb::object item =
+        nb::borrow(is_list ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i));
+    if (!item.is_valid()) throw nb::python_error();
+    const nb::object whole = whole_number(item, name, i);
+    if (size != (is_list ? PyList_Size(sequence) : PyTuple_Size(sequence)))
+      raise(PyExc_ValueError, std::string(name) + " changed while it was read");
+    const long long number = PyLong_AsLongLong(whole.ptr());
+    const bool overflow = number == -1 && PyErr_Occurred();
+    if (overflow) PyErr_Clear();
+    if (overflow || !in_range(number, limit)) raise_range(name, shown(whole), i, limit);
+    numbers[static_cast<std::size_t>(i)] = static_cast<T>(number);
   }
-  data_ = out;
+  data_ = numbers.data();
   size_ = size;
 }
 
@@ -172,7 +187,7 @@ bool all_non_negative(const std::int32_t* numbers, Py_ssize_t size) {
 }  // namespace
 
 template <class T>
-void IntArray<T>::read_buffer(const char* name, std::int64_t limit, std::vector<T>& scratch) {
+void IntArray<T>::read_buffer(const char* name, std::int64_t limit) {
   if (view_.ndim != 1)
     raise(PyExc_ValueError,
           std::string(name) + " must have 1 dimension, got " + std::to_string(view_.ndim));
@@ -190,8 +205,10 @@ void IntArray<T>::read_buffer(const char* name, std::int64_t limit, std::vector<
                                " must be native integers, got a buffer of format '" +
                                std::string(format) + "'");
   const void* buffer = view_.buf;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(buffer) % alignof(T) == 0;
-  if (view_.itemsize == sizeof(T) && aligned) {
+  if (reinterpret_cast<std::uintptr_t>(buffer) % static_cast<std::uintptr_t>(view_.itemsize))
+    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
+  // Handles are copied: they are read again after a digest function, which could change them.
+  if (view_.itemsize == sizeof(T) && limit) {
     const bool same = is_signed == (T(-1) < T(0));
     const bool fits = same || (sizeof(T) == 4 && is_signed &&
                                all_non_negative(static_cast<const std::int32_t*>(buffer), size_));
@@ -200,10 +217,8 @@ void IntArray<T>::read_buffer(const char* name, std::int64_t limit, std::vector<
       return;
     }
   }
-  if (reinterpret_cast<std::uintptr_t>(buffer) % static_cast<std::uintptr_t>(view_.itemsize))
-    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
-  scratch.resize(static_cast<std::size_t>(size_));
-  T* out = scratch.data();
+  scratch_.numbers.resize(static_cast<std::size_t>(size_));
+  T* out = scratch_.numbers.data();
   data_ = out;
   switch (view_.itemsize * 2 + is_signed) {
     case 3:
@@ -235,19 +250,11 @@ PythonDigest::PythonDigest(nb::object function, bool trusted, int size, std::siz
       plain_length_(plain_length),
       plain_(make_buffer(plain_length)) {}
 
-// A bytearray owned by Python: a digest function that keeps the view keeps the memory.
-PythonDigest::Buffer PythonDigest::make_buffer(std::size_t length) const {
+PythonDigest::Buffer PythonDigest::make_buffer(std::size_t length) {
   Buffer buffer;
-  nb::object bytes =
-      nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(length)));
-  if (!bytes.is_valid()) throw nb::python_error();
-  buffer.argument = bytes;
-  if (!trusted_) {
-    nb::object view = nb::steal(PyMemoryView_FromObject(bytes.ptr()));
-    if (!view.is_valid()) throw nb::python_error();
-    buffer.argument = view.attr("toreadonly")();
-  }
-  buffer.data = reinterpret_cast<std::uint8_t*>(PyByteArray_AsString(bytes.ptr()));
+  buffer.bytes = nb::steal(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(length)));
+  if (!buffer.bytes.is_valid()) throw nb::python_error();
+  buffer.data = reinterpret_cast<std::uint8_t*>(PyByteArray_AsString(buffer.bytes.ptr()));
   return buffer;
 }
 
@@ -258,7 +265,13 @@ std::uint8_t* PythonDigest::message(std::size_t length) {
 }
 
 void PythonDigest::digest(std::size_t length, std::uint8_t* out) {
-  PyObject* argument = (length == plain_length_ ? plain_ : other_).argument.ptr();
+  const Buffer& buffer = length == plain_length_ ? plain_ : other_;
+  nb::object copy;
+  PyObject* argument = buffer.bytes.ptr();
+  if (!trusted_) {
+    copy = nb::bytes(buffer.data, length);
+    argument = copy.ptr();
+  }
   nb::object result = nb::steal(nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr));
   if (!result.is_valid()) throw nb::python_error();
   char* data;

@@ -111,10 +111,9 @@ inline bool same_tokens(const Token* a, const Token* b, int count) {
   if (count == 16) {
     // The usual block size, without a call: four vector comparisons and no exit before the end,
     // for a candidate is rarely wrong.
-    typedef std::uint64_t Pair __attribute__((vector_size(16)));
-    Pair x[4], y[4];
-    std::memcpy(x, a, sizeof x);
-    std::memcpy(y, b, sizeof y);
+    typedef std::uint64_t Pair __attribute__((vector_size(16), aligned(4), may_alias));
+    const auto* x = reinterpret_cast<const Pair*>(a);
+    const auto* y = reinterpret_cast<const Pair*>(b);
     const Pair differs = (x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]);
     return (differs[0] | differs[1]) == 0;
   }

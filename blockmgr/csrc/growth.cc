@@ -49,7 +49,7 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
 // the present ones, the block they will be written to is made private first.
 void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens) {
   const std::int64_t target = blocks_for(slots);
-  if (target > config_.row_width) throw_never_fits(slots, 0);
+  if (target > longest()) throw_never_fits(slots, 0);
   const std::int64_t logical = s.num_tokens / config_.block_size;
   const bool writes = std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks;
   const bool copies = writes && must_copy(s, logical);
@@ -134,7 +134,7 @@ std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
           leaving_.push_back(b);
         }
       } else {
-        if (logical >= config_.row_width) throw_never_fits(s.num_tokens + 1, 0);
+        if (logical >= longest()) throw_never_fits(s.num_tokens + 1, 0);
         ++needed;
       }
     }
@@ -145,6 +145,7 @@ std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     if (s.num_tokens / size > s.num_keyed) plan_promotion(s, s.num_tokens);
   }
+  reserve_remaps();
   return needed;
 }
 
@@ -163,7 +164,10 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     s.num_computed = s.num_written = s.num_tokens;  // by the forward before this step
     std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
-      make_private(s, logical, s.num_tokens);
+      // Nearly always the block is the sequence's own already, and costs no call.
+      const Block& block = blocks_[t[logical]];
+      if (block.ref_count > 1 || block.keyed() || block.parent >= 0)
+        make_private(s, logical, s.num_tokens);
     } else {
       t[s.num_blocks++] = pool_.take();
     }

@@ -105,6 +105,22 @@ void Sequences::promote(const Promotion& promotion) noexcept {
   s.num_keyed = static_cast<std::int32_t>(promotion.until);
 }
 
+// Room in the log for whatever the planned promotions may deduplicate. An engine that never reads
+// the log must not make it grow: what earlier calls left is dropped, and the loss remembered.
+void Sequences::reserve_remaps() {
+  if (!config_.remap || promotions_.empty()) return;
+  std::size_t planned = 0;
+  for (const Promotion& p : promotions_)
+    planned += static_cast<std::size_t>(p.until - p.sequence->num_keyed);
+  if (remaps_.size() + planned > remaps_.capacity()) {
+    if (remaps_.size() + planned > max_remaps_ && !remaps_.empty()) {
+      remaps_.clear();
+      remaps_lost_ = true;
+    }
+    remaps_.reserve(remaps_.size() + planned);
+  }
+}
+
 void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
                             BlockId cached) noexcept {
   std::int32_t* t = row(promotion.row);
@@ -116,11 +132,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
   }
   pool_.acquire(cached);
   t[logical] = cached;
-  if (remaps_.size() < max_remaps_) {
-    remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
-  } else {
-    remaps_lost_ = true;
-  }
+  remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
   drop_reference(own);
 }
 
@@ -136,6 +148,7 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
   digests_.clear();
   promotions_.clear();
   plan_promotion(s, num_computed);
+  reserve_remaps();
 
   if (config_.early_commit && s.committed_step != step_) {
     s.committed_step = step_;

@@ -1,6 +1,7 @@
 #include "sequences.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace blockmgr {
 
@@ -10,6 +11,14 @@ namespace {
 // it must not make it grow.
 std::size_t remap_limit(const Config& config) {
   return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
+}
+
+// Rows of every manager in the process start at another generation, so that a handle given to
+// the wrong manager is unknown there instead of naming one of its own sequences.
+std::uint32_t next_first_generation() {
+  static std::atomic<std::uint32_t> managers{0};
+  constexpr std::uint32_t kGoldenRatio = 0x9e3779b1;  // spreads consecutive numbers far apart
+  return ((managers.fetch_add(1) * kGoldenRatio) & 0x7fffffff) | 1;
 }
 
 }  // namespace
@@ -27,7 +36,9 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
               static_cast<std::size_t>(config.row_width)),
       lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
-      max_remaps_(remap_limit(config)) {
+      max_remaps_(remap_limit(config)),
+      first_generation_(next_first_generation()) {
+  for (Sequence& s : sequences_) s.generation = first_generation_;
   unused_rows_.reserve(sequences_.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
@@ -271,18 +282,22 @@ void Sequences::complete(std::int64_t ticket) {
   if (open_steps_.empty()) pool_.set_fence(0);
 }
 
-std::vector<RemapRecord> Sequences::take_remaps() {
+std::vector<RemapRecord> Sequences::remaps() {
   Call call(*this);
-  if (remaps_lost_) {
-    remaps_.clear();
-    remaps_lost_ = false;
-    throw Error(ErrorKind::kStep, "more than " + std::to_string(max_remaps_) +
-                                      " remaps were left untaken and some are lost; copy the "
-                                      "tables from block_tables again");
+  if (!remaps_lost_) return remaps_;
+  std::vector<RemapRecord> all;
+  for (const Sequence& s : sequences_) {
+    const std::int64_t index = index_of(s);
+    for (std::int32_t i = 0; i < s.num_keyed; ++i)
+      all.push_back({handle_of(index), i, kNoBlock, row(index)[i]});
   }
-  std::vector<RemapRecord> result(remaps_);
+  return all;
+}
+
+void Sequences::forget_remaps() {
+  Call call(*this);
   remaps_.clear();
-  return result;
+  remaps_lost_ = false;
 }
 
 std::size_t Sequences::memory() const {

@@ -4,6 +4,7 @@
 // may allocate), and then commits without being able to fail.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -127,7 +128,10 @@ class Sequences {
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
   void complete(std::int64_t ticket);
-  std::vector<RemapRecord> take_remaps();
+  // What deduplication changed since forget_remaps(); or, once the log was left to overflow, every
+  // entry it may ever have changed, with no old block.
+  std::vector<RemapRecord> remaps();
+  void forget_remaps();
 
   const Sequence& view(Handle handle) const;
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
@@ -169,6 +173,10 @@ class Sequences {
     std::int64_t to_take = 0;
     std::int64_t unused_hits = 0;  // available blocks it will use by finding them
     std::int64_t needed() const { return to_take + unused_hits; }
+    // The watermark holds back blocks; what takes none is free to go.
+    bool fits(std::int64_t available, std::int64_t watermark) const {
+      return needed() == 0 || needed() <= available - watermark;
+    }
   };
   struct Promotion {
     Sequence* sequence;
@@ -198,17 +206,20 @@ class Sequences {
   void refuse_ahead(const Sequence& s, const char* call) const;
   void refuse_open_ticket(const char* call) const;
   void set_length(const Sequence& s);
+  // Blocks that a sequence can have at the most.
+  std::int64_t longest() const { return std::min(config_.row_width, pool_.capacity()); }
 
   // admission.cc
   Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
   Demand demand(const Found& found, std::int64_t slots) const;
-  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots) const;
-  bool never_fits(std::int64_t num_tokens, std::int64_t slots) const;
+  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
+                             std::int64_t watermark) const;
+  bool never_fits(std::int64_t num_tokens, std::int64_t slots, std::int64_t watermark) const;
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const;
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                       const ExtrasIds* extras, Demand& demand);
+                       const ExtrasIds* extras, std::int64_t watermark, Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
@@ -230,6 +241,7 @@ class Sequences {
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   void plan_promotion(Sequence& s, std::int64_t num_computed);
   void promote(const Promotion& promotion) noexcept;
+  void reserve_remaps();
   void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
 
   Config config_;
@@ -249,7 +261,7 @@ class Sequences {
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode
   std::vector<RemapRecord> remaps_;
-  std::size_t max_remaps_;
+  std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;
 
   std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
@@ -259,6 +271,7 @@ class Sequences {
     int fence;
   };
   std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
+  std::uint32_t first_generation_;    // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
   bool busy_ = false;
   Counters counters_;
