@@ -4,7 +4,7 @@
 // candidate; a block is found when its whole key agrees, so no collision can hand out K/V of
 // another prefix, whatever digest is used.
 //
-// Full blocks stand in an open-addressing table of {tag, block}. Every keyed block, full or tail,
+// Full blocks stand in an open-addressing table of block ids. Every keyed block, full or tail,
 // also stands in its parent's list of children, most recently linked first.
 #pragma once
 
@@ -86,16 +86,12 @@ class PrefixIndex {
   template <class Visit>
   void each_slot(Visit visit) const {
     for (std::size_t i = 0; i < num_slots_; ++i)
-      if (slots_[i].block >= 0) visit(slots_[i].block);
+      if (slots_[i] >= 0) visit(slots_[i]);
   }
   std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
   std::size_t num_roots() const { return roots_.size(); }
 
  private:
-  struct Slot {
-    std::uint32_t tag;
-    BlockId block;
-  };
   struct Root {
     BlockId hint = kNoBlock;
     BlockId first_child = kNoBlock;
@@ -125,7 +121,7 @@ class PrefixIndex {
   Interner extras_;
   std::vector<Root> roots_;
   std::size_t num_slots_;
-  ZeroedArray<Slot> slots_;
+  ZeroedArray<BlockId> slots_;
   int num_keyed_ = 0;
 };
 

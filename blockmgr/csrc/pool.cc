@@ -2,6 +2,12 @@
 
 namespace blockmgr {
 
+namespace {
+
+constexpr int kVictimsAhead = 3;
+
+}  // namespace
+
 Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
     : blocks_(blocks),
       index_(index),
@@ -24,8 +30,10 @@ BlockId Pool::take() noexcept {
     idle_.remove(b);
     index_.erase(b);
     ++num_evicted_;
-    // Evictions come in runs: have the next victim's place in the index at hand.
-    if (idle_.size()) index_.prefetch_slot(blocks_.digest(idle_.victim()));
+    // Evictions come in runs: have the place of one of the next victims in the index at hand.
+    BlockId ahead = idle_.victim();
+    for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
+    if (ahead < blocks_.count) index_.prefetch_slot(blocks_.digest(ahead));
   }
   blocks_[b].ref_count = 1;
   return b;
