@@ -1,4 +1,8 @@
-"""What an engine calls: ``BlockManager``, and ``Sequence``, a readable view of one of its own."""
+"""What an engine calls: ``BlockManager``, and ``Sequence``, a readable view of one of its own.
+
+Longer than other modules, because it is the whole public interface and most of it is what the
+calls promise; what they do is in ``csrc``.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +157,7 @@ class BlockManager:
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
             OutOfSequencesError: All ``max_seqs`` rows are taken.
-            NeverFitsError: It cannot fit even an empty pool.
+            NeverFitsError: It cannot fit even an empty pool, the watermark counted.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
 
@@ -199,7 +203,8 @@ class BlockManager:
     def reserve(self, handle: int, num_slots: int) -> None:
         """Makes sure of slots for the first ``num_slots`` tokens: next chunk, or look-ahead.
 
-        Never takes slots away. Slots beyond the present tokens are private to the sequence.
+        Never takes slots away. Slots beyond the present tokens are private to the sequence until it
+        is forked.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
@@ -310,7 +315,8 @@ class BlockManager:
             StepError: The sequence was committed ahead of this step's forward.
             ValueError: ``n`` below 1.
 
-        Cost: O(blocks + n x blocks x 4 bytes), without recursion.
+        Cost: O(blocks + n x blocks x 4 bytes), without recursion; tokens that have no slots yet
+        are copied for each child.
         """
         return self._core.fork(handle, n)
 
@@ -334,7 +340,7 @@ class BlockManager:
                 step's forward.
             ValueError: Handles repeated, or an index out of range.
 
-        Cost: O(blocks that differ); beams share their long common part.
+        Cost: O(blocks) to compare tables; references change only for the blocks that differ.
         """
         self._core.reparent(handles, parents)
 
@@ -417,7 +423,7 @@ class BlockManager:
         Blocks freed while they ran can be handed out again.
 
         Raises:
-            StepError: The step is complete already or was never taken, or ``steps_in_flight``
+            StepError: The step is complete already, was aborted or never taken, or ``steps_in_flight``
                 is 0.
         """
         self._core.complete(ticket)
@@ -426,8 +432,8 @@ class BlockManager:
         """The block table entries that deduplication changed since the last call.
 
         Only for engines that keep tables of their own; ``block_tables`` is right already. The log
-        is bounded. If it was left untaken for too long, this is every entry of a cached block
-        instead, with an ``old`` of -1: applying them all makes any table right.
+        is bounded. If it was left untaken for too long, this is every entry of every running
+        sequence instead, with an ``old`` of -1: applying them all makes any table right.
         """
         return [Remap(*remap) for remap in self._core.take_remaps()]
 
@@ -479,7 +485,10 @@ class BlockManager:
         return Stats(**self._core.stats())
 
     def memory_usage(self) -> int:
-        """Bytes the manager holds on the host, address space of unused table rows included."""
+        """Bytes the manager holds on the host, address space of unused table rows included.
+
+        Cost: O(max_seqs).
+        """
         return self._core.memory_usage()
 
     def check_invariants(self) -> None:

@@ -34,7 +34,7 @@ class Stats:
         cached_tails: Partial tails kept when a sequence ended.
         evicted_blocks: Idle blocks given up for new content.
         planned_copies: Copies recorded.
-        cancelled_copies: Of those, copies dropped before they were taken.
+        cancelled_copies: Of those, copies dropped because nobody needed them any more.
         forks: Sequences made by ``fork``.
         preemptions: Calls of ``preempt``.
     """

@@ -121,11 +121,14 @@ bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots,
 
 void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const {
   const std::int64_t most = std::max(num_tokens, slots);
-  throw Error(ErrorKind::kNeverFits,
-              std::to_string(most) + " tokens need " + std::to_string(blocks_for(most)) +
-                  " blocks; a block table row holds " + std::to_string(config_.row_width) +
-                  " and the pool has " + std::to_string(pool_.capacity()) + ", " +
-                  std::to_string(config_.watermark_blocks) + " of them held back by the watermark");
+  std::string message = "slots for " + std::to_string(most) + " tokens take " +
+                        std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
+                        std::to_string(config_.row_width) + " and the pool has " +
+                        std::to_string(pool_.capacity());
+  if (config_.watermark_blocks)
+    message += ", " + std::to_string(config_.watermark_blocks) +
+               " of them held back from admission by the watermark";
+  throw Error(ErrorKind::kNeverFits, message);
 }
 
 std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
@@ -192,7 +195,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
 
   const std::int64_t size = config_.block_size;
   s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
-  s.num_keyed = static_cast<std::int32_t>(found.num_full);
+  s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
   s.state = Sequence::kRunning;
   const std::int64_t from = found.num_full * size;
@@ -216,7 +219,7 @@ Handle Sequences::admit(const Prompt& prompt) {
   } root{index_, index_.acquire_root(prompt.name)};
   std::shared_ptr<ExtrasMap> extras;
   if (!prompt.extras.empty()) {
-    extras = std::make_shared<ExtrasMap>(index_.extras());
+    extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras.size());
     for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
   }
   Demand d;
@@ -303,8 +306,8 @@ Admission Sequences::can_admit(const Prompt& prompt) {
     const ExtrasIds extras = known_extras(index_.extras(), prompt);
     found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   }
-  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it,
-  // except that an idle tail taken over counts once either way.
+  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even
+  // an idle tail that is taken over counts once, as the block taken or as the tail.
   const bool fits = demand(found, slots).fits(pool_.available(), config_.watermark_blocks);
   return fits ? Admission::kNow : Admission::kLater;
 }
@@ -339,7 +342,7 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   if (!config_.min_partial_tokens || !digester_ || s.state != Sequence::kRunning) return;
   const std::int64_t logical = s.num_computed / config_.block_size;
   const auto num_tokens = static_cast<int>(s.num_computed % config_.block_size);
-  if (num_tokens < config_.min_partial_tokens || s.num_keyed != logical) return;
+  if (num_tokens < config_.min_partial_tokens || s.num_chained != logical) return;
   const BlockId b = table(s)[logical];
   const Block& block = blocks_[b];
   if (block.ref_count != 1 || block.keyed() || block.copy_source != kNoBlock || block.in_flight)

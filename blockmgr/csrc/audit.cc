@@ -43,9 +43,9 @@ class Audit {
   void check_sequences() {
     std::size_t unused = 0;
     for (const Sequence& s : core_.sequences_) {
-      const std::int64_t row = core_.index_of(s);
+      const std::int64_t row = core_.row_of(s);
       const std::string who = "row " + std::to_string(row);
-      const std::int32_t* t = core_.row(row);
+      const std::int32_t* t = core_.table_at(row);
       unused += s.state == Sequence::kUnused;
       if (s.state != Sequence::kRunning)
         expect(s.num_blocks == 0 && s.num_computed == 0, who + " does not run and holds blocks");
@@ -77,7 +77,7 @@ class Audit {
         expect(!block.keyed() || block.key_tokens == size_, who + " shares a cached tail");
         if (i * size_ >= s.num_tokens)
           expect(block.ref_count == 1 && !block.keyed(), who + " shares a look-ahead block");
-        if (i < s.num_keyed) check_keyed(s, t, i, who);
+        if (i < s.num_chained) check_keyed(s, t, i, who);
       }
       if (s.state == Sequence::kUnused) continue;
       ++roots_[s.root];
@@ -187,16 +187,16 @@ class Audit {
   }
 
   void check_index() {
-    std::set<BlockId> slotted;
-    core_.index_.each_slot([&](BlockId b) {
-      expect(valid(b) && slotted.insert(b).second, name(b) + " is in the index twice");
+    std::set<BlockId> indexed;
+    core_.index_.each_bucket([&](BlockId b) {
+      expect(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
     });
     int keyed = 0;
     for (BlockId b = 0; b < count_; ++b) {
       const Block& block = blocks_[b];
       const bool full = block.key_tokens == size_;
       keyed += block.keyed();
-      expect(slotted.count(b) == full,
+      expect(indexed.count(b) == full,
              name(b) + (full ? " is missing from" : " is stale in") + " the index");
       if (!full) continue;
       const Key key{block.parent, block.extras, blocks_.tokens(b)};
@@ -306,7 +306,7 @@ std::string Sequences::fingerprint() const {
   copies_.each_pending([&](const Copy& c) { put(out, c.source, c.destination, c.num_tokens); });
   for (const Copy& c : copies_.flight()) put(out, c.source, c.destination, c.num_tokens);
   for (const Sequence& s : sequences_) {
-    put(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_keyed, s.num_tokens,
+    put(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained, s.num_tokens,
         s.num_computed, s.num_cached, s.num_written, s.committed_step, s.root, s.num_waiting());
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put(out, s.waiting[i]);

@@ -215,7 +215,7 @@ nb::object block_ids(Core& self, nb::handle handle) {
   const Sequences& core = self.idle();
   const std::int64_t count = core.view(h).num_blocks;
   auto ids = new_numbers<std::int32_t>(count);
-  std::copy_n(core.row(Sequences::row_of(h)), count, ids.get());
+  std::copy_n(core.table_at(Sequences::row_of(h)), count, ids.get());
   return to_array(std::move(ids), count);
 }
 
@@ -262,7 +262,11 @@ std::vector<Handle> handles(Core& self) { return self.idle().handles(); }
 
 int num_available(Core& self) { return self.idle().pool().available(); }
 
-std::size_t memory_usage(Core& self) { return self.idle().memory(); }
+std::size_t memory_usage(Core& self) {
+  const std::size_t scratch = self.tokens.capacity() * sizeof(Token) +
+                              (self.handles.capacity() + self.parents.capacity()) * sizeof(Handle);
+  return self.idle().memory() + scratch;
+}
 
 std::vector<std::string> violations(Core& self) { return self.idle().violations(); }
 

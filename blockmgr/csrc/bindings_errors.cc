@@ -44,8 +44,6 @@ void translate_errors(const std::exception_ptr& thrown, void*) {
   } catch (const Error& e) {
     if (e.kind == ErrorKind::kValue) {
       PyErr_SetString(PyExc_ValueError, e.what());
-    } else if (e.kind == ErrorKind::kType) {
-      PyErr_SetString(PyExc_TypeError, e.what());
     } else {
       set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
                        nb::make_tuple(e.what()));

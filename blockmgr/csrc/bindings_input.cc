@@ -136,6 +136,14 @@ IntArray<T>::~IntArray() {
 template <class T>
 void IntArray<T>::read_sequence(PyObject* sequence, const char* name, std::int64_t limit) {
   std::vector<T>& numbers = scratch_.numbers;
+  const Py_ssize_t length = PySequence_Size(sequence);
+  if (length < 0) throw nb::python_error();
+  {
+    // The conversion below must not run out of memory, for it cannot say so: ask first, here.
+    std::vector<T>().swap(numbers);
+    std::vector<T> probe;
+    probe.reserve(static_cast<std::size_t>(length));
+  }
   // Exact ints in range, nearly always: the backend reads them faster than the stable ABI can.
   if (nb::try_cast<std::vector<T>>(nb::handle(sequence), numbers, false)) {
     data_ = numbers.data();

@@ -26,11 +26,13 @@ inline constexpr std::uint32_t root_index(NodeId node) {
 // What a block is doing, read off its record. There is no state field: two facts are the state,
 // so nothing can disagree with them. Used means ref_count + pins > 0; keyed means key_tokens > 0.
 //
-//           used  keyed  findable  queue                      left by
-//   free     no    no      no      free, LIFO                 take -> owned
-//   owned    yes   no      no      -                          promote -> cached; last release ->
-//   free cached   yes   yes     yes     -                          last release -> idle idle     no
-//   yes     yes     idle, in eviction order    acquire -> cached; take evicts -> owned
+// clang-format off
+//           used  keyed  findable  queue                    left by
+//   free     no    no      no      free, LIFO               take -> owned
+//   owned    yes   no      no      none                     promote -> cached; release -> free
+//   cached   yes   yes     yes     none                     last release -> idle
+//   idle     no    yes     yes     idle, in eviction order  acquire -> cached; evicted -> owned
+// clang-format on
 //
 // Only an owned block with ref_count 1 may be written: every other one is shared with another
 // sequence or promised to a future one.

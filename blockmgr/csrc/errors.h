@@ -1,4 +1,4 @@
-// What the core throws. bindings.cc turns each kind into the Python class of the same name.
+// What the core throws. bindings_errors.cc turns each kind into the Python class of the same name.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@ namespace blockmgr {
 
 enum class ErrorKind {
   kValue,
-  kType,
   kNeverFits,
   kSequenceState,
   kStep,

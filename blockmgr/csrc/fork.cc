@@ -50,7 +50,7 @@ void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
     child = model;
     child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
     index_.retain_root(child.root);
-    copy_table(from, model.num_blocks, row(index));
+    copy_table(from, model.num_blocks, table_at(index));
     set_length(child);
     children[c] = handle_of(index);
   }

@@ -90,8 +90,8 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   set_length(s);
 }
 
-// Counts the blocks the batch takes and hashes the blocks it fills. Changes nothing.
-std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
+// The blocks the batch takes. Changes nothing.
+std::int64_t Sequences::count_decode(const Handle* handles, std::int64_t count) {
   const std::int64_t size = config_.block_size;
   std::int64_t needed = 0;
   // A sharer that moves away may leave the next one alone: count as the commit will find it.
@@ -139,13 +139,6 @@ std::int64_t Sequences::plan_decode(const Handle* handles, std::int64_t count) {
       }
     }
   }
-  digests_.clear();
-  promotions_.clear();
-  for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
-    if (s.num_tokens / size > s.num_keyed) plan_promotion(s, s.num_tokens);
-  }
-  reserve_remaps();
   return needed;
 }
 
@@ -153,10 +146,17 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
                        std::int64_t* slots) {
   Call call(*this);
   refuse_open_ticket("decode");
-  const std::int64_t needed = plan_decode(handles, count);
+  const std::int64_t needed = count_decode(handles, count);
   if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
-
   const std::int64_t size = config_.block_size;
+  digests_.clear();
+  promotions_.clear();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    if (s.num_tokens / size > s.num_chained) plan_promotion(s, s.num_tokens);
+  }
+  reserve_remaps();
+
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = s.num_tokens / size;

@@ -4,10 +4,10 @@
 
 namespace blockmgr {
 
-// 14 bytes of slots a block. A slot holds a block id and nothing else: with the digest's tag beside
-// it there could only be half as many, and shorter probes are worth more than the tag, whose work
-// the key's parent does.
-static std::size_t slots_for(int num_blocks) {
+// 14 bytes of buckets a block. A bucket holds a block id and nothing else: with the digest's tag
+// beside it there could only be half as many, and shorter probes are worth more than the tag, whose
+// work the key's parent does.
+static std::size_t buckets_for(int num_blocks) {
   return static_cast<std::size_t>(num_blocks) * 7 / 2 + 8;
 }
 
@@ -15,9 +15,9 @@ PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
     : blocks_(blocks),
       digester_(digester),
       roots_(1),
-      num_slots_(slots_for(blocks.count)),
-      slots_(num_slots_) {
-  for (std::size_t i = 0; i < num_slots_; ++i) slots_[i] = kNoBlock;
+      num_buckets_(buckets_for(blocks.count)),
+      buckets_(num_buckets_) {
+  for (std::size_t i = 0; i < num_buckets_; ++i) buckets_[i] = kNoBlock;
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
 }
 
@@ -71,8 +71,8 @@ void PrefixIndex::digest(const std::uint8_t* parent, std::uint32_t extras, const
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
-  for (std::size_t s = home(tag(digest)); slots_[s] >= 0; s = next(s))
-    if (has_key(slots_[s], key)) return slots_[s];
+  for (std::size_t s = home(tag(digest)); buckets_[s] >= 0; s = next(s))
+    if (has_key(buckets_[s], key)) return buckets_[s];
   return kNoBlock;
 }
 
@@ -99,8 +99,8 @@ void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) 
   set_hint(key.parent, b);
   std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
   std::size_t s = home(tag(digest));
-  while (slots_[s] >= 0) s = next(s);
-  slots_[s] = b;
+  while (buckets_[s] >= 0) s = next(s);
+  buckets_[s] = b;
 }
 
 void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcept {
@@ -111,16 +111,16 @@ void PrefixIndex::erase(BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.key_tokens == blocks_.block_size) {
     std::size_t hole = home(tag(blocks_.digest(b)));
-    while (slots_[hole] != b) hole = next(hole);
+    while (buckets_[hole] != b) hole = next(hole);
     // Backward shift: move up every later entry of the run that its home allows, so that no
     // tombstone is left for look-ups to step over.
-    for (std::size_t s = next(hole); slots_[s] >= 0; s = next(s)) {
-      if (distance(home(tag(blocks_.digest(slots_[s]))), s) >= distance(hole, s)) {
-        slots_[hole] = slots_[s];
+    for (std::size_t s = next(hole); buckets_[s] >= 0; s = next(s)) {
+      if (distance(home(tag(blocks_.digest(buckets_[s]))), s) >= distance(hole, s)) {
+        buckets_[hole] = buckets_[s];
         hole = s;
       }
     }
-    slots_[hole] = kNoBlock;
+    buckets_[hole] = kNoBlock;
   }
   const NodeId parent = block.parent;
   if (block.prev_sibling >= 0) {
@@ -143,7 +143,7 @@ void PrefixIndex::erase(BlockId b) noexcept {
 }
 
 std::size_t PrefixIndex::memory() const {
-  std::size_t total = slots_.bytes() + extras_.memory() + roots_by_name_.memory();
+  std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
   total += roots_.capacity() * sizeof(Root);
   return total;
 }

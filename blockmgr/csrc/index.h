@@ -49,7 +49,7 @@ class PrefixIndex {
   }
   // The full block with this key and digest, or kNoBlock.
   BlockId find(const Key& key, const std::uint8_t* digest) const;
-  void prefetch_slot(const std::uint8_t* digest) const { prefetch(&slots_[home(tag(digest))]); }
+  void prefetch_bucket(const std::uint8_t* digest) const { prefetch(&buckets_[home(tag(digest))]); }
 
   // Makes a full block findable. Never allocates.
   void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
@@ -82,11 +82,11 @@ class PrefixIndex {
   int num_keyed() const { return num_keyed_; }
   std::size_t memory() const;
 
-  // For check_invariants: every block the table holds, and whether its slot can be reached.
+  // For check_invariants: every block the table holds.
   template <class Visit>
-  void each_slot(Visit visit) const {
-    for (std::size_t i = 0; i < num_slots_; ++i)
-      if (slots_[i] >= 0) visit(slots_[i]);
+  void each_bucket(Visit visit) const {
+    for (std::size_t i = 0; i < num_buckets_; ++i)
+      if (buckets_[i] >= 0) visit(buckets_[i]);
   }
   std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
   std::size_t num_roots() const { return roots_.size(); }
@@ -106,12 +106,12 @@ class PrefixIndex {
   }
   // Scales the tag to the table, so that the table needs no power-of-two size.
   std::size_t home(std::uint32_t tag) const {
-    return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * num_slots_) >> 32);
+    return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * num_buckets_) >> 32);
   }
-  std::size_t next(std::size_t slot) const { return slot + 1 == num_slots_ ? 0 : slot + 1; }
-  // Steps from one slot forward to another. No division: this runs for every eviction.
+  std::size_t next(std::size_t bucket) const { return bucket + 1 == num_buckets_ ? 0 : bucket + 1; }
+  // Steps from one bucket forward to another. No division: this runs for every eviction.
   std::size_t distance(std::size_t from, std::size_t to) const {
-    return to >= from ? to - from : to + num_slots_ - from;
+    return to >= from ? to - from : to + num_buckets_ - from;
   }
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
 
@@ -120,8 +120,8 @@ class PrefixIndex {
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
-  std::size_t num_slots_;
-  ZeroedArray<BlockId> slots_;
+  std::size_t num_buckets_;
+  ZeroedArray<BlockId> buckets_;
   int num_keyed_ = 0;
 };
 

@@ -60,14 +60,14 @@ inline std::uint32_t extras_at(const ExtrasIds* extras, std::int64_t block) {
 // An ExtrasIds that holds a reference to each id.
 class ExtrasMap {
  public:
-  explicit ExtrasMap(Interner& interner) : interner_(&interner) {}
+  ExtrasMap(Interner& interner, std::size_t size) : interner_(&interner) { ids_.reserve(size); }
   ~ExtrasMap() {
     for (const auto& entry : ids_) interner_->release(entry.second);
   }
   ExtrasMap(const ExtrasMap&) = delete;
   ExtrasMap& operator=(const ExtrasMap&) = delete;
+  // At most as often as there was room asked for.
   void add(std::int32_t block, std::string_view bytes) {
-    ids_.reserve(ids_.size() + 1);
     ids_.emplace_back(block, interner_->intern(bytes));
   }
   const ExtrasIds& ids() const { return ids_; }

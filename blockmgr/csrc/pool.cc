@@ -33,7 +33,7 @@ BlockId Pool::take() noexcept {
     // Evictions come in runs: have the place of one of the next victims in the index at hand.
     BlockId ahead = idle_.victim();
     for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
-    if (ahead < blocks_.count) index_.prefetch_slot(blocks_.digest(ahead));
+    if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
   }
   blocks_[b].ref_count = 1;
   return b;

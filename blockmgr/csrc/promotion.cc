@@ -10,7 +10,7 @@ namespace {
 // How far a block's skip link reaches: far enough to hide a cache miss behind the comparisons in
 // between, near enough to stay inside most prefixes.
 constexpr std::int64_t kSkip = 12;
-// Index slots prefetched ahead of insertion.
+// Index buckets prefetched ahead of insertion.
 constexpr std::int64_t kInsertAhead = 8;
 
 }  // namespace
@@ -26,7 +26,7 @@ NodeId Sequences::chain_node(const Sequence& s, std::int64_t logical) const {
 std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed) const {
   const std::int64_t end = num_computed / config_.block_size;
   const std::int32_t* t = table(s);
-  for (std::int64_t i = s.num_keyed; i < end; ++i)
+  for (std::int64_t i = s.num_chained; i < end; ++i)
     if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;
   return end;
 }
@@ -37,17 +37,17 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
 void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed) {
   if (!digester_) return;
   const std::int64_t until = promotable(s, num_computed);
-  if (until <= s.num_keyed) return;
+  if (until <= s.num_chained) return;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::size_t offset = digests_.size();
-  digests_.resize(offset + static_cast<std::size_t>(until - s.num_keyed) * digest_size);
-  promotions_.push_back({&s, index_of(s), until, offset});
+  digests_.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
+  promotions_.push_back({&s, row_of(s), until, offset});
 
   const std::int32_t* t = table(s);
-  NodeId node = chain_node(s, s.num_keyed);  // kNoBlock once the chain is not cached yet
+  NodeId node = chain_node(s, s.num_chained);  // kNoBlock once the chain is not cached yet
   const std::uint8_t* before = index_.digest_of(node);
   std::uint8_t* out = digests_.data() + offset;
-  for (std::int64_t i = s.num_keyed; i < until; ++i, before = out, out += digest_size) {
+  for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
     const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(t[i])};
     const bool cached_here = blocks_[t[i]].keyed();
     const bool may_be_cached = node != kNoBlock && index_.first_child(node) >= 0;
@@ -67,10 +67,10 @@ void Sequences::promote(const Promotion& promotion) noexcept {
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
   std::int32_t* t = table(s);
-  NodeId node = chain_node(s, s.num_keyed);
-  for (std::int64_t i = s.num_keyed; i < promotion.until; ++i, digest += digest_size) {
+  NodeId node = chain_node(s, s.num_chained);
+  for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
     if (i + kInsertAhead < promotion.until) {
-      index_.prefetch_slot(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
+      index_.prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
       prefetch(&blocks_[t[i + kInsertAhead]]);
     }
     const BlockId b = t[i];
@@ -102,28 +102,28 @@ void Sequences::promote(const Promotion& promotion) noexcept {
     ++counters_.promoted_blocks;
     node = b;
   }
-  s.num_keyed = static_cast<std::int32_t>(promotion.until);
+  s.num_chained = static_cast<std::int32_t>(promotion.until);
 }
 
-// Room in the log for whatever the planned promotions may deduplicate. An engine that never reads
-// the log must not make it grow: what earlier calls left is dropped, and the loss remembered.
+// Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
+// An engine that never reads the log must not make it grow: what earlier calls left beyond the
+// limit is dropped, and the loss remembered.
 void Sequences::reserve_remaps() {
   if (!config_.remap || promotions_.empty()) return;
-  std::size_t planned = 0;
+  const bool drops = remaps_.size() > max_remaps_;
+  std::size_t wanted = drops ? 0 : remaps_.size();
   for (const Promotion& p : promotions_)
-    planned += static_cast<std::size_t>(p.until - p.sequence->num_keyed);
-  if (remaps_.size() + planned > remaps_.capacity()) {
-    if (remaps_.size() + planned > max_remaps_ && !remaps_.empty()) {
-      remaps_.clear();
-      remaps_lost_ = true;
-    }
-    remaps_.reserve(remaps_.size() + planned);
+    wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
+  if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
+  if (drops) {
+    remaps_.clear();
+    remaps_lost_ = true;
   }
 }
 
 void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
                             BlockId cached) noexcept {
-  std::int32_t* t = row(promotion.row);
+  std::int32_t* t = table_at(promotion.row);
   const BlockId own = t[logical];
   ++counters_.deduplicated_blocks;
   if (!config_.remap) {

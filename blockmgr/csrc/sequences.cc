@@ -66,8 +66,8 @@ Sequence& Sequences::running(Handle handle) {
   return s;
 }
 
-Handle Sequences::handle_of(std::int64_t index) const {
-  return static_cast<Handle>(sequences_[static_cast<std::size_t>(index)].generation) << 32 | index;
+Handle Sequences::handle_of(std::int64_t row) const {
+  return static_cast<Handle>(sequences_[static_cast<std::size_t>(row)].generation) << 32 | row;
 }
 
 const Sequence& Sequences::view(Handle handle) const { return live(handle); }
@@ -84,7 +84,7 @@ void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
   if (committed_ahead(s))
     throw Error(ErrorKind::kStep,
                 std::string("cannot ") + call + " sequence " +
-                    std::to_string(handle_of(index_of(s))) +
+                    std::to_string(handle_of(row_of(s))) +
                     ": it was committed ahead of this step's forward; take and apply the "
                     "step's copies first");
 }
@@ -99,7 +99,7 @@ void Sequences::refuse_open_ticket(const char* call) const {
 }
 
 void Sequences::set_length(const Sequence& s) {
-  lengths_[static_cast<std::size_t>(index_of(s))] =
+  lengths_[static_cast<std::size_t>(row_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
 }
 
@@ -135,7 +135,7 @@ void Sequences::free(Handle handle) {
   s.generation = generation ? generation : 1;
   s.mark = mark;
   set_length(s);
-  unused_rows_.push_back(static_cast<std::int32_t>(index_of(s)));
+  unused_rows_.push_back(static_cast<std::int32_t>(row_of(s)));
 }
 
 void Sequences::preempt(Handle handle) {
@@ -150,7 +150,7 @@ void Sequences::preempt(Handle handle) {
   s.waiting.swap(tokens);
   s.waiting_start = 0;
   s.state = Sequence::kPreempted;
-  s.num_keyed = 0;
+  s.num_chained = 0;
   s.num_computed = s.num_cached = s.num_written = 0;
   s.committed_step = -1;
   set_length(s);
@@ -175,7 +175,8 @@ void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
   s.num_tokens = num_tokens;
   s.num_computed = std::min(s.num_computed, num_tokens);
   s.num_cached = std::min(s.num_cached, num_tokens);
-  s.num_keyed = std::min(s.num_keyed, static_cast<std::int32_t>(num_tokens / config_.block_size));
+  s.num_chained =
+      std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config_.block_size));
   set_length(s);
 }
 
@@ -287,9 +288,9 @@ std::vector<RemapRecord> Sequences::remaps() {
   if (!remaps_lost_) return remaps_;
   std::vector<RemapRecord> all;
   for (const Sequence& s : sequences_) {
-    const std::int64_t index = index_of(s);
-    for (std::int32_t i = 0; i < s.num_keyed; ++i)
-      all.push_back({handle_of(index), i, kNoBlock, row(index)[i]});
+    const std::int64_t index = row_of(s);
+    for (std::int32_t i = 0; i < s.num_blocks; ++i)
+      all.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
   }
   return all;
 }
@@ -303,7 +304,8 @@ void Sequences::forget_remaps() {
 std::size_t Sequences::memory() const {
   std::size_t total = blocks_.bytes() + index_.memory() + tables_.bytes() + lengths_.bytes();
   total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
-  total += digests_.capacity() + remaps_.capacity() * sizeof(RemapRecord);
+  total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
+  total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
   return total;

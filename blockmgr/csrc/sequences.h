@@ -86,7 +86,7 @@ struct Sequence {
   std::uint32_t generation = 1;
   State state = kUnused;
   std::int32_t num_blocks = 0;
-  std::int32_t num_keyed = 0;  // leading blocks that are cached, or stand beside a cached twin
+  std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
   std::int64_t num_tokens = 0;
   std::int64_t num_computed = 0;
   std::int64_t num_cached = 0;
@@ -129,7 +129,7 @@ class Sequences {
   void copies_aborted(std::int64_t ticket);
   void complete(std::int64_t ticket);
   // What deduplication changed since forget_remaps(); or, once the log was left to overflow, every
-  // entry it may ever have changed, with no old block.
+  // entry of every running sequence, with no old block.
   std::vector<RemapRecord> remaps();
   void forget_remaps();
 
@@ -139,7 +139,9 @@ class Sequences {
                     std::int64_t* slots) const;
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
-  std::int32_t* row(std::int64_t index) const { return tables_.data() + index * config_.row_width; }
+  std::int32_t* table_at(std::int64_t row) const {
+    return tables_.data() + row * config_.row_width;
+  }
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
 
   const Config& config() const { return config_; }
@@ -181,7 +183,7 @@ class Sequences {
   struct Promotion {
     Sequence* sequence;
     std::int64_t row;
-    std::int64_t until;         // blocks [num_keyed, until)
+    std::int64_t until;         // blocks [num_chained, until)
     std::size_t digest_offset;  // of the first one, in digests_
   };
 
@@ -191,15 +193,15 @@ class Sequences {
   Sequence& live(Handle handle);
   const Sequence& live(Handle handle) const;
   Sequence& running(Handle handle);
-  Handle handle_of(std::int64_t index) const;
+  Handle handle_of(std::int64_t row) const;
   std::int64_t blocks_for(std::int64_t slots) const {
     return slots / config_.block_size + (slots % config_.block_size != 0);
   }
   std::int64_t num_slots(const Sequence& s) const {
     return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
   }
-  std::int64_t index_of(const Sequence& s) const { return &s - sequences_.data(); }
-  std::int32_t* table(const Sequence& s) const { return row(index_of(s)); }
+  std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
+  std::int32_t* table(const Sequence& s) const { return table_at(row_of(s)); }
   bool committed_ahead(const Sequence& s) const {
     return config_.early_commit && s.committed_step == step_ && s.num_computed > s.num_written;
   }
@@ -234,7 +236,7 @@ class Sequences {
   void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
   std::int64_t copyable(const Sequence& s) const;
   void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens);
-  std::int64_t plan_decode(const Handle* handles, std::int64_t count);
+  std::int64_t count_decode(const Handle* handles, std::int64_t count);
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
