@@ -423,8 +423,8 @@ class BlockManager:
         Blocks freed while they ran can be handed out again.
 
         Raises:
-            StepError: The step is complete already, was aborted or never taken, or ``steps_in_flight``
-                is 0.
+            StepError: The step is complete already, was aborted or never taken, or
+                ``steps_in_flight`` is 0.
         """
         self._core.complete(ticket)
 

@@ -1,0 +1,166 @@
+"""Does every operation keep its budget? Run ``python -m benchmarks.budgets``.
+
+All operations are timed in this one process, in turns, and compared with the budgets of the
+design. The verdict is on the minimum: on a shared machine everything above it is noise of others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cases, fresh_process, large_pool, memory
+from benchmarks.measure import (
+    Timing,
+    machine,
+    machine_name,
+    repeat_command,
+    time_side_by_side,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation, its budget and how to make the case that is timed."""
+
+    name: str
+    budget: float | None
+    unit: str
+    case: Callable[[], cases.Case]
+
+
+ROWS = (
+    Row("warm admit, 32k tokens, array", 10, "ns/block", cases.Admit),
+    Row("warm match, 32k tokens, array", 10, "ns/block", cases.Match),
+    Row("warm admit, from a list of ints", None, "ns/block", lambda: cases.Admit(as_list=True)),
+    Row("warm match, from a list of ints", None, "ns/block", lambda: cases.Match(as_list=True)),
+    Row("cold admit + commit", 100, "ns/block", cases.ColdAdmit),
+    Row("the same, each block evicts", 100, "ns/block", lambda: cases.ColdAdmit(evicting=True)),
+    Row("free", 5, "ns/block", cases.Free),
+    Row("decode of 1,024", 40, "µs", cases.DecodeStep),
+    Row("the same, each block evicts", 40, "µs", lambda: cases.DecodeStep(evicting=True)),
+    Row("fork of 2,048 blocks x 8", 6, "µs", cases.Fork),
+    Row("match, 1 M blocks, cache-missing", 60, "ns/block", large_pool.LargePoolMatch),
+    Row("admit, 1 M blocks, cache-missing", 60, "ns/block", large_pool.LargePoolAdmit),
+)
+SCALE = {"ns/block": 1e9, "µs": 1e6, "ms": 1e3, "bytes": 1.0}
+
+IMPORT_BUDGET_MS = 150
+IMPORT_REPETITIONS = 9
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table; ``minimum`` and ``median`` are in ``unit``."""
+
+    name: str
+    unit: str
+    budget: float | None
+    minimum: float
+    median: float
+    repetitions: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the budget was kept, always or only in quiet moments."""
+        if self.budget is None:
+            return "no budget"
+        if self.minimum > self.budget:
+            return "missed"
+        return "met" if self.median <= self.budget else "met at best"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, the ratio to the budget and the verdict."""
+        ratio = self.minimum / self.budget if self.budget else None
+        return asdict(self) | {"ratio": ratio, "verdict": self.verdict}
+
+
+def time_rows(rounds: int, burst: int) -> Iterable[Result]:
+    """Times every row side by side."""
+    built = {f"{i} {row.name}": row.case() for i, row in enumerate(ROWS)}
+    timings = time_side_by_side(built, rounds=rounds, burst=burst)
+    for row, timing in zip(ROWS, timings.values(), strict=True):
+        yield _in_unit(row.name, row.unit, row.budget, timing)
+
+
+def time_import() -> Iterable[Result]:
+    """Times the import in fresh interpreters, with NumPy's share of it beside."""
+    for module, budget in (("blockmgr", IMPORT_BUDGET_MS), ("numpy", None)):
+        runs = [fresh_process.import_seconds(module) for _ in range(IMPORT_REPETITIONS)]
+        yield _in_unit(f"import {module}", "ms", budget, Timing.of(runs))
+
+
+def weigh() -> Iterable[Result]:
+    """What a manager takes, by its own count and by the system's."""
+    for name, budget, measured in memory.weights():
+        yield Result(name, "bytes", budget, measured, measured, 1)
+
+
+def _in_unit(name: str, unit: str, budget: float | None, timing: Timing) -> Result:
+    scale = SCALE[unit]
+    minimum, median = timing.minimum * scale, timing.median * scale
+    return Result(name, unit, budget, minimum, median, timing.repetitions)
+
+
+def _table(results: list[Result]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("operation", "unit"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("budget", "min", "median", "min / budget"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for r in results:
+        table.add_row(
+            r.name,
+            r.unit,
+            "" if r.budget is None else f"{r.budget:,.0f}",
+            f"{r.minimum:,.1f}",
+            f"{r.median:,.1f}",
+            f"{r.minimum / r.budget:.2f}" if r.budget else "",
+            r.verdict,
+        )
+    return table
+
+
+def main() -> None:
+    """Measures, prints the table, and writes the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.budgets", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each operation")
+    parser.add_argument("--burst", type=int, default=20, help="timed runs in a turn")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
+    arguments = parser.parse_args()
+
+    about = machine()
+    results = [*time_rows(arguments.rounds, arguments.burst), *weigh(), *time_import()]
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    console.print(_table(results))
+    console.print(
+        f"{about['processors']} x {about['processor']}, load {about['load_average']:.1f}, "
+        f"Python {about['versions']['python']}, blockmgr {about['versions']['blockmgr']}"
+    )
+    document = {
+        "command": repeat_command("benchmarks.budgets"),
+        "machine": about,
+        "results": [result.as_json() for result in results],
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}.json"
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""The operations that are timed, each on the state that makes it what its name says.
+
+A case is prepared before every run, so that the timed part is one call on a known state, and
+checked at the end, so that a case that stopped doing its work cannot look fast. The micro
+benchmarks and the table of budgets time the same cases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from blockmgr import BlockManager
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = [
+    "Admit",
+    "Case",
+    "ColdAdmit",
+    "DecodeStep",
+    "Fork",
+    "Free",
+    "Match",
+    "Prompts",
+    "cache",
+]
+
+VOCABULARY = 128_000
+PROMPT_TOKENS = 32_768
+POOL_BLOCKS = 65_536
+
+
+class Case(Protocol):
+    """One operation that can be timed any number of times."""
+
+    count: int
+    """Blocks, steps or calls in one run: what its time is divided by."""
+
+    def prepare(self) -> None:
+        """Brings back the state that ``run`` is timed on."""
+
+    def run(self) -> None:
+        """The timed part, one call or two."""
+
+    def check(self) -> None:
+        """Fails if the runs did not do what they are timed for."""
+
+
+class Prompts:
+    """Random token ids, the same ones for the same seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def draw(self, num_tokens: int) -> npt.NDArray[np.uint32]:
+        """``uint32[num_tokens]``, each below the size of a common vocabulary."""
+        return self._random.integers(0, VOCABULARY, num_tokens, dtype=np.uint32)
+
+    def shuffled(self, numbers: npt.ArrayLike) -> list[int]:
+        """The numbers in random order."""
+        in_order: list[int] = self._random.permutation(np.asarray(numbers)).tolist()
+        return in_order
+
+
+def _touch(manager: BlockManager) -> None:
+    """Uses every block once, so that no page of the pool is touched first in a timed run."""
+    size = manager.config.block_size
+    most = manager.config.row_width
+    handles = []
+    while manager.num_available:
+        num_tokens = min(most, manager.num_available) * size
+        handles.append(manager.admit(np.zeros(num_tokens, dtype=np.uint32)))
+    for handle in reversed(handles):  # leaves the free queue in ascending order
+        manager.free(handle)
+
+
+def cache(manager: BlockManager, prompt: npt.NDArray[np.uint32]) -> None:
+    """Leaves every full block of a prompt cached and idle."""
+    handle = manager.admit(prompt)
+    manager.commit(handle, len(prompt))
+    manager.free(handle)
+
+
+class _Warm:
+    """A pool in which one prompt is cached and idle; the next one repeats it and adds a token."""
+
+    def __init__(
+        self,
+        num_tokens: int = PROMPT_TOKENS,
+        block_size: int = 16,
+        *,
+        num_blocks: int = POOL_BLOCKS,
+        as_list: bool = False,
+    ) -> None:
+        self.count = num_tokens // block_size
+        self.manager = BlockManager(
+            num_blocks, block_size, max_seqs=16, max_blocks_per_seq=self.count + 1
+        )
+        prompt = Prompts().draw(num_tokens + 1)
+        cache(self.manager, prompt[:-1])
+        # A list is what a tokenizer returns, an array what an engine that cares would keep.
+        self.prompt: Any = prompt.tolist() if as_list else prompt
+        self.handle: int | None = None
+
+    def _free(self) -> None:
+        if self.handle is not None:
+            self.manager.free(self.handle)
+            self.handle = None
+
+    def _admit(self) -> None:
+        self.handle = self.manager.admit(self.prompt)
+
+
+class Match(_Warm):
+    """``match`` of a cached prompt: finds every block, references none."""
+
+    def prepare(self) -> None:
+        """Nothing: a match changes nothing."""
+
+    def run(self) -> None:
+        self.match = self.manager.match(self.prompt)
+
+    def check(self) -> None:
+        assert len(self.match.block_ids) == self.count
+
+
+class Admit(_Warm):
+    """``admit`` of a cached prompt: finds and references every block, takes one for the rest."""
+
+    def prepare(self) -> None:
+        self._free()
+
+    def run(self) -> None:
+        self._admit()
+
+    def check(self) -> None:
+        assert self.handle is not None
+        assert self.manager.sequence(self.handle).num_cached_tokens == len(self.prompt) - 1
+        self._free()
+
+
+class Free(_Warm):
+    """``free`` of a sequence whose blocks nobody else holds: all but one stay cached."""
+
+    def prepare(self) -> None:
+        self._admit()
+
+    def run(self) -> None:
+        self._free()
+
+    def check(self) -> None:
+        stats = self.manager.stats()
+        assert stats.used_blocks == 0
+        assert stats.idle_blocks == self.count
+
+
+class ColdAdmit:
+    """``admit`` and ``commit`` of a prompt nobody has seen: takes, hashes and promotes each block.
+
+    Evicting, every block it takes is the cached block of an earlier prompt. Otherwise the pool is
+    built again, its pages touched, before its free blocks run out.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int = PROMPT_TOKENS,
+        block_size: int = 16,
+        *,
+        num_blocks: int = POOL_BLOCKS,
+        evicting: bool = False,
+    ) -> None:
+        self.count = num_tokens // block_size
+        self.evicting = evicting
+        self._num_tokens = num_tokens
+        self._shape = (num_blocks, block_size)
+        self._prompts = Prompts()
+        self._runs = 0
+        self._handle: int | None = None
+        self._build()
+        while evicting and self.manager.stats().free_blocks >= self.count:
+            cache(self.manager, self._prompts.draw(num_tokens))
+        self._evicted = self.manager.stats().evicted_blocks
+
+    def _build(self) -> None:
+        num_blocks, block_size = self._shape
+        self.manager = BlockManager(
+            num_blocks,
+            block_size,
+            max_seqs=num_blocks // self.count + 1,
+            max_blocks_per_seq=self.count,
+        )
+        _touch(self.manager)
+
+    def prepare(self) -> None:
+        if self._handle is not None:
+            self.manager.free(self._handle)
+            self._handle = None
+        if not self.evicting and self.manager.stats().free_blocks < self.count:
+            self._build()
+        self._prompt = self._prompts.draw(self._num_tokens)
+
+    def run(self) -> None:
+        self._handle = self.manager.admit(self._prompt)
+        self.manager.commit(self._handle, self._num_tokens)
+        self._runs += 1
+
+    def check(self) -> None:
+        assert self._handle is not None
+        stats = self.manager.stats()
+        assert stats.hit_tokens == stats.deduplicated_blocks == 0
+        evicted = stats.evicted_blocks - self._evicted
+        assert evicted == (self._runs * self.count if self.evicting else 0)
+
+
+class DecodeStep:
+    """``decode`` of a whole batch, staggered: one in ``block_size`` sequences fills a block.
+
+    So with 1,024 sequences and blocks of 16, each step takes 64 blocks and promotes 64. Evicting,
+    each of the 64 is the cached block of an earlier prompt.
+    """
+
+    count = 1
+
+    def __init__(
+        self,
+        num_seqs: int = 1024,
+        block_size: int = 16,
+        *,
+        num_blocks: int = POOL_BLOCKS,
+        evicting: bool = False,
+    ) -> None:
+        self.evicting = evicting
+        self._num_seqs = num_seqs
+        self._shape = (num_blocks, block_size)
+        self._prompts = Prompts()
+        # Half of the pool is handed out before the batch starts again with new prompts.
+        self._steps_of_a_batch = num_blocks // num_seqs * block_size // 2
+        self._build()
+        while evicting and self.manager.stats().free_blocks >= block_size:
+            cache(self.manager, self._prompts.draw(block_size * block_size))
+        self._start()
+
+    def _build(self) -> None:
+        num_blocks, block_size = self._shape
+        self.manager = BlockManager(
+            num_blocks,
+            block_size,
+            max_seqs=self._num_seqs,
+            max_blocks_per_seq=num_blocks // self._num_seqs + 8,
+        )
+        _touch(self.manager)
+
+    def _start(self) -> None:
+        block_size = self._shape[1]
+        lengths = 4 * block_size + np.arange(self._num_seqs) % block_size
+        admitted = [self.manager.admit(self._prompts.draw(n)) for n in lengths.tolist()]
+        self._handles = np.array(admitted, dtype=np.int64)
+        # The first step commits the prompts, which is not what is timed.
+        self.manager.decode(self._handles, self._prompts.draw(self._num_seqs))
+        self._steps = 0
+        self._before = self.manager.stats()
+
+    def prepare(self) -> None:
+        if self._steps == self._steps_of_a_batch:
+            self.check()
+            for handle in self._handles.tolist():
+                self.manager.free(handle)
+            if not self.evicting:
+                self._build()
+            self._start()
+        self._tokens = self._prompts.draw(self._num_seqs)
+
+    def run(self) -> None:
+        self.slots = self.manager.decode(self._handles, self._tokens)
+        self._steps += 1
+
+    def check(self) -> None:
+        filled = self._num_seqs // self._shape[1] * self._steps
+        stats, before = self.manager.stats(), self._before
+        assert stats.promoted_blocks - before.promoted_blocks == filled
+        assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
+        assert len(np.unique(self.slots)) == self._num_seqs
+
+
+class Fork:
+    """``fork`` of one long sequence into several; they are freed outside the timed part."""
+
+    count = 1
+
+    def __init__(self, num_blocks: int = 2048, num_children: int = 8, block_size: int = 16) -> None:
+        self._num_blocks = num_blocks
+        self._num_children = num_children
+        self.manager = BlockManager(
+            2 * num_blocks, block_size, max_seqs=num_children + 1, max_blocks_per_seq=num_blocks
+        )
+        prompt = Prompts().draw(num_blocks * block_size)
+        self.parent = self.manager.admit(prompt)
+        self.manager.commit(self.parent, len(prompt))
+        self.children: list[int] = []
+
+    def prepare(self) -> None:
+        while self.children:
+            self.manager.free(self.children.pop())
+
+    def run(self) -> None:
+        self.children = self.manager.fork(self.parent, self._num_children)
+
+    def check(self) -> None:
+        assert len(self.children) == self._num_children
+        assert self.manager.stats().used_blocks == self._num_blocks
+        self.prepare()

@@ -1,0 +1,90 @@
+"""Timing several cases side by side, and saying on what machine.
+
+The timing is ``timeit``'s: garbage collection off, preparation outside. Cases take turns in short
+bursts, so a noisy minute of the machine falls on all of them, while within a burst a case finds
+its own data in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+import sys
+import timeit
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import cpuinfo
+from pytest_benchmark.utils import get_commit_info
+
+if TYPE_CHECKING:
+    from benchmarks.cases import Case
+
+__all__ = ["Timing", "machine", "machine_name", "repeat_command", "time_side_by_side"]
+
+WARMUP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds for one of what a case counts."""
+
+    minimum: float
+    median: float
+    repetitions: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], count: int = 1) -> Timing:
+        """The timing of runs that each did ``count`` operations."""
+        return cls(min(seconds) / count, statistics.median(seconds) / count, len(seconds))
+
+
+def time_side_by_side(cases: Mapping[str, Case], *, rounds: int, burst: int) -> dict[str, Timing]:
+    """Times every case ``rounds * burst`` times, in turns of ``burst`` runs.
+
+    The first runs of a turn are warm-up and not counted: they bring the case's data back into the
+    cache that the others took.
+    """
+    timers = {name: timeit.Timer(case.run, case.prepare) for name, case in cases.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            seconds[name] += timer.repeat(WARMUP + burst, number=1)[WARMUP:]
+    for case in cases.values():
+        case.check()
+    return {name: Timing.of(runs, cases[name].count) for name, runs in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Processor, system and versions, for the head of a result."""
+    versions = {"python": platform.python_version()}
+    for package in ("blockmgr", "numpy", "xxhash", "nanobind-backend"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    commit = get_commit_info()
+    return {
+        "processor": cpuinfo.get_cpu_info().get("brand_raw", platform.machine()),
+        "processors": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "versions": versions,
+        "commit": commit["id"],
+        "uncommitted_changes": commit["dirty"],
+    }
+
+
+def machine_name(about: Mapping[str, Any]) -> str:
+    """A file name for a kind of machine: its processor and how many of them."""
+    slug = re.sub(r"[^a-z0-9]+", "-", str(about["processor"]).lower()).strip("-")
+    return f"{slug}-{about['processors']}"
+
+
+def repeat_command(module: str) -> str:
+    """The command that repeats this run."""
+    return " ".join(["python -m", module, *sys.argv[1:]])

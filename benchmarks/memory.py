@@ -1,0 +1,57 @@
+"""What a manager weighs: a block and a row more, by its own count and by the system's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.fresh_process import resident_bytes
+from blockmgr import BlockManager
+
+__all__ = ["block_budget", "bytes_per_block", "bytes_per_row", "weights"]
+
+# Even, so that rounding up inside cannot blur the difference.
+FEW, MANY = 65_536, 262_144
+COLUMNS = 2048
+
+
+def block_budget(block_size: int) -> int:
+    """Bytes a block may take: its record, index, digest and tokens."""
+    return 96 + 4 * block_size
+
+
+def bytes_per_block(block_size: int) -> float:
+    """What ``memory_usage`` grows by for one more block."""
+    few, many = (
+        BlockManager(n, block_size, max_seqs=1, max_blocks_per_seq=COLUMNS).memory_usage()
+        for n in (FEW, MANY)
+    )
+    return (many - few) / (MANY - FEW)
+
+
+def bytes_per_row(max_blocks: int) -> float:
+    """What ``memory_usage`` grows by for one more sequence."""
+    few, many = (
+        BlockManager(FEW, 16, max_seqs=n, max_blocks_per_seq=max_blocks).memory_usage()
+        for n in (256, 1024)
+    )
+    return (many - few) / (1024 - 256)
+
+
+def whole(num_blocks: int, block_size: int, max_seqs: int, max_blocks: int) -> tuple[int, int]:
+    """The budget of one manager, and its ``memory_usage``."""
+    budget = num_blocks * block_budget(block_size) + max_seqs * 4 * max_blocks
+    manager = BlockManager(num_blocks, block_size, max_seqs=max_seqs, max_blocks_per_seq=max_blocks)
+    return budget, manager.memory_usage()
+
+
+def weights() -> Iterator[tuple[str, float | None, float]]:
+    """Name, budget and measure of everything that is weighed, in bytes."""
+    for block_size in (16, 256):
+        yield f"a block of {block_size}", block_budget(block_size), bytes_per_block(block_size)
+    yield f"a row of {COLUMNS:,} blocks", 4 * COLUMNS, bytes_per_row(COLUMNS)
+    budget, measured = whole(FEW, 16, 256, COLUMNS)
+    yield f"{FEW:,} blocks of 16, 256 rows", budget, measured
+    if resident := resident_bytes(MANY, 16):
+        built, full = resident
+        yield "resident, a block of 16, built", None, built / MANY
+        yield "resident, a block of 16, cached", block_budget(16), full / MANY

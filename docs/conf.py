@@ -1,0 +1,56 @@
+"""Sphinx configuration: MyST pages, docstrings as reference, warnings treated as errors."""
+
+from importlib.metadata import version as _version
+
+from sphinx.application import Sphinx
+
+project = "blockmgr"
+author = "The blockmgr authors"
+project_copyright = "2026, The blockmgr authors"
+release = version = _version("blockmgr")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+
+# Quotes and ellipses, but options keep their two dashes.
+smartquotes_action = "qe"
+
+html_theme = "furo"
+html_title = f"blockmgr {version}"
+html_copy_source = False
+html_show_sourcelink = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"Tokens": "Tokens"}
+python_use_unqualified_type_names = True
+# A line each, once a signature is too long for one.
+python_maximum_signature_line_length = 88
+
+napoleon_numpy_docstring = False
+# Attributes stay a list of the class; autodoc would otherwise describe dataclass fields twice.
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Leaves", "returns_style"), ("Source", "returns_style")]
+
+
+def _keep_whole(  # noqa: PLR0917  (the signature is autodoc's)
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    # Napoleon takes the words before a colon for the type of an attribute. Ours are sentences, and
+    # an empty comment in front of them leaves it nothing to take.
+    if what in {"attribute", "data", "property"}:
+        lines[0:0] = ["..", ""]
+
+
+def setup(app: Sphinx) -> None:
+    """Hook into autodoc, before napoleon's own hook."""
+    app.connect("autodoc-process-docstring", _keep_whole, priority=400)

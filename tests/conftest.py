@@ -1,0 +1,60 @@
+"""Options and fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from blockmgr import BlockManager
+from tests.strategies import DIGESTS
+
+COMMON: dict[str, Any] = {
+    "deadline": None,  # tests are never timed
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("ci", max_examples=200, stateful_step_count=30, **COMMON)
+settings.register_profile("long", max_examples=2_000, stateful_step_count=60, **COMMON)
+settings.register_profile("nightly", max_examples=20_000, stateful_step_count=100, **COMMON)
+settings.load_profile("ci")  # another one: pytest --hypothesis-profile=nightly
+
+MakeManager = Callable[..., BlockManager]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--digest",
+        action="append",
+        choices=sorted(DIGESTS),
+        help="run the behavioural tests under this digest; may be repeated"
+        " (default: xxh3_128 and constant)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "digest" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("digest") or ["xxh3_128", "constant"]
+        metafunc.parametrize("digest", chosen, indirect=True)
+
+
+@pytest.fixture
+def digest(request: pytest.FixtureRequest) -> Any:
+    """The digest of this run. No behaviour may depend on it, not even on whether it collides."""
+    return DIGESTS[request.param]
+
+
+@pytest.fixture
+def make_manager(digest: Any) -> Iterator[MakeManager]:
+    """Builds managers, and checks every invariant of each when the test is over."""
+    made: list[BlockManager] = []
+
+    def make(num_blocks: int = 8, block_size: int = 4, **options: Any) -> BlockManager:
+        manager = BlockManager(num_blocks, block_size, **{"digest": digest, **options})
+        made.append(manager)
+        return manager
+
+    yield make
+    for manager in made:
+        manager.check_invariants()

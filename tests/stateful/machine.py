@@ -1,0 +1,230 @@
+"""The state machine over every public call, with all three detectors after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests import strategies
+from tests.model import ModelManager
+from tests.stateful.world import Entry, World
+
+who = st.integers(0, 4)
+some = st.integers(0, 6)
+STALE_CALLS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("append", ([0],)),
+    ("commit", (1,)),
+    ("reserve", (1,)),
+    ("truncate", (1,)),
+    ("fork", (1,)),
+    ("free", ()),
+    ("preempt", ()),
+    ("resume", ()),
+    ("slot_mapping", (0, 1)),
+)
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Random calls on a tiny manager, its model and a fake device."""
+
+    manager: ClassVar[Callable[..., Any]]
+    model: ClassVar[Callable[..., Any]] = ModelManager
+    digest: ClassVar[str] = "any"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[tuple[list[int], bytes, Any]] = []
+
+    @initialize(data=st.data())
+    def build(self, data: st.DataObject) -> None:
+        config = data.draw(strategies.configs(type(self).digest), label="config")
+        kind = type(self)
+        self.world = World(config, manager=kind.manager, model=kind.model)
+
+    # The prompts admitted last are looked up again after every rule: what is cached and what has
+    # been evicted is otherwise visible only in counts.
+    def look_up_again(self) -> None:
+        for prompt in self.prompts:
+            self.world.match(*prompt)
+
+    def entry(self, index: int) -> Entry:
+        return self.world.entries[index % len(self.world.entries)]
+
+    def any_entry(self) -> bool:
+        return bool(self.world.entries)
+
+    def any_dead(self) -> bool:
+        return bool(self.world.dead)
+
+    def any_open(self) -> bool:
+        return self.world.open is not None
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.step()
+
+    # ---- admission ----------------------------------------------------------------------
+
+    @rule(
+        tokens=strategies.prompts,
+        namespace=strategies.namespaces,
+        extras=strategies.extras,
+        num_slots=strategies.slots,
+    )
+    def admit(self, tokens: list[int], namespace: bytes, extras: Any, num_slots: int) -> None:
+        self.world.admit(tokens, namespace, extras, num_slots)
+        self.prompts = [*self.prompts[-2:], (tokens, namespace, extras)]
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who, more=strategies.prompts)
+    def admit_next_turn(self, index: int, more: list[int]) -> None:
+        entry = self.entry(index)
+        self.world.admit(entry.tokens + more, entry.namespace, entry.extras)
+        self.look_up_again()
+
+    @rule(tokens=strategies.prompts, namespace=strategies.namespaces)
+    def serve(self, tokens: list[int], namespace: bytes) -> None:
+        """Admission and a whole step: the shortest way to something cached."""
+        self.world.admit(tokens, namespace)
+        self.world.step()
+        self.prompts = [*self.prompts[-2:], (tokens, namespace, None)]
+        self.look_up_again()
+
+    @precondition(lambda self: any(not e.running for e in self.world.entries))
+    @rule(index=who, num_slots=strategies.slots)
+    def resume_a_preempted_one(self, index: int, num_slots: int | None) -> None:
+        waiting = [e for e in self.world.entries if not e.running]
+        self.world.resume(waiting[index % len(waiting)], num_slots)
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who, num_slots=strategies.slots)
+    def resume(self, index: int, num_slots: int | None) -> None:
+        self.world.resume(self.entry(index), num_slots)
+        self.look_up_again()
+
+    # ---- one sequence -------------------------------------------------------------------
+
+    @precondition(any_entry)
+    @rule(index=who, tokens=st.lists(strategies.token, min_size=1, max_size=4))
+    def append(self, index: int, tokens: list[int]) -> None:
+        self.world.append(self.entry(index), tokens)
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who, num_slots=st.integers(1, 14))
+    def reserve(self, index: int, num_slots: int) -> None:
+        self.world.reserve(self.entry(index), num_slots)
+
+    @precondition(any_entry)
+    @rule(index=who, n=st.integers(0, 12))
+    def commit(self, index: int, n: int) -> None:
+        self.world.commit(self.entry(index), n)
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who)
+    def commit_all(self, index: int) -> None:
+        entry = self.entry(index)
+        self.world.commit(entry, self.world.committable(entry))
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who, n=st.integers(0, 10))
+    def truncate(self, index: int, n: int) -> None:
+        self.world.truncate(self.entry(index), n)
+
+    @precondition(any_entry)
+    @rule(index=who, n=st.integers(0, 2))
+    def fork(self, index: int, n: int) -> None:
+        self.world.fork(self.entry(index), n)
+
+    @precondition(any_entry)
+    @rule(index=who, tokens=st.lists(strategies.token, min_size=1, max_size=3))
+    def branch(self, index: int, tokens: list[int]) -> None:
+        """Two samples of one prompt go different ways."""
+        parent = self.entry(index)
+        for child in self.world.fork(parent):
+            self.world.append(child, tokens)
+            for grandchild in self.world.fork(child):
+                self.world.append(grandchild, [0])
+        self.world.append(parent, [1])
+
+    @precondition(any_entry)
+    @rule(parents=st.lists(some, min_size=1, max_size=5))
+    def reparent(self, parents: list[int]) -> None:
+        entries = self.world.entries[: len(parents)]
+        self.world.reparent(entries, [p % (len(entries) + (p == 6)) for p in parents])
+
+    @precondition(any_entry)
+    @rule(index=who)
+    def free(self, index: int) -> None:
+        self.world.free(self.entry(index))
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(index=who)
+    def preempt(self, index: int) -> None:
+        self.world.preempt(self.entry(index))
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(tokens=st.lists(strategies.token, min_size=1, max_size=5), backwards=st.booleans())
+    def decode(self, tokens: list[int], backwards: bool) -> None:
+        entries = self.world.entries[:: -1 if backwards else 1][: len(tokens)]
+        self.world.decode(entries, tokens[: len(entries)])
+        self.look_up_again()
+
+    @precondition(any_dead)
+    @rule(index=who, call=st.sampled_from(STALE_CALLS))
+    def use_a_dead_handle(self, index: int, call: tuple[str, tuple[Any, ...]]) -> None:
+        self.world.on_dead(call[0], index, *call[1])
+
+    # ---- steps --------------------------------------------------------------------------
+
+    @rule(skip=st.sampled_from([-1, -1, 0, 1]), held_back=st.sampled_from([0, 0, 1]))
+    def step(self, skip: int, held_back: int) -> None:
+        self.world.step(skip, held_back)
+        self.look_up_again()
+
+    @rule(skip=st.sampled_from([-1, -1, 0, 1]), applied=st.booleans())
+    def begin(self, skip: int, applied: bool) -> None:
+        self.world.begin(skip, applied)
+
+    @precondition(any_open)
+    @rule()
+    def copies_applied(self) -> None:
+        self.world.resolve("copies_applied")
+
+    @precondition(lambda self: any(not launched.finished for launched in self.world.steps))
+    @rule(index=some, held_back=st.sampled_from([0, 0, 1]))
+    def finish(self, index: int, held_back: int) -> None:
+        waiting = [launched for launched in self.world.steps if not launched.finished]
+        self.world.finish(waiting[index % len(waiting)], held_back)
+        self.look_up_again()
+
+    @precondition(lambda self: self.world.open or self.world.manager.stats().pending_copies)
+    @rule()
+    def abort(self) -> None:
+        self.world.abort()
+
+    @precondition(lambda self: self.world.in_flight_limit and self.world.steps)
+    @rule(count=st.integers(1, 2))
+    def complete(self, count: int) -> None:
+        self.world.complete(count)
+
+    @precondition(lambda self: self.world.open or len(self.world.entries) == 1)
+    @rule(ticket=st.integers(-1, 3), name=st.sampled_from(["copies_applied", "copies_aborted"]))
+    def resolve_a_wrong_ticket(self, ticket: int, name: str) -> None:
+        if self.world.open is None or self.world.open.step.ticket != ticket:
+            self.world.both(name, [ticket], [ticket])
+            self.world.settle()
+
+    @precondition(lambda self: self.world.remaps)
+    @rule()
+    def take_remaps(self) -> None:
+        self.world.take_remaps()

@@ -1,0 +1,51 @@
+"""Everything that can be seen of a manager, to show that a refused call has changed nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockManager
+
+
+def snapshot(manager: BlockManager) -> dict[str, Any]:
+    """Stats, tables, views, and the core's own fingerprint.
+
+    The fingerprint covers what no public call shows: queue orders, pins, keys, tickets.
+    """
+    views = [manager.sequence(handle) for handle in manager.handles()]
+    return {
+        "stats": asdict(manager.stats()),
+        "block_tables": manager.block_tables.tolist(),
+        "seq_lens": manager.seq_lens.tolist(),
+        "sequences": [
+            (
+                view.row,
+                view.tokens.tolist(),
+                view.block_ids.tolist(),
+                view.num_computed_tokens,
+                view.num_cached_tokens,
+                view.num_slots,
+                view.is_preempted,
+            )
+            for view in views
+        ],
+        "fingerprint": manager._core.fingerprint(),
+    }
+
+
+@contextmanager
+def refused(
+    manager: BlockManager, error: type[Exception], match: str | None = None
+) -> Iterator[Any]:
+    """The call inside raises exactly this error and leaves the manager as it was."""
+    before = snapshot(manager)
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert snapshot(manager) == before
+    manager.check_invariants()

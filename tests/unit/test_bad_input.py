@@ -1,0 +1,338 @@
+"""Wrong arguments: the right exception, a message that names the argument, nothing changed."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import BlockManager, ManagerConfig, UnknownSequenceError
+from tests.conftest import MakeManager
+from tests.unit.snapshot import refused
+
+CONFIGS: list[tuple[str, Any, type[Exception]]] = [
+    ("num_blocks", 0, ValueError),
+    ("num_blocks", -1, ValueError),
+    ("num_blocks", 2**31, ValueError),
+    ("num_blocks", True, TypeError),
+    ("num_blocks", 8.0, TypeError),
+    ("num_blocks", "8", TypeError),
+    ("num_blocks", None, TypeError),
+    ("block_size", 0, ValueError),
+    ("block_size", 65536, ValueError),
+    ("block_size", False, TypeError),
+    ("block_size", 1.5, TypeError),
+    ("max_seqs", 0, ValueError),
+    ("max_seqs", 2**31, ValueError),
+    ("max_seqs", 1.0, TypeError),
+    ("max_blocks_per_seq", 0, ValueError),
+    ("max_blocks_per_seq", True, TypeError),
+    ("prefix_caching", 1, TypeError),
+    ("digest", "md5", ValueError),
+    ("digest", 5, TypeError),
+    ("dedup", "merge", ValueError),
+    ("dedup", None, TypeError),
+    ("min_partial_tokens", -1, ValueError),
+    ("min_partial_tokens", 5, ValueError),
+    ("min_partial_tokens", 1.0, TypeError),
+    ("eviction", "fifo", ValueError),
+    ("watermark_blocks", -1, ValueError),
+    ("watermark_blocks", 9, ValueError),
+    ("watermark_blocks", True, TypeError),
+    ("steps_in_flight", -1, ValueError),
+    ("steps_in_flight", 201, ValueError),
+    ("early_commit", "yes", TypeError),
+    ("null_block", 0, TypeError),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error"), CONFIGS)
+def test_a_manager_is_not_built_on_a_wrong_option(
+    name: str, value: Any, error: type[Exception]
+) -> None:
+    options = {"num_blocks": 8, "block_size": 4, name: value}
+    with pytest.raises(error, match=name):
+        BlockManager(**options)
+    with pytest.raises(error, match=name):
+        ManagerConfig(**options)
+
+
+def test_the_null_block_alone_is_no_pool() -> None:
+    with pytest.raises(ValueError, match="num_blocks"):
+        BlockManager(1, 4, null_block=True)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="block_sise"):
+        BlockManager(8, 4, block_sise=4)  # type: ignore[call-arg]
+
+
+def test_index_objects_are_whole_numbers() -> None:
+    manager = BlockManager(np.int64(8), np.uint8(4))  # type: ignore[arg-type]
+    assert (manager.config.num_blocks, manager.config.block_size) == (8, 4)
+    assert type(manager.config.num_blocks) is int
+
+
+BAD_TOKENS: list[tuple[str, Any, type[Exception]]] = [
+    ("empty", [], ValueError),
+    ("negative", [1, -1], ValueError),
+    ("too large", [1, 2**32], ValueError),
+    ("huge", [2**80], ValueError),
+    ("float", [1.0], TypeError),
+    ("bool", [True], TypeError),
+    ("string item", ["1"], TypeError),
+    ("none item", [None], TypeError),
+    ("nested", [[1]], TypeError),
+    ("string", "12", TypeError),
+    ("none", None, TypeError),
+    ("int", 5, TypeError),
+    ("set", {1, 2}, TypeError),
+    ("generator", (t for t in [1]), TypeError),
+    ("empty tuple", (), ValueError),
+    ("bool in a tuple", (1, True), TypeError),
+    ("empty range", range(0), ValueError),
+    ("negative range", range(-1, 2), ValueError),
+    ("empty array", np.zeros(0, np.int64), ValueError),
+    ("float array", np.ones(2), TypeError),
+    ("bool array", np.ones(2, bool), TypeError),
+    ("object array", np.array([1, 2], object), TypeError),
+    ("two dimensions", np.ones((2, 2), np.int64), ValueError),
+    ("no dimension", np.array(5), ValueError),
+    ("strided", np.arange(6)[::2], ValueError),
+    ("negative in an array", np.array([1, -1]), ValueError),
+    ("negative int8", np.array([-1], np.int8), ValueError),
+    ("too large in an array", np.array([2**32]), ValueError),
+    ("too large uint64", np.array([2**63], np.uint64), ValueError),
+    ("foreign byte order", np.array([1], ">i4"), TypeError),
+    ("float array.array", array.array("d", [1.0]), TypeError),
+]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"), [row[1:] for row in BAD_TOKENS], ids=[row[0] for row in BAD_TOKENS]
+)
+@pytest.mark.parametrize("call", ["admit", "match", "can_admit", "append"])
+def test_wrong_tokens_are_refused(
+    make_manager: MakeManager, call: str, tokens: Any, error: type[Exception]
+) -> None:
+    manager = make_manager()
+    handle = manager.admit([1, 2, 3])
+    args = (handle, tokens) if call == "append" else (tokens,)
+    with refused(manager, error, "token"):
+        getattr(manager, call)(*args)
+
+
+BAD_KEYS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("namespace str", {"namespace": "tenant"}, TypeError, "namespace"),
+    ("namespace none", {"namespace": None}, TypeError, "namespace"),
+    ("namespace bytearray", {"namespace": bytearray(b"x")}, TypeError, "namespace"),
+    ("namespace too long", {"namespace": bytes(1025)}, ValueError, "namespace"),
+    ("extras list", {"extras": [(0, b"x")]}, TypeError, "extras"),
+    ("extras str value", {"extras": {0: "x"}}, TypeError, "extras"),
+    ("extras none value", {"extras": {0: None}}, TypeError, "extras"),
+    ("extras str key", {"extras": {"0": b"x"}}, TypeError, "extras"),
+    ("extras bool key", {"extras": {True: b"x"}}, TypeError, "extras"),
+    ("extras float key", {"extras": {0.0: b"x"}}, TypeError, "extras"),
+    ("extras negative key", {"extras": {-1: b"x"}}, ValueError, "extras"),
+    ("extras empty", {"extras": {0: b""}}, ValueError, "extras"),
+    ("extras too long", {"extras": {0: bytes(1025)}}, ValueError, "extras"),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "match"), [row[1:] for row in BAD_KEYS], ids=[row[0] for row in BAD_KEYS]
+)
+@pytest.mark.parametrize("call", ["admit", "match", "can_admit"])
+def test_a_malformed_key_is_never_taken_for_no_key(
+    make_manager: MakeManager, call: str, key: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    manager = make_manager()
+    with refused(manager, error, match):
+        getattr(manager, call)([1, 2, 3], **key)
+
+
+def test_keys_at_their_longest_are_fine(make_manager: MakeManager) -> None:
+    manager = make_manager()
+    manager.admit([1, 2, 3], namespace=bytes(1024), extras={0: bytes(1024), 10**6: b"x"})
+
+
+@pytest.mark.parametrize(
+    ("slots", "error"),
+    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError), ("4", TypeError)],
+)
+def test_wrong_slot_counts_are_refused(
+    make_manager: MakeManager, slots: Any, error: type[Exception]
+) -> None:
+    manager = make_manager()
+    handle, preempted = manager.admit([1, 2, 3]), manager.admit([4])
+    manager.preempt(preempted)
+    calls: list[Callable[[], object]] = [
+        lambda: manager.admit([1], num_slots=slots),
+        lambda: manager.can_admit([1], num_slots=slots),
+        lambda: manager.reserve(handle, slots),
+        lambda: manager.resume(preempted, num_slots=slots),
+    ]
+    for call in calls:
+        with refused(manager, error, "num_slots"):
+            call()
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("commit", "num_computed_tokens"),
+        ("truncate", "num_tokens"),
+        ("reserve", "num_slots"),
+        ("fork", "n"),
+    ],
+)
+def test_counts_are_whole_numbers(
+    make_manager: MakeManager, call: str, name: str, value: Any
+) -> None:
+    manager = make_manager()
+    handle = manager.admit([1, 2, 3])
+    with refused(manager, TypeError, name):
+        getattr(manager, call)(handle, value)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**100])
+def test_integers_beyond_every_integer_are_refused_too(
+    make_manager: MakeManager, value: int
+) -> None:
+    manager = make_manager(steps_in_flight=1)
+    handle = manager.admit([1, 2, 3])
+    ticket = manager.take_copies().ticket
+    calls: dict[str, list[Callable[[], object]]] = {
+        "num_computed_tokens": [lambda: manager.commit(handle, value)],
+        "num_tokens": [lambda: manager.truncate(handle, value)],
+        "n": [lambda: manager.fork(handle, value)],
+        "num_slots": [
+            lambda: manager.reserve(handle, value),
+            lambda: manager.admit([1], num_slots=value),
+        ],
+        "stop": [lambda: manager.slot_mapping(handle, 0, value)],
+        "start": [lambda: manager.slot_mapping(handle, value, 1)],
+        "extras": [lambda: manager.admit([1], extras={value: b"x"})],
+        "handles": [lambda: manager.decode([value], [1])],
+        "parents": [lambda: manager.reparent([handle], [value])],
+        "ticket": [lambda: manager.copies_applied(value), lambda: manager.complete(value)],
+    }
+    for name, refusals in calls.items():
+        for call in refusals:
+            with refused(manager, ValueError, name):
+                call()
+    for call in (manager.free, manager.sequence, manager.row, manager.fork):
+        with refused(manager, UnknownSequenceError):
+            call(value)
+    manager.copies_applied(ticket)
+
+
+def test_a_block_has_one_value_of_extras(make_manager: MakeManager) -> None:
+    """Two keys of a mapping can mean one block; which one counts would be a guess."""
+
+    class Zero:
+        def __index__(self) -> int:
+            return 0
+
+    manager = make_manager()
+    with refused(manager, ValueError, "extras"):
+        manager.admit([1, 2, 3], extras={0: b"x", Zero(): b"y"})  # type: ignore[dict-item]
+
+
+def test_arguments_are_read_before_the_manager_is_touched(make_manager: MakeManager) -> None:
+    """A token may be any object with ``__index__``, which may call the manager itself."""
+    manager = make_manager()
+    handle = manager.admit([1, 2, 3])
+
+    class Meddler:
+        def __index__(self) -> int:
+            manager.free(handle)
+            return 5
+
+    with pytest.raises(UnknownSequenceError):
+        manager.append(handle, [Meddler()])  # type: ignore[list-item]
+    assert manager.handles() == []
+
+
+@pytest.mark.parametrize("handle", [True, 1.0, "1", None])
+@pytest.mark.parametrize(
+    ("call", "args"),
+    [("free", ()), ("append", ([1],)), ("commit", (1,)), ("fork", ()), ("sequence", ())],
+)
+def test_a_handle_is_an_int(
+    make_manager: MakeManager, call: str, args: tuple[Any, ...], handle: Any
+) -> None:
+    manager = make_manager()
+    manager.admit([1])
+    with refused(manager, TypeError, "handle"):
+        getattr(manager, call)(handle, *args)
+
+
+@pytest.mark.parametrize("ticket", [True, 1.0, "1", None])
+@pytest.mark.parametrize("call", ["copies_applied", "copies_aborted", "complete"])
+def test_a_ticket_is_an_int(make_manager: MakeManager, call: str, ticket: Any) -> None:
+    manager = make_manager(steps_in_flight=1)
+    manager.take_copies()
+    with refused(manager, TypeError, "ticket"):
+        getattr(manager, call)(ticket)
+
+
+@pytest.mark.parametrize(
+    ("handles", "tokens", "error", "match"),
+    [
+        (1, [1, 2], ValueError, "tokens"),
+        (2, [1], ValueError, "tokens"),
+        (2, [1, -1], ValueError, "token"),
+        (2, [1, 2**32], ValueError, "token"),
+        (2, [1.0, 2.0], TypeError, "token"),
+        (2, np.ones(2), TypeError, "token"),
+        (2, np.ones((2, 1), np.int64), ValueError, "token"),
+    ],
+)
+def test_decode_wants_one_good_token_for_each_handle(
+    make_manager: MakeManager, handles: int, tokens: Any, error: type[Exception], match: str
+) -> None:
+    manager = make_manager()
+    live = [manager.admit([1]), manager.admit([2])]
+    with refused(manager, error, match):
+        manager.decode(live[:handles], tokens)
+
+
+@pytest.mark.parametrize(
+    "handles", [[1.0], ["1"], [None], np.ones(1), np.ones((1, 1), np.int64), 5, None]
+)
+def test_handles_of_a_batch_are_ints(make_manager: MakeManager, handles: Any) -> None:
+    manager = make_manager()
+    manager.admit([1])
+    with refused_either(manager, "handles"):
+        manager.decode(handles, [1])
+    with refused_either(manager, "handles"):
+        manager.reparent(handles, [0])
+
+
+class refused_either:
+    """A TypeError or ValueError that names the argument; nothing changed."""
+
+    def __init__(self, manager: BlockManager, match: str) -> None:
+        self.manager, self.match = manager, match
+
+    def __enter__(self) -> None:
+        self.before = self.manager._core.fingerprint()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        assert isinstance(error, TypeError | ValueError), error
+        assert self.match in str(error)
+        assert self.manager._core.fingerprint() == self.before
+        return True
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0.0, 1), (0, 1.0), (None, 1), (True, 1), (0, "1")])
+def test_slot_ranges_are_whole_numbers(make_manager: MakeManager, start: Any, stop: Any) -> None:
+    manager = make_manager()
+    handle = manager.admit([1, 2, 3])
+    with refused_either(manager, "st"):
+        manager.slot_mapping(handle, start, stop)

@@ -1,0 +1,60 @@
+"""The error tree: what is caught as what, and what survives a pickle."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import blockmgr
+from blockmgr import BlockMgrError
+
+EXAMPLES: list[BlockMgrError] = [
+    blockmgr.OutOfBlocksError(3, 2, 1),
+    blockmgr.OutOfSequencesError(2, 1),
+    blockmgr.NeverFitsError("9 tokens need 3 blocks"),
+    blockmgr.UnknownSequenceError(7),
+    blockmgr.SequenceStateError("sequence 7 is preempted"),
+    blockmgr.StepError("ticket 1 is not resolved"),
+    blockmgr.TicketError("ticket 1 was never taken"),
+    blockmgr.ReentrancyError("the manager is inside another call"),
+    blockmgr.TraceFormatError("t.jsonl", 3, 4, "'x'", "a number"),
+    blockmgr.MissingExtraError("plot", "--plot"),
+    blockmgr.InvariantError(("one", "two")),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_keep_their_fields_through_a_pickle(error: BlockMgrError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_messages_are_lower_case_without_a_full_stop(error: BlockMgrError) -> None:
+    assert not str(error).endswith(".")
+    assert not str(error)[0].isupper()
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (blockmgr.NeverFitsError, ValueError),
+        (blockmgr.UnknownSequenceError, KeyError),
+        (blockmgr.TraceFormatError, ValueError),
+        (blockmgr.MissingExtraError, ImportError),
+        (blockmgr.InvariantError, AssertionError),
+    ],
+)
+def test_errors_are_also_what_python_calls_them(
+    error: type[Exception], base: type[Exception]
+) -> None:
+    assert issubclass(error, BlockMgrError)
+    assert issubclass(error, base)
+
+
+def test_a_trace_error_leads_to_the_place() -> None:
+    error = blockmgr.TraceFormatError("t.jsonl", 3, 4, "'x'", "a number")
+    assert str(error) == "t.jsonl:3:4: found 'x', expected a number"

@@ -1,0 +1,49 @@
+"""What importing costs, and what the built extension is."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import blockmgr
+from blockmgr import _core
+
+HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax")
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = f"import sys, blockmgr; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_extension_is_built_for_the_stable_abi() -> None:
+    """Linked otherwise it would work with one Python version only, and its tag would lie."""
+    assert _core.__file__ is not None
+    assert Path(_core.__file__).name.endswith((".abi3.so", ".pyd"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nanobind") is None, reason="nanobind generates the stub"
+)
+def test_the_committed_stub_is_the_generated_one(tmp_path: Path) -> None:
+    made = tmp_path / "_core.pyi"
+    command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "blockmgr._core"]
+    subprocess.run([*command, "-o", str(made)], check=True, capture_output=True)
+    committed = Path(blockmgr.__file__).parent / "_core.pyi"
+    assert made.read_text() == committed.read_text()
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert len(set(blockmgr.__all__)) == len(blockmgr.__all__)
+    for name in blockmgr.__all__:
+        value = getattr(blockmgr, name)
+        assert name.startswith("__") or not callable(value) or value.__doc__, name
+
+
+def test_the_version_is_a_version() -> None:
+    assert blockmgr.__version__.split(".")[0].isdigit()

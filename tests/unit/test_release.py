@@ -1,0 +1,261 @@
+"""Free, preempt and resume."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockmgr import (
+    NeverFitsError,
+    OutOfBlocksError,
+    SequenceStateError,
+    UnknownSequenceError,
+)
+from tests.conftest import MakeManager
+from tests.unit.engine import cache, ids, serve, step
+from tests.unit.snapshot import refused
+
+CALLS = {
+    "reserve": (1,),
+    "append": ([1],),
+    "commit": (1,),
+    "truncate": (1,),
+    "fork": (),
+    "free": (),
+    "preempt": (),
+    "resume": (),
+    "slot_mapping": (0, 1),
+    "sequence": (),
+    "row": (),
+}
+
+
+def test_free_returns_every_block(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    manager.free(manager.admit([1] * 9))
+    stats = manager.stats()
+    assert (stats.free_blocks, stats.num_sequences) == (8, 0)
+    assert manager.handles() == []
+
+
+def test_freeing_twice_is_an_error_not_a_second_free(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    handle = manager.admit([1] * 9)
+    manager.free(handle)
+    with refused(manager, UnknownSequenceError, str(handle)) as caught:
+        manager.free(handle)
+    assert caught.value.handle == handle
+    assert isinstance(caught.value, KeyError)
+
+
+def test_a_stale_handle_does_not_reach_the_next_owner_of_its_row(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4, max_seqs=1)
+    stale = manager.admit([1])
+    manager.free(stale)
+    manager.admit([2])
+    for name, args in CALLS.items():
+        with refused(manager, UnknownSequenceError, "names no live sequence"):
+            getattr(manager, name)(stale, *args)
+
+
+@pytest.mark.parametrize("handle", [0, -1, 5, 2**32 + 77, 2**62, -(2**63)])
+def test_a_handle_never_given_out_is_unknown(make_manager: MakeManager, handle: int) -> None:
+    manager = make_manager(8, 4, max_seqs=2)
+    manager.admit([2])
+    for name, args in CALLS.items():
+        with refused(manager, UnknownSequenceError):
+            getattr(manager, name)(handle, *args)
+    with refused(manager, UnknownSequenceError):
+        manager.decode([handle], [1])
+    with refused(manager, UnknownSequenceError):
+        manager.reparent([handle], [0])
+
+
+def test_another_managers_handle_is_unknown(make_manager: MakeManager) -> None:
+    ours, theirs = make_manager(8, 4), make_manager(8, 4)
+    ours.free(ours.admit([1]))
+    ours.admit([1])
+    handle = theirs.admit([1])
+    with refused(ours, UnknownSequenceError):
+        ours.free(handle)
+
+
+def test_one_bad_handle_spoils_the_batch(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    good = serve(manager, [1, 2])
+    stale = manager.admit([1])
+    manager.free(stale)
+    with refused(manager, UnknownSequenceError):
+        manager.decode([good.handle, stale], [1, 1])
+    with refused(manager, ValueError, "distinct"):
+        manager.decode([good.handle, good.handle], [1, 1])
+
+
+def test_preemption_gives_the_blocks_back_and_keeps_the_tokens(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4)
+    seq = manager.sequence(manager.admit(list(range(9)), num_slots=5))
+    seq.preempt()
+    assert seq.is_preempted
+    assert (seq.num_blocks, seq.num_slots, seq.num_computed_tokens) == (0, 0, 0)
+    assert seq.tokens.tolist() == list(range(9))
+    assert manager.num_available == 8
+    assert manager.handles() == [seq.handle]
+    assert (manager.stats().preemptions, manager.stats().num_sequences) == (1, 1)
+
+
+def test_a_resumed_sequence_finds_its_own_blocks(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    seq = serve(manager, [1] * 9)
+    blocks = ids(seq)
+    seq.preempt()
+    seq.resume()
+    assert not seq.is_preempted
+    assert ids(seq)[:2] == blocks[:2]
+    assert (seq.num_cached_tokens, seq.num_computed_tokens) == (8, 8)
+    stats = manager.stats()
+    assert (stats.query_tokens, stats.hit_tokens) == (9, 0)
+    assert (stats.resumed_query_tokens, stats.resumed_hit_tokens) == (9, 8)
+
+
+def test_resume_keeps_namespace_extras_and_tokens(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    seq = serve(manager, [1] * 5, namespace=b"a", extras={1: b"x"})
+    seq.append([7])
+    seq.preempt()
+    seq.resume()
+    assert seq.num_cached_tokens == 4
+    assert seq.tokens.tolist() == [1] * 5 + [7]
+    step(manager)
+    assert manager.match([1] * 5, namespace=b"a", extras={1: b"x"}).num_cached_tokens == 4
+
+
+def test_resume_may_take_the_first_chunk_only(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    seq = manager.sequence(manager.admit(list(range(9))))
+    seq.preempt()
+    seq.resume(num_slots=3)
+    assert (seq.num_slots, seq.num_tokens) == (4, 9)
+    seq.reserve(9)
+    assert seq.tokens.tolist() == list(range(9))
+
+
+def test_resume_meets_the_same_shortages_as_admission(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2, watermark_blocks=1)
+    handle = manager.admit([1] * 5)
+    manager.preempt(handle)
+    manager.admit([2])
+    with refused(manager, OutOfBlocksError) as caught:
+        manager.resume(handle)
+    assert caught.value.reserved_by_watermark == 1
+    with refused(manager, NeverFitsError):
+        manager.resume(handle, num_slots=9)
+    assert manager.stats().resumed_query_tokens == 0
+
+
+def test_what_grew_past_the_watermark_can_come_back(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2, watermark_blocks=2)
+    seq = serve(manager, [1] * 3)
+    seq.append([1] * 5)  # the whole pool: no prompt of this length would be admitted
+    seq.preempt()
+    seq.resume()
+    assert seq.num_blocks == 4
+
+
+def test_a_preempted_sequence_can_be_freed(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    handle = manager.admit([1])
+    manager.preempt(handle)
+    manager.free(handle)
+    assert manager.handles() == []
+
+
+@pytest.mark.parametrize("name", ["reserve", "append", "commit", "truncate", "fork", "preempt"])
+def test_a_preempted_sequence_does_nothing_else(make_manager: MakeManager, name: str) -> None:
+    manager = make_manager(8, 4)
+    handle = manager.admit([1])
+    manager.preempt(handle)
+    with refused(manager, SequenceStateError, "preempted"):
+        getattr(manager, name)(handle, *CALLS[name])
+    with refused(manager, SequenceStateError, "preempted"):
+        manager.decode([handle], [1])
+
+
+def test_a_running_sequence_cannot_be_resumed(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    handle = manager.admit([1])
+    with refused(manager, SequenceStateError, "running"):
+        manager.resume(handle)
+
+
+def test_what_was_not_computed_is_not_kept(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    manager.free(manager.admit([1] * 9))
+    assert manager.match([1] * 9).num_cached_tokens == 0
+    assert manager.stats().idle_blocks == 0
+
+
+def test_a_shared_block_stays_until_its_last_owner_goes(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    cache(manager, [1] * 4)
+    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
+    first.free()
+    assert manager.stats().idle_blocks == 0
+    second.free()
+    assert manager.stats().idle_blocks == 1
+
+
+def test_the_with_statement_frees(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    with manager.sequence(manager.admit([1] * 5)) as seq:
+        assert seq.num_blocks == 2
+    assert manager.handles() == []
+
+
+def test_the_with_statement_frees_after_an_error_too(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    with pytest.raises(RuntimeError, match="forward"), manager.sequence(manager.admit([1])):
+        raise RuntimeError("forward failed")
+    assert manager.handles() == []
+
+
+def test_the_with_statement_leaves_a_sequence_freed_inside_alone(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4, max_seqs=1)
+    with manager.sequence(manager.admit([1])) as seq:
+        seq.free()
+        other = manager.admit([2])
+    assert manager.handles() == [other]
+
+
+def test_views_are_equal_if_they_name_the_same_sequence(make_manager: MakeManager) -> None:
+    manager, other = make_manager(8, 4), make_manager(8, 4)
+    handle = manager.admit([1])
+    assert manager.sequence(handle) == manager.sequence(handle)
+    assert hash(manager.sequence(handle)) == hash(manager.sequence(handle))
+    assert manager.sequence(handle) != manager.sequence(manager.admit([1]))
+    assert manager.sequence(handle) != other.sequence(other.admit([1]))
+    assert manager.sequence(handle) != handle
+
+
+def test_a_view_says_what_it_names(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    seq = serve(manager, [1] * 5)
+    assert "running, 5 tokens, 5 computed, 2 blocks" in repr(seq)
+    seq.preempt()
+    assert "preempted" in repr(seq)
+    seq.free()
+    assert "freed" in repr(seq)
+
+
+def test_what_a_view_returns_is_a_copy(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4)
+    seq = manager.sequence(manager.admit([1, 2]))
+    seq.tokens[0] = 9
+    seq.block_ids[0] = 7
+    assert seq.tokens.tolist() == [1, 2]
+    assert str(seq.tokens.dtype) == "uint32"
+    assert manager.block_tables[seq.row, 0] == seq.block_ids[0]

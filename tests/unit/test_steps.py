@@ -1,0 +1,268 @@
+"""The step contract: fences while steps are in flight, and commits ahead of the forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockmgr import OutOfBlocksError, StepError
+from tests.conftest import MakeManager
+from tests.unit.engine import ids, serve
+from tests.unit.snapshot import refused
+
+
+def launch(manager: object) -> int:
+    ticket: int = manager.take_copies().ticket  # type: ignore[attr-defined]
+    manager.copies_applied(ticket)  # type: ignore[attr-defined]
+    return ticket
+
+
+def test_a_block_freed_during_a_step_waits_for_its_end(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=1)
+    handle = manager.admit([1] * 4)
+    ticket = launch(manager)
+    manager.free(handle)
+    assert (manager.num_available, manager.stats().fenced_blocks) == (0, 2)
+    with refused(manager, OutOfBlocksError):
+        manager.admit([2])
+    manager.complete(ticket)
+    assert manager.num_available == 2
+    manager.admit([2])
+
+
+def test_a_block_freed_between_steps_waits_for_nothing(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=1)
+    manager.free(manager.admit([1] * 4))
+    assert manager.num_available == 2
+    ticket = launch(manager)
+    manager.complete(ticket)
+    manager.free(manager.admit([1] * 4))
+    assert manager.num_available == 2
+
+
+def test_a_fenced_block_can_still_be_found(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2, steps_in_flight=2)
+    seq = serve(manager, [1] * 4)
+    blocks = ids(seq)
+    seq.free()
+    assert manager.stats().fenced_blocks == 2
+    again = manager.sequence(manager.admit([1] * 4 + [2]))
+    assert ids(again)[:2] == blocks
+    assert manager.stats().fenced_blocks == 0
+
+
+def test_fenced_hits_are_not_counted_as_available(make_manager: MakeManager) -> None:
+    manager = make_manager(3, 2, steps_in_flight=1)
+    seq = serve(manager, [1] * 4)
+    seq.free()
+    assert manager.num_available == 1
+    manager.admit([1] * 5)  # two fenced hits and the free block
+    assert manager.num_available == 0
+
+
+def test_each_step_has_its_own_fence(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=2)
+    first, second = manager.admit([1] * 2), manager.admit([2] * 2)
+    one = launch(manager)
+    manager.free(first)
+    two = launch(manager)
+    manager.free(second)
+    manager.complete(one)
+    assert manager.num_available == 1
+    manager.complete(two)
+    assert manager.num_available == 2
+
+
+def test_completing_a_step_completes_those_before(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=2)
+    handle = manager.admit([1] * 2)
+    launch(manager)
+    manager.free(handle)
+    manager.complete(launch(manager))
+    assert manager.num_available == 2
+
+
+def test_no_more_steps_than_configured_are_in_flight(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=2)
+    first = launch(manager)
+    launch(manager)
+    with refused(manager, StepError, "in flight"):
+        manager.take_copies()
+    manager.complete(first)
+    launch(manager)
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 1, 3])
+def test_steps_complete_in_order_and_once(make_manager: MakeManager, wrong: int) -> None:
+    manager = make_manager(2, 2, steps_in_flight=2)
+    manager.complete(launch(manager))
+    launch(manager)
+    with refused(manager, StepError, str(wrong)):
+        manager.complete(wrong)
+
+
+def test_complete_needs_steps_in_flight(make_manager: MakeManager) -> None:
+    manager = make_manager()
+    ticket = launch(manager)
+    with refused(manager, StepError, "steps_in_flight"):
+        manager.complete(ticket)
+
+
+def test_the_source_of_a_copy_waits_for_the_step_that_reads_it(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(2, 4, steps_in_flight=1)
+    parent = serve(manager, [1] * 3)
+    manager.complete(1)
+    [child] = parent.fork()
+    child.append([2])
+    ticket = manager.take_copies().ticket
+    parent.free()
+    manager.copies_applied(ticket)
+    assert manager.num_available == 0
+    manager.complete(ticket)
+    assert manager.num_available == 1
+
+
+def test_an_aborted_step_is_not_in_flight(make_manager: MakeManager) -> None:
+    manager = make_manager(2, 2, steps_in_flight=1)
+    handle = manager.admit([1] * 2)
+    ticket = manager.take_copies().ticket
+    manager.free(handle)
+    manager.copies_aborted(ticket)
+    assert manager.num_available == 2
+    launch(manager)
+
+
+def test_released_tails_are_fenced_before_their_parents_are(make_manager: MakeManager) -> None:
+    manager = make_manager(3, 2, steps_in_flight=1)
+    seq = serve(manager, [1] * 6)
+    seq.free()
+    manager.complete(1)
+    manager.admit([2])
+    assert manager.match([1] * 6).num_cached_tokens == 4
+
+
+# Early commit: commit, take_copies, copies_applied, forward.
+
+
+def test_prompts_of_one_step_share_with_early_commit(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    first = manager.sequence(manager.admit([1] * 5))
+    first.commit(5)
+    second = manager.sequence(manager.admit([1] * 5))
+    assert second.num_cached_tokens == 4
+    assert ids(second)[:2] == ids(first)[:2]
+
+
+def test_a_hit_of_the_same_step_is_not_copied_from(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    first = manager.sequence(manager.admit([1] * 5))
+    first.commit(5)
+    second = manager.sequence(manager.admit([1] * 5))
+    second.truncate(2)
+    second.append([2])
+    assert second.num_computed_tokens == 0
+    assert len(manager.take_copies()) == 0
+
+
+def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    seq = manager.sequence(manager.admit([1] * 3))
+    seq.commit(1)
+    launch(manager)
+    [child] = seq.fork()
+    child.commit(3)
+    child.append([2])
+    assert child.num_computed_tokens == 1
+    assert [copy.num_tokens for copy in manager.take_copies()] == [1]
+
+
+def test_partial_reuse_skips_blocks_promoted_in_this_step(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
+    seq = manager.sequence(manager.admit([1] * 4))
+    seq.commit(4)
+    assert manager.match([1] * 3).num_cached_tokens == 0
+    launch(manager)
+    assert manager.match([1] * 3).num_cached_tokens == 2
+
+
+@pytest.mark.parametrize("call", ["free", "preempt", "truncate", "reparent", "decode", "fork"])
+def test_a_promise_cannot_be_taken_back(make_manager: MakeManager, call: str) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    handle, other = manager.admit([1] * 5), manager.admit([2])
+    manager.commit(handle, 5)
+    calls = {
+        "free": lambda: manager.free(handle),
+        "preempt": lambda: manager.preempt(handle),
+        "truncate": lambda: manager.truncate(handle, 4),
+        "reparent": lambda: manager.reparent([handle, other], [1, 1]),
+        "decode": lambda: manager.decode([handle], [1]),
+        "fork": lambda: manager.fork(handle),
+    }
+    with refused(manager, StepError, f"cannot {call}"):
+        calls[call]()
+    launch(manager)
+    calls[call]()
+
+
+def test_nobody_becomes_a_fork_of_a_promise(make_manager: MakeManager) -> None:
+    """The parent may be the one that moves to a fresh block; nobody would write the old one."""
+    manager = make_manager(8, 4, early_commit=True)
+    handle, other = manager.admit([1] * 7), manager.admit([2])
+    manager.commit(handle, 7)
+    with refused(manager, StepError):
+        manager.reparent([handle, other], [0, 0])
+    launch(manager)
+    manager.reparent([handle, other], [0, 0])
+
+
+def test_the_promise_holds_until_the_copies_are_applied(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    handle = manager.admit([1] * 5)
+    manager.commit(handle, 5)
+    ticket = manager.take_copies().ticket
+    with refused(manager, StepError):
+        manager.free(handle)
+    manager.copies_aborted(ticket)
+    with refused(manager, StepError):
+        manager.free(handle)
+    launch(manager)
+    manager.free(handle)
+
+
+def test_nothing_is_committed_early_once_the_step_is_taken(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    handle = manager.admit([1] * 5)
+    ticket = manager.take_copies().ticket
+    with refused(manager, StepError, "ticket"):
+        manager.commit(handle, 5)
+    with refused(manager, StepError, "ticket"):
+        manager.decode([handle], [1])
+    manager.copies_applied(ticket)
+    manager.commit(handle, 5)
+
+
+def test_truncating_drafts_that_were_not_promised_is_fine(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    handle = manager.admit([1] * 6)
+    manager.commit(handle, 5)
+    manager.truncate(handle, 5)
+
+
+def test_decode_after_a_commit_that_promised_nothing_new(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 8, early_commit=True)
+    handle = manager.admit([1, 2, 3])
+    manager.commit(handle, 3)
+    launch(manager)
+    manager.append(handle, [4])
+    manager.commit(handle, 3)
+    manager.decode([handle], [5])
+    manager.free(handle)
+
+
+def test_decode_commits_the_forward_before_not_the_one_to_come(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    handle = manager.admit([1] * 3)
+    launch(manager)
+    manager.decode([handle], [2])
+    manager.free(handle)
