@@ -132,6 +132,17 @@ def test_beams_can_change_places(make_manager: MakeManager) -> None:
     assert right.tokens.tolist() == [1] * 3
 
 
+def test_beams_can_go_round_in_a_circle(make_manager: MakeManager) -> None:
+    """Each block is named by one table before and by another after, and is never free between."""
+    manager = make_manager(8, 4)
+    beams = [serve(manager, [t] * 3) for t in (1, 2, 3, 4)]
+    blocks = [ids(beam) for beam in beams]
+    manager.reparent([b.handle for b in beams], [1, 2, 3, 0])
+    assert [ids(beam) for beam in beams] == [*blocks[1:], blocks[0]]
+    assert manager.stats().used_blocks == 4
+    manager.check_invariants()
+
+
 def test_a_dropped_beam_gives_its_blocks_back(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4)
     beams = [serve(manager, [t] * 3) for t in (1, 2, 3)]
