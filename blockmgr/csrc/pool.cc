@@ -39,17 +39,11 @@ BlockId Pool::take() noexcept {
   return b;
 }
 
-// A used block keeps its cached parent, or its cached twin, used: see block.h.
+// A used block keeps its cached parent, or its cached twin, used: see block.h. Whoever reaches a
+// block has come through what is before it, so the parent is used already.
 void Pool::use(BlockId b) noexcept {
-  for (;;) {
-    dequeue(b);
-    const NodeId parent = blocks_[b].parent;
-    if (parent < 0) return;
-    const bool was_used = blocks_[parent].used();
-    ++blocks_[parent].pins;
-    if (was_used) return;
-    b = parent;
-  }
+  dequeue(b);
+  if (blocks_[b].parent >= 0) ++blocks_[blocks_[b].parent].pins;
 }
 
 void Pool::unuse(BlockId b) noexcept {
@@ -84,10 +78,8 @@ void Pool::dequeue(BlockId b) noexcept {
     fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
     block.fence = 0;
     --num_fenced_;
-  } else if (block.keyed()) {
-    idle_.remove(b);
   } else {
-    free_.remove(b);
+    idle_.remove(b);  // a free block is only ever taken
   }
 }
 

@@ -312,3 +312,21 @@ def test_the_table_array_has_the_columns_asked_for(make_manager: MakeManager) ->
     handle = manager.admit([1] * 8)
     with refused(manager, NeverFitsError):
         manager.append(handle, [1])
+
+
+def test_decode_of_a_full_row_never_fits(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, max_blocks_per_seq=2)
+    seq = serve(manager, [1, 2, 3, 4])
+    other = serve(manager, [5])
+    with refused(manager, NeverFitsError, "a block table row holds 2"):
+        manager.decode([other.handle, seq.handle], [9, 9])
+
+
+def test_decode_of_a_long_batch_serves_each_its_own(make_manager: MakeManager) -> None:
+    manager = make_manager(64, 2)
+    sequences = [serve(manager, [t, t, t][: 1 + t % 3]) for t in range(20)]
+    slots = manager.decode([s.handle for s in sequences], range(100, 120))
+    assert len(set(slots.tolist())) == 20
+    for i, seq in enumerate(sequences):
+        assert seq.tokens.tolist()[-1] == 100 + i
+        assert slots[i] == seq.slot_mapping(seq.num_tokens - 1, seq.num_tokens)[0]

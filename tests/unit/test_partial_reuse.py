@@ -176,6 +176,28 @@ def test_a_full_block_supersedes_tails_that_begin_it(make_manager: MakeManager) 
     assert manager.match([2] * 3).num_cached_tokens == 2
 
 
+def test_a_superseded_tail_stays_until_its_copy_is_made(make_manager: MakeManager) -> None:
+    """It cannot be found any more, and its block is nobody's to write while it is read."""
+    manager = make_manager(12, 4, min_partial_tokens=1, steps_in_flight=1)
+    ended, longer = manager.admit([1, 2, 3, 4, 5, 6]), manager.admit([1, 2, 3, 4, 5, 6, 7, 8])
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(ended, 6)
+    tail = ids(manager.sequence(ended))[1]
+    manager.free(ended)  # fenced: the step in flight may still read it, so it is not taken over
+    reader = manager.admit([1, 2, 3, 4, 5, 6, 9])
+    manager.commit(longer, 8)
+    assert manager.stats().cached_blocks == 2  # the tail is none of them any more
+    manager.complete(1)
+    plan = manager.take_copies()
+    assert [copy.source for copy in plan] == [tail]
+    rest = manager.admit([0] * 4 * manager.num_available)
+    assert tail not in ids(manager.sequence(rest))
+    manager.copies_applied(plan.ticket)
+    manager.complete(plan.ticket)
+    assert manager.num_available == 1
+    assert manager.sequence(reader).num_cached_tokens == 6
+
+
 def test_a_partial_copy_too_many_is_left_out(make_manager: MakeManager) -> None:
     """A copy holds its source as well as its destination; without it the prompt may fit."""
     manager = make_manager(2, 4, min_partial_tokens=1)

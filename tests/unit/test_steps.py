@@ -123,6 +123,23 @@ def test_the_source_of_a_copy_waits_for_the_step_that_reads_it(
     assert manager.num_available == 1
 
 
+def test_what_an_aborted_step_released_waits_for_the_step_before(
+    make_manager: MakeManager,
+) -> None:
+    """The aborted one will never run, but the one before it may still read the blocks."""
+    manager = make_manager(2, 2, steps_in_flight=2)
+    handle = manager.admit([1, 2, 3])
+    first = launch(manager)
+    second = manager.take_copies()
+    manager.free(handle)
+    manager.copies_aborted(second.ticket)
+    assert manager.stats().fenced_blocks == 2
+    with refused(manager, OutOfBlocksError):
+        manager.admit([4])
+    manager.complete(first)
+    manager.admit([4])
+
+
 def test_an_aborted_step_is_not_in_flight(make_manager: MakeManager) -> None:
     manager = make_manager(2, 2, steps_in_flight=1)
     handle = manager.admit([1] * 2)
