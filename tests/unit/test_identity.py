@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.conftest import MakeManager
@@ -99,3 +100,21 @@ def test_with_the_cache_off_nothing_is_found_or_kept(make_manager: MakeManager) 
     assert manager.match([1] * 6).num_cached_tokens == 0
     assert (stats.cached_blocks, stats.idle_blocks, stats.promoted_blocks) == (0, 0, 0)
     assert stats.free_blocks == 8
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32])
+@pytest.mark.parametrize("offset", range(5))
+def test_tokens_may_lie_at_any_multiple_of_four_bytes(
+    make_manager: MakeManager, block_size: int, offset: int
+) -> None:
+    """A slice of an array is read where it is, and compared in strides of many tokens."""
+    manager = make_manager(8, block_size)
+    length = 2 * block_size + 1
+    tokens = np.arange(offset + length, dtype=np.uint32)[offset:]
+    cache(manager, tokens.tolist())
+    assert manager.match(tokens).num_cached_tokens == 2 * block_size
+    for position in range(2 * block_size):
+        other = np.arange(offset + length, dtype=np.uint32)[offset:]
+        other[position] += 1
+        cached = position // block_size * block_size
+        assert manager.match(other).num_cached_tokens == cached
