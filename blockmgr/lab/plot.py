@@ -50,14 +50,16 @@ COLUMNS: Final = (
 
 
 def check_path(path: str | Path) -> Path:
-    """``path`` if a plot can be saved there, by its suffix.
+    """``path`` if a plot can be saved there, by its suffix and its folder.
 
     Raises:
-        ValueError: The suffix is neither ``.png`` nor ``.svg``.
+        ValueError: The suffix is neither ``.png`` nor ``.svg``, or there is no such folder.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ValueError(f"plot must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
+    if not target.parent.is_dir():
+        raise ValueError(f"plot must go into a folder that exists, got {str(target.parent)!r}")
     return target
 
 

@@ -136,6 +136,7 @@ def test_debug_shows_where_an_error_came_from(run: Run, tmp_path: Path) -> None:
         (("--trace", "no-such-file"), "no-such-file"),
         (("--min-hit-rate", "130%"), "got '130%'"),
         (("--plot", "curve.pdf"), "plot must end in .png or .svg, got 'curve.pdf'"),
+        (("--plot", "nowhere/curve.png"), "plot must go into a folder that exists, got 'nowhere'"),
         (("--no-such-option",), "--no-such-option"),
         (("surplus",), "surplus"),
     ],
