@@ -200,7 +200,9 @@ def test_plot_writes_a_picture_and_its_data(run: Run, tmp_path: Path) -> None:
 
 def test_a_plot_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    result = run(*SMALL, "--plot", tmp_path / "no" / "such" / "folder.png")
+    link = tmp_path / "curve.png"
+    link.symlink_to(tmp_path / "no" / "such" / "folder.png")
+    result = run(*SMALL, "--plot", link)
     assert result.exit_code == 3
     assert result.stderr.splitlines()[-1].startswith("error: ")
 
