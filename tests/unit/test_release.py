@@ -59,7 +59,7 @@ def test_a_stale_handle_does_not_reach_the_next_owner_of_its_row(
             getattr(manager, name)(stale, *args)
 
 
-@pytest.mark.parametrize("handle", [0, -1, 5, 2**32 + 77, 2**62, -(2**63)])
+@pytest.mark.parametrize("handle", [0, -1, 5, 2**32 + 77, 2**62, -(2**63), 2**70])
 def test_a_handle_never_given_out_is_unknown(make_manager: MakeManager, handle: int) -> None:
     manager = make_manager(8, 4, max_seqs=2)
     manager.admit([2])
@@ -73,12 +73,15 @@ def test_a_handle_never_given_out_is_unknown(make_manager: MakeManager, handle: 
 
 
 def test_another_managers_handle_is_unknown(make_manager: MakeManager) -> None:
-    ours, theirs = make_manager(8, 4), make_manager(8, 4)
-    ours.free(ours.admit([1]))
-    ours.admit([1])
-    handle = theirs.admit([1])
-    with refused(ours, UnknownSequenceError):
-        ours.free(handle)
+    """Though this one has a sequence in the same row, admitted in the same way."""
+    mine, yours = make_manager(), make_manager()
+    kept, foreign = mine.admit([1, 2, 3]), yours.admit([1, 2, 3])
+    assert mine.row(kept) == yours.row(foreign)
+    with refused(mine, UnknownSequenceError):
+        mine.free(foreign)
+    with refused(mine, UnknownSequenceError):
+        mine.decode([foreign], [4])
+    assert mine.handles() == [kept]
 
 
 def test_one_bad_handle_spoils_the_batch(make_manager: MakeManager) -> None:
