@@ -8,7 +8,9 @@ from blockmgr.config import ManagerConfig
 from blockmgr.digest import namespace_key
 from blockmgr.errors import (
     BlockMgrError,
+    CopyError,
     InvariantError,
+    LayoutError,
     MissingExtraError,
     NeverFitsError,
     OutOfBlocksError,
@@ -29,8 +31,10 @@ __all__ = [
     "BlockCopy",
     "BlockManager",
     "BlockMgrError",
+    "CopyError",
     "CopyPlan",
     "InvariantError",
+    "LayoutError",
     "ManagerConfig",
     "Match",
     "MissingExtraError",

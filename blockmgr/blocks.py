@@ -42,7 +42,7 @@ class BlockCopy(NamedTuple):
     """Leading tokens of the block that hold K/V; the rest need not be copied."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CopyPlan:
     """The block copies of one step, safe to run in any order or all at once.
 

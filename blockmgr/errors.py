@@ -11,6 +11,8 @@
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call while another call of the same manager runs
+    ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
+    ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
     ├── MissingExtraError    (also ImportError)     names the extra to install
     └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
@@ -21,7 +23,9 @@ its bound. Whatever a call raises, the manager is as it was before the call.
 
 __all__ = [
     "BlockMgrError",
+    "CopyError",
     "InvariantError",
+    "LayoutError",
     "MissingExtraError",
     "NeverFitsError",
     "OutOfBlocksError",
@@ -174,3 +178,35 @@ class InvariantError(BlockMgrError, AssertionError):
 
     def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
         return type(self), (self.violations,)
+
+
+class LayoutError(BlockMgrError, ValueError):
+    """KV tensors that cannot be registered: a stride, an overlap, a device or a size is wrong.
+
+    Attributes:
+        segment: Name of the segment at fault.
+    """
+
+    def __init__(self, segment: str, problem: str) -> None:
+        self.segment = segment
+        self.problem = problem
+        super().__init__(f"segment {segment!r}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.segment, self.problem)
+
+
+class CopyError(BlockMgrError, ValueError):
+    """A list of block copies that must not be launched. Nothing has been copied.
+
+    Attributes:
+        pair: Index in the list of the copy at fault; None if it is the list as a whole.
+    """
+
+    def __init__(self, pair: int | None, problem: str) -> None:
+        self.pair = pair
+        self.problem = problem
+        super().__init__(problem if pair is None else f"pair {pair}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[int | None, str]]:
+        return type(self), (self.pair, self.problem)

@@ -18,6 +18,8 @@ EXAMPLES: list[BlockMgrError] = [
     blockmgr.StepError("ticket 1 is not resolved"),
     blockmgr.TicketError("ticket 1 was never taken"),
     blockmgr.ReentrancyError("the manager is inside another call"),
+    blockmgr.LayoutError("layers.0.k", "row_bytes 12 is not a multiple of 16"),
+    blockmgr.CopyError(3, "destination 9 is not in [0, 8)"),
     blockmgr.TraceFormatError("t.jsonl", 3, 4, "'x'", "a number"),
     blockmgr.MissingExtraError("plot", "--plot"),
     blockmgr.InvariantError(("one", "two")),
