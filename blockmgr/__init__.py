@@ -3,11 +3,21 @@
 ``BlockManager`` decides which physical block holds which tokens. Start there.
 """
 
-from blockmgr.blocks import PAD_SLOT, Admission, BlockCopy, CopyPlan, Match, Remap
+from blockmgr.blocks import (
+    PAD_SLOT,
+    Admission,
+    BlockCopy,
+    BlockSnapshot,
+    BlockState,
+    CopyPlan,
+    Match,
+    Remap,
+)
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import namespace_key
 from blockmgr.errors import (
     BlockMgrError,
+    BlockStateError,
     CopyError,
     InvariantError,
     LayoutError,
@@ -21,6 +31,7 @@ from blockmgr.errors import (
     TicketError,
     TraceFormatError,
     UnknownSequenceError,
+    UnsupportedModelError,
 )
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.stats import Stats
@@ -31,6 +42,9 @@ __all__ = [
     "BlockCopy",
     "BlockManager",
     "BlockMgrError",
+    "BlockSnapshot",
+    "BlockState",
+    "BlockStateError",
     "CopyError",
     "CopyPlan",
     "InvariantError",
@@ -50,6 +64,7 @@ __all__ = [
     "TicketError",
     "TraceFormatError",
     "UnknownSequenceError",
+    "UnsupportedModelError",
     "namespace_key",
 ]
 

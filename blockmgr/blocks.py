@@ -6,13 +6,25 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     import numpy.typing as npt
 
-__all__ = ["PAD_SLOT", "Admission", "BlockCopy", "CopyPlan", "Match", "Remap"]
+    _Flags = npt.NDArray[np.bool_]
+
+__all__ = [
+    "PAD_SLOT",
+    "Admission",
+    "BlockCopy",
+    "BlockSnapshot",
+    "BlockState",
+    "CopyPlan",
+    "Match",
+    "Remap",
+]
 
 PAD_SLOT: Final = -1
 """Slot of a padding token: kernels skip it, the manager never hands it out."""
@@ -94,3 +106,80 @@ class Match:
     num_cached_tokens: int
     num_partial_tokens: int
     block_ids: npt.NDArray[np.int32]
+
+
+class BlockState(enum.IntEnum):
+    """What a block is doing. In use means named by a block table, or pinned."""
+
+    FREE = 0
+    """Not in use, holding nothing: handed out first."""
+
+    OWNED = 1
+    """In use, and not to be found by others."""
+
+    CACHED = 2
+    """In use, and found by prompts that begin alike."""
+
+    IDLE = 3
+    """Not in use, and still to be found: evicted in order when nothing is free."""
+
+    FENCED = 4
+    """Not in use, waiting for a launched step to complete; free or idle after that."""
+
+    NULL = 5
+    """Block 0 of a manager with ``null_block``: a target for padded writes, never handed out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSnapshot:
+    """Every block of a manager at one moment, as columns indexed by block id. All on the host.
+
+    Attributes:
+        state: ``uint8[num_blocks]``: a ``BlockState``.
+        ref_count: ``int32[num_blocks]``: block tables that name the block.
+        pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in use,
+            private twins.
+        parent: ``int32[num_blocks]``: of a block that can be found, the block before it in its
+            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. Else ``-1``.
+        twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
+            stands beside (``dedup="append_only"``), else ``-1``.
+        num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.
+        num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``.
+        num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
+            have not run counted as run.
+        eviction_rank: ``int32[num_blocks]``: of an idle block, how many go before it; else ``-1``.
+        copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
+            and not resolved; else ``-1``.
+        copy_tokens: ``int32[num_blocks]``: leading tokens which that copy brings; else 0.
+        copy_taken: ``bool[num_blocks]``: whether the copy is in a plan that is not resolved.
+    """
+
+    state: npt.NDArray[np.uint8]
+    ref_count: npt.NDArray[np.int32]
+    pins: npt.NDArray[np.int32]
+    parent: npt.NDArray[np.int32]
+    twin: npt.NDArray[np.int32]
+    num_children: npt.NDArray[np.int32]
+    num_tokens: npt.NDArray[np.int32]
+    num_computed_tokens: npt.NDArray[np.int32]
+    eviction_rank: npt.NDArray[np.int32]
+    copy_source: npt.NDArray[np.int32]
+    copy_tokens: npt.NDArray[np.int32]
+    copy_taken: _Flags
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def count(self, state: BlockState) -> int:
+        """Blocks in this state."""
+        return int(np.count_nonzero(self.state == state))
+
+    def ids(self, state: BlockState) -> npt.NDArray[np.int32]:
+        """``int32[count(state)]`` on the host: the blocks in this state, by id."""
+        return np.flatnonzero(self.state == state).astype(np.int32)
+
+    @property
+    def eviction_order(self) -> npt.NDArray[np.int32]:
+        """``int32[idle blocks]`` on the host: the idle blocks, the next to be evicted first."""
+        idle = self.ids(BlockState.IDLE)
+        return idle[np.argsort(self.eviction_rank[idle])]

@@ -8,11 +8,13 @@
     ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
     ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
     ├── SequenceStateError                     the handle is right, the sequence's state is not
+    ├── BlockStateError                        the block id is right, the block's state is not
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call while another call of the same manager runs
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
+    ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
     ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
     ├── MissingExtraError    (also ImportError)     names the extra to install
     └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
@@ -23,6 +25,7 @@ its bound. Whatever a call raises, the manager is as it was before the call.
 
 __all__ = [
     "BlockMgrError",
+    "BlockStateError",
     "CopyError",
     "InvariantError",
     "LayoutError",
@@ -36,6 +39,7 @@ __all__ = [
     "TicketError",
     "TraceFormatError",
     "UnknownSequenceError",
+    "UnsupportedModelError",
 ]
 
 
@@ -112,6 +116,22 @@ class UnknownSequenceError(BlockMgrError, KeyError):
 
 class SequenceStateError(BlockMgrError):
     """The call needs the sequence running, preempted, or with slots for all its tokens."""
+
+
+class BlockStateError(BlockMgrError):
+    """A block that is not in the state the call needs: released more often than held, say.
+
+    Attributes:
+        block: The block id.
+    """
+
+    def __init__(self, block: int, problem: str) -> None:
+        self.block = block
+        self.problem = problem
+        super().__init__(f"block {block}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return type(self), (self.block, self.problem)
 
 
 class StepError(BlockMgrError):
@@ -210,3 +230,20 @@ class CopyError(BlockMgrError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[int | None, str]]:
         return type(self), (self.pair, self.problem)
+
+
+class UnsupportedModelError(BlockMgrError, ValueError):
+    """A model whose attention the paged cache cannot serve. No weights have been loaded.
+
+    Attributes:
+        model: The model type, as its configuration names it.
+        missing: What is missing.
+    """
+
+    def __init__(self, model: str, missing: str) -> None:
+        self.model = model
+        self.missing = missing
+        super().__init__(f"{model}: {missing}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.model, self.missing)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
-from blockmgr.blocks import Admission, CopyPlan, Match, Remap
+from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import digest_function, digest_size
 from blockmgr.errors import InvariantError, UnknownSequenceError
@@ -483,6 +483,22 @@ class BlockManager:
     def stats(self) -> Stats:
         """A snapshot of every gauge and counter."""
         return Stats(**self._core.stats())
+
+    def blocks(self) -> BlockSnapshot:
+        """A snapshot of every block: its state, who shares it, what it continues.
+
+        Returns:
+            Columns indexed by block id, owned by the caller.
+
+        Cost: O(blocks + entries of all block tables). For people and tools: ``blockmgr.inspect``
+        prints it, ``blockmgr.lab.block_map`` draws it.
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2)
+        >>> handle = manager.admit([1, 2, 3])
+        >>> manager.blocks().num_tokens.tolist()
+        [2, 1, 0, 0]
+        """
+        return BlockSnapshot(**self._core.blocks())
 
     def memory_usage(self) -> int:
         """Bytes the manager holds on the host, address space of unused table rows included.

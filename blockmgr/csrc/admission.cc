@@ -7,7 +7,6 @@ namespace blockmgr {
 
 namespace {
 
-constexpr int kMaxDigest = 64;
 // Children looked at for a partial match. Enough for the branches of a conversation; a wider
 // node (a shared system prompt) has its recently used children in front.
 constexpr int kMaxChildren = 32;
@@ -20,56 +19,17 @@ int common_prefix(const Token* a, const Token* b, int limit) {
 
 }  // namespace
 
-// Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
 Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
                                         const ExtrasIds* extras) {
   Found found;
   found.node = root;
   if (!digester_) return found;
-  const std::int64_t size = config_.block_size;
-  const std::int64_t limit = (count - 1) / size;  // the last token is always left to compute
-  std::uint8_t digest[kMaxDigest];
-  // Bases and counts in locals: five nanoseconds a block leave no room to load them again.
-  const Block* const records = blocks_.records.data();
-  const Token* const stored = blocks_.token_data.data();
-  NodeId node = root;
-  std::int64_t i = 0;
-  std::int64_t num_unused = 0;
-  BlockId* const out = found_.data();
-  for (; i < limit; ++i) {
-    const Key key{node, extras_at(extras, i), tokens + i * size};
-    BlockId b = kNoBlock;
-    if (node >= 0) {
-      const Block& parent = records[node];
-      prefetch(records + parent.skip);
-      prefetch(stored + parent.skip * size);
-      // find_hinted(key), with the key's fields in one comparison.
-      if (parent.hint >= 0) {
-        const Block& child = records[parent.hint];
-        const std::uint32_t differs = static_cast<std::uint32_t>(child.parent ^ node) |
-                                      (child.parent_generation ^ parent.generation) |
-                                      (child.extras ^ key.extras) |
-                                      (child.key_tokens ^ static_cast<std::uint32_t>(size));
-        if (!differs &&
-            same_tokens(stored + parent.hint * size, key.tokens, static_cast<int>(size)))
-          b = parent.hint;
-      }
-    } else {
-      b = index_.find_hinted(key);
-    }
-    if (b < 0) {
-      if (index_.first_child(node) < 0 || key.extras == kUnknownId) break;
-      index_.digest(index_.digest_of(node), key.extras, key.tokens, digest);
-      b = index_.find(key, digest);
-      if (b < 0) break;
-    }
-    num_unused += !records[b].used() && !records[b].fence;  // counts_as_available(b)
-    out[i] = b;
-    node = b;
-  }
-  found.num_full = i;
-  found.num_unused = num_unused;
-  found.node = node;
+  // The last token is always left to compute.
+  const std::int64_t limit = (count - 1) / config_.block_size;
+  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_.data());
+  found.num_full = chain.num_blocks;
+  found.num_unused = chain.num_unused;
+  found.node = chain.node;
   return found;
 }
 
@@ -268,25 +228,13 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
   counters_.resumed_hit_tokens += s.num_cached;
 }
 
-namespace {
-
-// Ids of extras without making any: bytes nobody holds cannot be part of a cached block.
-ExtrasIds known_extras(const Interner& interner, const Prompt& prompt) {
-  ExtrasIds ids;
-  ids.reserve(prompt.extras.size());
-  for (const auto& [block, bytes] : prompt.extras) ids.emplace_back(block, interner.find(bytes));
-  return ids;
-}
-
-}  // namespace
-
 MatchResult Sequences::match(const Prompt& prompt) {
   Call call(*this);
   MatchResult result;
   if (blocks_for(prompt.num_tokens) > config_.row_width) throw_never_fits(prompt.num_tokens, 0);
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root == kUnknownId) return result;
-  const ExtrasIds extras = known_extras(index_.extras(), prompt);
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
   result.num_partial = found.num_partial;
@@ -303,7 +251,7 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   Found found;
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root != kUnknownId) {
-    const ExtrasIds extras = known_extras(index_.extras(), prompt);
+    const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
     found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   }
   // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even

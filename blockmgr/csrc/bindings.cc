@@ -9,7 +9,6 @@
 namespace blockmgr {
 namespace {
 
-using TokenArray = IntArray<Token>;
 using HandleArray = IntArray<std::int64_t>;
 
 TokenArray token_argument(Core& self, nb::handle tokens) {
@@ -30,25 +29,10 @@ std::int64_t slots_argument(nb::handle num_slots) {
 }
 
 // All of a prompt but its tokens, which are read last: converting the rest may run Python code.
-// extras: None, or (block index, bytes) pairs. The pairs keep the bytes alive.
 Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots) {
-  Prompt prompt{nullptr, 0, bytes_argument(name, "namespace", 0), {}, slots_argument(num_slots)};
-  if (extras.is_none()) return prompt;
-  for (nb::handle item : nb::cast<nb::list>(extras)) {
-    const auto pair = nb::cast<nb::tuple>(item);
-    const std::int64_t block = int_argument(pair[0], "extras index");
-    if (block < 0 || block > INT32_MAX)
-      throw Error(ErrorKind::kValue,
-                  "extras index must be in [0, 2**31), got " + std::to_string(block));
-    prompt.extras.emplace_back(static_cast<std::int32_t>(block),
-                               bytes_argument(pair[1], "extras[" + std::to_string(block) + "]", 1));
-  }
-  std::sort(prompt.extras.begin(), prompt.extras.end());
-  for (std::size_t i = 1; i < prompt.extras.size(); ++i)
-    if (prompt.extras[i].first == prompt.extras[i - 1].first)
-      throw Error(ErrorKind::kValue, "extras index " + std::to_string(prompt.extras[i].first) +
-                                         " must appear once, got it twice");
-  return prompt;
+  std::string_view bytes = bytes_argument(name, "namespace", 0);
+  const std::int64_t slots = slots_argument(num_slots);
+  return {nullptr, 0, bytes, extras_argument(extras), slots};
 }
 
 Prompt& with_tokens(Prompt& prompt, const TokenArray& tokens) {
@@ -130,25 +114,7 @@ nb::list take_remaps(Core& self) {
   return result;
 }
 
-// The plan is complete before any array is made: that may run the garbage collector, and with it
-// code that calls the manager.
-nb::tuple take_copies(Core& self) {
-  std::vector<Copy> copies;
-  const std::int64_t ticket = self.core.take_copies(copies);
-  try {
-    const auto count = static_cast<std::int64_t>(copies.size());
-    const auto column = [&](BlockId Copy::* field) {
-      auto numbers = new_numbers<std::int32_t>(count);
-      for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
-      return to_array(std::move(numbers), count);
-    };
-    return nb::make_tuple(ticket, column(&Copy::source), column(&Copy::destination),
-                          column(&Copy::num_tokens));
-  } catch (...) {
-    self.core.copies_aborted(ticket);
-    throw;
-  }
-}
+nb::tuple take_copies(Core& self) { return take_plan(self.core); }
 
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
   const HandleArray rows(handles, "handles", 0, self.handles);
@@ -280,16 +246,15 @@ nb::bytes fingerprint(Core& self) {
 
 using namespace blockmgr;
 
-#define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"
-
 NB_MODULE(_core, m) {
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
   nb::register_exception_translator(translate_errors);
+  bind_copies(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.
   const auto any = [] { return nb::arg().none(); };
-  nb::class_<Core>(m, "Core", nb::type_slots(collection_slots()),
+  nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
       .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
       .def("admit", admit,
@@ -353,6 +318,9 @@ NB_MODULE(_core, m) {
       .def("memory_usage", memory_usage)
       .def("violations", violations)
       .def("fingerprint", fingerprint)
+      .def("blocks", inspect_blocks,
+           nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
+  bind_block_pool(m);
 }

@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "copies.h"
 #include "digest.h"
+#include "interning.h"
 
 namespace blockmgr {
 
@@ -29,6 +31,9 @@ std::int64_t handle_argument(nb::handle value);
 
 // Bytes of at most 1024, by name; the view lives as long as the object.
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
+
+// Extra keys by block: None, or a list of (block index, bytes) pairs, which keeps the bytes alive.
+ExtrasBytes extras_argument(nb::handle extras);
 
 // A buffer that calls reuse, taken out for the length of one: converting arguments can run Python
 // code, and a call made from there must not find its caller's numbers.
@@ -71,6 +76,8 @@ class IntArray {
 extern template class IntArray<std::uint32_t>;
 extern template class IntArray<std::int64_t>;
 
+using TokenArray = IntArray<Token>;
+
 // Calls a Python function on the message.
 class PythonDigest : public Digester {
  public:
@@ -100,6 +107,33 @@ class PythonDigest : public Digester {
   Buffer other_;
 };
 
+// The digest function among the options, or nullptr without a prefix cache.
+std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size);
+
+// What a class with a member `digest` needs to take part in garbage collection: a digest function
+// may refer back to the object that calls it.
+template <class Owner>
+PyType_Slot* collection_slots() {
+  struct Collected {
+    static int traverse(PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      if (!nb::inst_ready(self)) return 0;
+      const Owner* owner = nb::inst_ptr<Owner>(self);
+      if (owner->digest) Py_VISIT(owner->digest->function().ptr());
+      return 0;
+    }
+    static int clear(PyObject* self) {
+      Owner* owner = nb::inst_ptr<Owner>(self);
+      if (owner->digest) owner->digest->clear_function();
+      return 0;
+    }
+  };
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(Collected::traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(Collected::clear)},
+                                {0, nullptr}};
+  return slots;
+}
+
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
 
@@ -118,4 +152,34 @@ std::unique_ptr<T[]> new_numbers(std::int64_t size) {
   return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size ? size : 1)]);
 }
 
+// Takes the copies of a core: (ticket, sources, destinations, numbers of tokens). The plan is
+// complete before any array is made: that may run the garbage collector, and with it code that
+// calls the core.
+template <class Planner>
+nb::tuple take_plan(Planner& core) {
+  std::vector<Copy> copies;
+  const std::int64_t ticket = core.take_copies(copies);
+  try {
+    const auto count = static_cast<std::int64_t>(copies.size());
+    const auto column = [&](BlockId Copy::* field) {
+      auto numbers = new_numbers<std::int32_t>(count);
+      for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
+      return to_array(std::move(numbers), count);
+    };
+    return nb::make_tuple(ticket, column(&Copy::source), column(&Copy::destination),
+                          column(&Copy::num_tokens));
+  } catch (...) {
+    core.copies_aborted(ticket);
+    throw;
+  }
+}
+
+// Adds the class PoolCore.
+void bind_block_pool(nb::module_& m);
+
+// Adds CopyChecker and order_copies.
+void bind_copies(nb::module_& m);
+
 }  // namespace blockmgr
+
+#define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"

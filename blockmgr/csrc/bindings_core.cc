@@ -20,28 +20,7 @@ nb::object shared_view(const ZeroedArray<std::int32_t>& array, std::initializer_
       nb::ndarray<nb::numpy, std::int32_t, Shape>(array.data(), sizes.size(), sizes.data(), owner));
 }
 
-// A digest function may refer back to the manager that calls it.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (!nb::inst_ready(self)) return 0;
-  const Core* core = nb::inst_ptr<Core>(self);
-  if (core->digest) Py_VISIT(core->digest->function().ptr());
-  return 0;
-}
-
-int clear(PyObject* self) {
-  Core* core = nb::inst_ptr<Core>(self);
-  if (core->digest) core->digest->clear_function();
-  return 0;
-}
-
-PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                           {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                           {0, nullptr}};
-
 }  // namespace
-
-PyType_Slot* collection_slots() { return collected; }
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
@@ -50,6 +29,15 @@ nb::object block_tables(Core& self) {
 
 nb::object seq_lens(Core& self) {
   return shared_view<nb::ndim<1>>(self.core.lengths(), {self.core.config().max_seqs});
+}
+
+std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size) {
+  if (!nb::cast<bool>(options["prefix_caching"])) return nullptr;
+  const auto size = static_cast<int>(int_argument(options["digest_size"], "digest_size"));
+  const std::size_t token_bytes = static_cast<std::size_t>(block_size) * sizeof(Token);
+  return std::make_unique<PythonDigest>(nb::borrow(options["digest"]),
+                                        nb::cast<bool>(options["digest_is_trusted"]), size,
+                                        static_cast<std::size_t>(size) + token_bytes);
 }
 
 void init_core(Core* self, nb::kwargs options) {
@@ -69,15 +57,7 @@ void init_core(Core* self, nb::kwargs options) {
   config.steps_in_flight = whole("steps_in_flight");
   config.early_commit = flag("early_commit");
   config.null_block = flag("null_block");
-  std::unique_ptr<PythonDigest> digester;
-  if (config.prefix_caching) {
-    const int size = whole("digest_size");
-    digester = std::make_unique<PythonDigest>(
-        nb::borrow(options["digest"]), flag("digest_is_trusted"), size,
-        static_cast<std::size_t>(size) +
-            static_cast<std::size_t>(config.block_size) * sizeof(Token));
-  }
-  new (self) Core(config, std::move(digester));
+  new (self) Core(config, digest_option(options, config.block_size));
 }
 
 }  // namespace blockmgr

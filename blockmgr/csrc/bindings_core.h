@@ -34,7 +34,7 @@ void init_core(Core* self, nb::kwargs options);
 nb::object block_tables(Core& self);
 nb::object seq_lens(Core& self);
 
-// What the class needs to take part in garbage collection.
-PyType_Slot* collection_slots();
+// Every block, as columns by the names of blockmgr.BlockSnapshot.
+nb::dict inspect_blocks(Core& self);
 
 }  // namespace blockmgr

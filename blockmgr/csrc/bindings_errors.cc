@@ -38,6 +38,9 @@ void translate_errors(const std::exception_ptr& thrown, void*) {
   } catch (const OutOfSequences& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
                      nb::make_tuple(e.needed, e.available));
+  } catch (const WrongBlockState& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "BlockStateError",
+                     nb::make_tuple(e.block, e.problem));
   } catch (const UnknownSequence& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
                      nb::make_tuple(e.handle));

@@ -1,5 +1,6 @@
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bindings.h"
@@ -89,6 +90,26 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
                                 std::to_string(kMaxBytes) + " bytes long, got " +
                                 std::to_string(length));
   return {data, length};
+}
+
+ExtrasBytes extras_argument(nb::handle extras) {
+  ExtrasBytes result;
+  if (extras.is_none()) return result;
+  for (nb::handle item : nb::cast<nb::list>(extras)) {
+    const auto pair = nb::cast<nb::tuple>(item);
+    const std::int64_t block = int_argument(pair[0], "extras index");
+    if (block < 0 || block > INT32_MAX)
+      throw Error(ErrorKind::kValue,
+                  "extras index must be in [0, 2**31), got " + std::to_string(block));
+    result.emplace_back(static_cast<std::int32_t>(block),
+                        bytes_argument(pair[1], "extras[" + std::to_string(block) + "]", 1));
+  }
+  std::sort(result.begin(), result.end());
+  for (std::size_t i = 1; i < result.size(); ++i)
+    if (result[i].first == result[i - 1].first)
+      throw Error(ErrorKind::kValue, "extras index " + std::to_string(result[i].first) +
+                                         " must appear once, got it twice");
+  return result;
 }
 
 template <class T>

@@ -1,6 +1,21 @@
 #include "copies.h"
 
+#include "errors.h"
+
 namespace blockmgr {
+
+void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last) {
+  if (!in_flight || ticket != last)
+    throw Error(ErrorKind::kTicket,
+                "ticket " + std::to_string(ticket) +
+                    (ticket >= 1 && ticket <= last ? " is resolved already" : " was never taken"));
+}
+
+void check_resolved(bool in_flight, std::int64_t last) {
+  if (in_flight)
+    throw Error(ErrorKind::kStep, "ticket " + std::to_string(last) +
+                                      " is not resolved; call copies_applied or copies_aborted");
+}
 
 void CopyTracker::plan(BlockId source, BlockId destination, std::int32_t num_tokens) noexcept {
   num_tokens = reach(source, num_tokens);

@@ -18,6 +18,11 @@
 
 namespace blockmgr {
 
+// Throws unless this is the ticket of the plan that was taken last and is not resolved.
+void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last);
+// Throws while a plan is not resolved.
+void check_resolved(bool in_flight, std::int64_t last);
+
 struct Copy {
   BlockId source;
   BlockId destination;

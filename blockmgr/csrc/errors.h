@@ -35,6 +35,14 @@ struct OutOfSequences : std::exception {
   std::int64_t needed, available;
 };
 
+struct WrongBlockState : std::exception {
+  WrongBlockState(std::int64_t block, const std::string& problem)
+      : block(block), problem(problem) {}
+  const char* what() const noexcept override { return problem.c_str(); }
+  std::int64_t block;
+  std::string problem;
+};
+
 struct UnknownSequence : std::exception {
   explicit UnknownSequence(std::int64_t handle) : handle(handle) {}
   const char* what() const noexcept override { return "unknown sequence"; }

@@ -76,6 +76,49 @@ BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
   return kNoBlock;
 }
 
+Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
+                              const ExtrasIds* extras, BlockId* out) {
+  const std::int64_t size = blocks_.block_size;
+  std::uint8_t digested[kMaxDigest];
+  // Bases and counts in locals: five nanoseconds a block leave no room to load them again.
+  const Block* const records = blocks_.records.data();
+  const Token* const stored = blocks_.token_data.data();
+  std::int64_t i = 0;
+  std::int64_t num_unused = 0;
+  for (; i < num_blocks; ++i) {
+    const Key key{node, extras_at(extras, i), tokens + i * size};
+    BlockId b = kNoBlock;
+    if (node >= 0) {
+      const Block& parent = records[node];
+      prefetch(records + parent.skip);
+      prefetch(stored + parent.skip * size);
+      // find_hinted(key), with the key's fields in one comparison.
+      if (parent.hint >= 0) {
+        const Block& child = records[parent.hint];
+        const std::uint32_t differs = static_cast<std::uint32_t>(child.parent ^ node) |
+                                      (child.parent_generation ^ parent.generation) |
+                                      (child.extras ^ key.extras) |
+                                      (child.key_tokens ^ static_cast<std::uint32_t>(size));
+        if (!differs &&
+            same_tokens(stored + parent.hint * size, key.tokens, static_cast<int>(size)))
+          b = parent.hint;
+      }
+    } else {
+      b = find_hinted(key);
+    }
+    if (b < 0) {
+      if (first_child(node) < 0 || key.extras == kUnknownId) break;
+      digest(digest_of(node), key.extras, key.tokens, digested);
+      b = find(key, digested);
+      if (b < 0) break;
+    }
+    num_unused += !records[b].used() && !records[b].fence;  // Pool::counts_as_available(b)
+    out[i] = b;
+    node = b;
+  }
+  return {i, num_unused, node};
+}
+
 void PrefixIndex::link_child(BlockId b, const Key& key, int num_tokens) noexcept {
   Block& block = blocks_[b];
   block.parent = key.parent;

@@ -18,10 +18,25 @@
 
 namespace blockmgr {
 
+// How far a block's skip link reaches: far enough to hide a cache miss behind the comparisons in
+// between, near enough to stay inside most prefixes.
+inline constexpr std::int64_t kSkip = 12;
+// Index buckets prefetched ahead of insertion.
+inline constexpr std::int64_t kInsertAhead = 8;
+// Longest digest there is, in bytes.
+inline constexpr int kMaxDigest = 64;
+
 struct Key {
   NodeId parent;
   std::uint32_t extras;
   const Token* tokens;
+};
+
+// A run of cached full blocks, each the parent of the next.
+struct Chain {
+  std::int64_t num_blocks = 0;
+  std::int64_t num_unused = 0;  // of those, blocks that count as available
+  NodeId node = 0;              // the last of them, or where the search began
 };
 
 class PrefixIndex {
@@ -49,6 +64,11 @@ class PrefixIndex {
   }
   // The full block with this key and digest, or kNoBlock.
   BlockId find(const Key& key, const std::uint8_t* digest) const;
+  // The longest chain from this node on that holds these tokens, num_blocks blocks at most, into
+  // out. Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
+  // May throw what the digest function throws.
+  Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
+                   const ExtrasIds* extras, BlockId* out);
   void prefetch_bucket(const std::uint8_t* digest) const { prefetch(&buckets_[home(tag(digest))]); }
 
   // Makes a full block findable. Never allocates.

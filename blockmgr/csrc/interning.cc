@@ -44,4 +44,11 @@ bool Interner::release(std::uint32_t id) noexcept {
   return true;
 }
 
+ExtrasIds known_extras(const Interner& interner, const ExtrasBytes& extras) {
+  ExtrasIds ids;
+  ids.reserve(extras.size());
+  for (const auto& [block, bytes] : extras) ids.emplace_back(block, interner.find(bytes));
+  return ids;
+}
+
 }  // namespace blockmgr

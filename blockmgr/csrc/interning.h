@@ -50,6 +50,12 @@ class Interner {
 // Extra keys of a sequence by logical block, sorted; few sequences have any.
 using ExtrasIds = std::vector<std::pair<std::int32_t, std::uint32_t>>;
 
+// The same as bytes, as a caller has them.
+using ExtrasBytes = std::vector<std::pair<std::int32_t, std::string_view>>;
+
+// Their ids without making any: bytes nobody holds cannot be part of a cached block.
+ExtrasIds known_extras(const Interner& interner, const ExtrasBytes& extras);
+
 inline std::uint32_t extras_at(const ExtrasIds* extras, std::int64_t block) {
   if (!extras || extras->empty()) return 0;
   auto it = std::lower_bound(extras->begin(), extras->end(), block,

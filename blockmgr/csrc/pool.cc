@@ -20,30 +20,40 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
 }
 
 BlockId Pool::take() noexcept {
-  BlockId b;
-  if (!free_.empty()) {
-    b = free_.front();
-    free_.remove(b);
-    prefetch(&blocks_[free_.front()]);
-  } else {
-    b = idle_.victim();
-    idle_.remove(b);
-    index_.erase(b);
-    ++num_evicted_;
-    // Evictions come in runs: have the place of one of the next victims in the index at hand.
-    BlockId ahead = idle_.victim();
-    for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
-    if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
-  }
+  if (free_.empty()) return take_idle();
+  const BlockId b = free_.front();
+  free_.remove(b);
+  prefetch(&blocks_[free_.front()]);
   blocks_[b].ref_count = 1;
   return b;
 }
 
-// A used block keeps its cached parent, or its cached twin, used: see block.h. Whoever reaches a
-// block has come through what is before it, so the parent is used already.
+BlockId Pool::take_idle() noexcept {
+  const BlockId b = idle_.victim();
+  idle_.remove(b);
+  index_.erase(b);
+  ++num_evicted_;
+  // Evictions come in runs: have the place of one of the next victims in the index at hand.
+  BlockId ahead = idle_.victim();
+  for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
+  if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
+  blocks_[b].ref_count = 1;
+  return b;
+}
+
+// A used block keeps its cached parent, or its cached twin, used: see block.h. A sequence comes to
+// a block through what is before it, so the parent is used already; whoever holds single blocks may
+// be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
-  dequeue(b);
-  if (blocks_[b].parent >= 0) ++blocks_[blocks_[b].parent].pins;
+  for (;;) {
+    dequeue(b);
+    const NodeId parent = blocks_[b].parent;
+    if (parent < 0) return;
+    const bool was_used = blocks_[parent].used();
+    ++blocks_[parent].pins;
+    if (was_used) return;
+    b = parent;
+  }
 }
 
 void Pool::unuse(BlockId b) noexcept {
@@ -85,7 +95,7 @@ void Pool::dequeue(BlockId b) noexcept {
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
   index_.insert(b, key, digest);
-  if (key.parent >= 0) ++blocks_[key.parent].pins;
+  if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {

@@ -32,6 +32,8 @@ class Pool {
 
   // An unused block with one reference, for new content. There must be one: see available().
   BlockId take() noexcept;
+  // The next idle block in the eviction order, likewise; free ones are left alone.
+  BlockId take_idle() noexcept;
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (!blocks_[b].used()) use(b);

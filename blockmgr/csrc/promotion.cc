@@ -5,16 +5,6 @@
 
 namespace blockmgr {
 
-namespace {
-
-// How far a block's skip link reaches: far enough to hide a cache miss behind the comparisons in
-// between, near enough to stay inside most prefixes.
-constexpr std::int64_t kSkip = 12;
-// Index buckets prefetched ahead of insertion.
-constexpr std::int64_t kInsertAhead = 8;
-
-}  // namespace
-
 // The node that stands for everything before this logical block.
 NodeId Sequences::chain_node(const Sequence& s, std::int64_t logical) const {
   if (logical == 0) return root_node(s.root);

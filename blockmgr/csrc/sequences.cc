@@ -214,9 +214,7 @@ void Sequences::copy_tokens(Handle handle, Token* out) const {
 }
 
 void Sequences::check_take() const {
-  if (copies_.in_flight())
-    throw Error(ErrorKind::kStep, "ticket " + std::to_string(last_ticket_) +
-                                      " is not resolved; call copies_applied or copies_aborted");
+  check_resolved(copies_.in_flight(), last_ticket_);
   if (config_.steps_in_flight &&
       open_steps_.size() == static_cast<std::size_t>(config_.steps_in_flight))
     throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
@@ -238,13 +236,6 @@ std::int64_t Sequences::take_copies(std::vector<Copy>& copies) {
     pool_.set_fence(fence);
   }
   return last_ticket_;
-}
-
-static void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last) {
-  if (!in_flight || ticket != last)
-    throw Error(ErrorKind::kTicket,
-                "ticket " + std::to_string(ticket) +
-                    (ticket >= 1 && ticket <= last ? " is resolved already" : " was never taken"));
 }
 
 void Sequences::copies_applied(std::int64_t ticket) {

@@ -40,9 +40,9 @@ struct Config {
 struct Prompt {
   const Token* tokens;
   std::int64_t num_tokens;
-  std::string_view name;                                          // of the namespace
-  std::vector<std::pair<std::int32_t, std::string_view>> extras;  // by logical block, sorted
-  std::int64_t num_slots;                                         // 0: as many as tokens
+  std::string_view name;   // of the namespace
+  ExtrasBytes extras;      // by logical block, sorted
+  std::int64_t num_slots;  // 0: as many as tokens
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -145,6 +145,7 @@ class Sequences {
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
 
   const Config& config() const { return config_; }
+  const Blocks& blocks() const { return blocks_; }
   const Pool& pool() const { return pool_; }
   const CopyTracker& copies() const { return copies_; }
   const PrefixIndex& index() const { return index_; }

@@ -1,0 +1,186 @@
+// What holds for the blocks of any pool, whoever holds them.
+#include <set>
+
+#include "audit.h"
+
+namespace blockmgr {
+
+void BlockAudit::check_blocks() {
+  check_copies();
+  check_references();
+  check_queues();
+  check_index();
+  check_children();
+  check_order();
+}
+
+void BlockAudit::check_copies() {
+  std::set<BlockId> sources, destinations;
+  int pending = 0;
+  copies_.each_pending([&](const Copy& copy) {
+    ++pending;
+    const Block& destination = blocks_[copy.destination];
+    const std::string what = "pending copy into " + name(copy.destination);
+    expect(valid(copy.source) && valid(copy.destination), what + " names no block");
+    expect(destinations.insert(copy.destination).second, what + " appears twice");
+    sources.insert(copy.source);
+    expect(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
+    expect(destination.ref_count > 0 && !destination.keyed(), what + " has no private target");
+    if (valid(copy.source)) ++pins(copy.source);
+  });
+  expect(pending == copies_.num_pending(), "the number of pending copies is wrong");
+  for (const BlockId b : sources)
+    expect(!destinations.count(b), name(b) + " is source and destination of pending copies");
+  std::set<BlockId> in_flight;
+  for (const Copy& copy : copies_.flight()) {
+    ++pins(copy.source);
+    ++pins(copy.destination);
+    in_flight.insert(copy.destination);
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    expect(blocks_[b].in_flight == in_flight.count(b), name(b) + " has a wrong in-flight mark");
+    expect((blocks_[b].copy_source != kNoBlock) == (destinations.count(b) == 1),
+           name(b) + " has a copy outside the pending list");
+  }
+}
+
+void BlockAudit::check_references() {
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId parent = blocks_[b].parent;
+    if (blocks_[b].used() && valid(parent)) ++pins(parent);
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    expect(blocks_[b].ref_count == refs(b),
+           name(b) + " has ref count " + std::to_string(blocks_[b].ref_count) +
+               ", tables name it " + std::to_string(refs(b)) + " times");
+    expect(blocks_[b].pins == pins(b), name(b) + " has " + std::to_string(blocks_[b].pins) +
+                                           " pins, " + std::to_string(pins(b)) + " accounted for");
+  }
+}
+
+// Lists: 0 free, 1 idle, 1 + i fence i.
+void BlockAudit::check_list(const BlockList& list, int number) {
+  int length = 0;
+  BlockId before = list.end();
+  for (BlockId b = list.front(); b != list.end(); b = list.after(b)) {
+    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || blocks_[b].prev != before) {
+      broken_.push_back("a queue is not linked right at " + name(b));
+      return;
+    }
+    listed_[static_cast<std::size_t>(b)] = number;
+    position_[b] = length++;
+    before = b;
+  }
+  expect(length == list.size(), "a queue has another length than its count");
+}
+
+void BlockAudit::check_queues() {
+  check_list(pool_.free_list(), 0);
+  check_list(pool_.idle_list(), 1);
+  int fenced = 0;
+  for (int fence = 1; fence <= pool_.num_fences(); ++fence) {
+    check_list(pool_.fence_list(fence), 1 + fence);
+    fenced += pool_.fence_list(fence).size();
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    const int list = listed_[static_cast<std::size_t>(b)];
+    if (!valid(b)) {
+      expect(list < 0 && !block.used() && !block.keyed(), "the null block is in use");
+      continue;
+    }
+    const int due = block.used() ? -1 : block.fence ? 1 + block.fence : block.keyed() ? 1 : 0;
+    expect(list == due, name(b) + " is in queue " + std::to_string(list) + ", should be in " +
+                            std::to_string(due));
+    expect(!block.used() || !block.fence, name(b) + " is used and fenced");
+    if (list >= 0) expect(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
+  }
+  expect(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
+         "used, free, idle and fenced blocks do not add up to the capacity");
+}
+
+void BlockAudit::check_index() {
+  std::set<BlockId> indexed;
+  index_.each_bucket([&](BlockId b) {
+    expect(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
+  });
+  int keyed = 0;
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    const bool full = block.key_tokens == size_;
+    keyed += block.keyed();
+    expect(indexed.count(b) == full,
+           name(b) + (full ? " is missing from" : " is stale in") + " the index");
+    if (!full) continue;
+    const Key key{block.parent, block.extras, blocks_.tokens(b)};
+    expect(index_.find(key, blocks_.digest(b)) == b, name(b) + " cannot be found by its key");
+  }
+  expect(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
+}
+
+void BlockAudit::check_children() {
+  std::map<NodeId, std::set<BlockId>> children;
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    if (!block.keyed()) continue;
+    children[block.parent].insert(b);
+    if (block.extras) ++extras_[block.extras];
+    if (is_root(block.parent)) ++roots_[root_index(block.parent)];
+    const NodeId parent = block.parent;
+    expect(is_root(parent) || (valid(parent) && blocks_[parent].key_tokens == size_),
+           name(b) + " is cached and its parent is not");
+    expect(block.parent_generation == index_.generation(parent),
+           name(b) + " outlived the content of its parent");
+  }
+  for (BlockId b = 0; b < count_; ++b)
+    if (blocks_[b].first_child >= 0) children[b];
+  for (const auto& [node, expected] : children) {
+    std::set<BlockId> listed;
+    BlockId before = kNoBlock;
+    for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling) {
+      expect(blocks_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
+      if (!listed.insert(b).second) break;
+      before = b;
+    }
+    expect(listed == expected, "the children of node " + std::to_string(node) + " are wrong");
+  }
+  for (const auto& [root, refs] : roots_)
+    expect(root == 0 || index_.root_refs(root) == refs, "a namespace is miscounted");
+  for (const auto& [id, refs] : extras_)
+    expect(index_.extras().refs(id) == refs, "extra keys are miscounted");
+}
+
+void BlockAudit::check_order() {
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId parent = blocks_[b].parent;
+    if (listed_[static_cast<std::size_t>(b)] != 1 || !valid(parent)) continue;
+    if (listed_[static_cast<std::size_t>(parent)] != 1) continue;
+    expect(position_[parent] > position_[b], name(b) + " would be evicted after its parent");
+  }
+}
+
+std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const CopyTracker& copies) {
+  std::string out;
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    const Block& k = blocks[b];
+    put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,
+                k.key_tokens, k.copy_tokens, k.fence, k.in_flight, k.first_child, k.next_sibling);
+    if (k.used() || k.keyed())
+      for (int i = 0; i < blocks.block_size; ++i) put_numbers(out, blocks.tokens(b)[i]);
+  }
+  const auto put_list = [&](const BlockList& list) {
+    out += "| ";
+    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
+  };
+  put_list(pool.free_list());
+  put_list(pool.idle_list());
+  for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
+  copies.each_pending(
+      [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });
+  for (const Copy& c : copies.flight()) put_numbers(out, c.source, c.destination, c.num_tokens);
+  put_numbers(out, pool.num_evicted(), copies.num_planned(), copies.num_cancelled(),
+              copies.in_flight());
+  return out;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,144 @@
+// The Python face of copy_order.h.
+#include <limits>
+
+#include "bindings.h"
+#include "copy_order.h"
+#include "errors.h"
+
+namespace blockmgr {
+
+namespace {
+
+using Numbers = IntArray<std::int64_t>;
+using Rows = nb::ndarray<std::int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+// A checker, and buffers that the conversions of its calls reuse.
+struct Checker {
+  Checker(std::int32_t num_sources, std::int32_t num_destinations, std::int32_t block_size,
+          bool one_pool)
+      : lists(num_sources, num_destinations, block_size, one_pool) {}
+  CopyChecker lists;
+  std::vector<std::int64_t> sources;
+  std::vector<std::int64_t> destinations;
+  std::vector<std::int64_t> num_tokens;
+};
+
+// Runs what may find a fault in a list, as the CopyError that it is in Python.
+template <class Work>
+auto with_copy_errors(Work work) {
+  try {
+    return work();
+  } catch (const CopyFault& fault) {
+    const nb::object type = nb::module_::import_("blockmgr.errors").attr("CopyError");
+    const nb::object pair = fault.pair < 0 ? nb::none() : nb::object(nb::int_(fault.pair));
+    PyErr_SetObject(type.ptr(), type(pair, fault.problem).ptr());
+    throw nb::python_error();
+  }
+}
+
+void check_sizes(std::int64_t sources, std::int64_t others, const char* name) {
+  if (sources != others)
+    throw CopyFault(-1, std::string(name) + " must be as many as sources (" +
+                            std::to_string(sources) + "), got " + std::to_string(others));
+}
+
+std::int32_t positive_argument(nb::handle value, const char* name) {
+  const std::int64_t number = int_argument(value, name);
+  if (number < 1 || number > std::numeric_limits<std::int32_t>::max())
+    throw Error(ErrorKind::kValue,
+                std::string(name) + " must be in [1, 2**31), got " + std::to_string(number));
+  return static_cast<std::int32_t>(number);
+}
+
+std::int64_t num_rows(const Rows& out) { return static_cast<std::int64_t>(out.shape(0)); }
+
+void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
+          nb::handle num_destinations) {
+  const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
+  const std::int32_t tokens = positive_argument(block_size, "block_size");
+  const bool one_pool = num_destinations.is_none();
+  const std::int32_t destinations =
+      one_pool ? blocks : positive_argument(num_destinations, "num_destinations");
+  new (self) Checker(blocks, destinations, tokens, one_pool);
+}
+
+std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
+                   nb::handle num_tokens, Rows out) {
+  const Numbers from(sources, "sources", 0, self.sources);
+  const Numbers to(destinations, "destinations", 0, self.destinations);
+  const bool whole = num_tokens.is_none();
+  const Numbers tokens(whole ? destinations : num_tokens, "num_tokens", 0, self.num_tokens);
+  with_copy_errors([&] {
+    check_sizes(from.size(), to.size(), "destinations");
+    check_sizes(from.size(), tokens.size(), "num_tokens");
+    self.lists.check(from.data(), to.data(), whole ? nullptr : tokens.data(), from.size());
+  });
+  self.lists.pack(0, out.data(), num_rows(out));
+  return self.lists.size();
+}
+
+std::int64_t check_blocks(Checker& self, nb::handle blocks, Rows out) {
+  const Numbers ids(blocks, "blocks", 0, self.destinations);
+  with_copy_errors([&] { self.lists.check_blocks(ids.data(), ids.size()); });
+  self.lists.pack(0, out.data(), num_rows(out));
+  return self.lists.size();
+}
+
+std::int64_t pack(Checker& self, std::int64_t start, Rows out) {
+  return self.lists.pack(start, out.data(), num_rows(out));
+}
+
+nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_blocks,
+                bool sequential) {
+  std::vector<std::int64_t> homes[2];
+  const Numbers from(sources, "sources", 0, homes[0]);
+  const Numbers to(destinations, "destinations", 0, homes[1]);
+  const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
+  const MoveGroups groups = with_copy_errors([&] {
+    check_sizes(from.size(), to.size(), "destinations");
+    return order_copies(from.data(), to.data(), from.size(), blocks, sequential);
+  });
+  const auto num_starts = static_cast<std::int64_t>(groups.starts.size());
+  auto starts = new_numbers<std::int32_t>(num_starts);
+  std::copy(groups.starts.begin(), groups.starts.end(), starts.get());
+  const auto num_moves = static_cast<std::int64_t>(groups.moves.size());
+  auto moves = new_numbers<std::int32_t>(2 * num_moves);
+  std::int32_t* out = moves.get();
+  for (const Move& move : groups.moves) {
+    *out++ = move.source;
+    *out++ = move.destination;
+  }
+  return nb::make_tuple(to_array(std::move(starts), num_starts),
+                        to_array(std::move(moves), 2 * num_moves).attr("reshape")(-1, 2));
+}
+
+}  // namespace
+
+void bind_copies(nb::module_& m) {
+  const auto any = [] { return nb::arg().none(); };
+  nb::class_<Checker>(m, "CopyChecker",
+                      "Checks lists of block copies and packs them for a launch; kept by "
+                      "blockmgr.kv.KVBlocks.")
+      .def("__init__", init,
+           nb::sig("def __init__(self, num_blocks: object, block_size: object, "
+                   "num_destinations: object = None, /) -> None"),
+           any(), any(), nb::arg().none() = nb::none())
+      .def("check", check,
+           nb::sig("def check(self, sources: object, destinations: object, num_tokens: object, "
+                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
+           any(), any(), any(), nb::arg().noconvert())
+      .def("check_blocks", check_blocks,
+           nb::sig("def check_blocks(self, blocks: object, "
+                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
+           any(), nb::arg().noconvert())
+      .def("pack", pack,
+           nb::sig("def pack(self, start: int, out: numpy.typing.NDArray[numpy.int32], /) -> int"),
+           nb::arg(), nb::arg().noconvert());
+  m.def("order_copies", order,
+        nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
+                "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "
+                "numpy.typing.NDArray[numpy.int32]]"),
+        any(), any(), any(), nb::arg());
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,33 @@
+// What people and tools may look at, as NumPy arrays.
+#include "bindings_core.h"
+#include "inspect.h"
+
+namespace blockmgr {
+
+// The facts are complete before any array is made: that may run the garbage collector, and with it
+// code that calls the manager.
+nb::dict inspect_blocks(Core& self) {
+  const std::vector<BlockFacts> facts = inspect(self.idle());
+  const auto count = static_cast<std::int64_t>(facts.size());
+  nb::dict columns;
+  const auto add = [&]<class T>(const char* name, T BlockFacts::* field) {
+    auto numbers = new_numbers<T>(count);
+    for (std::size_t i = 0; i < facts.size(); ++i) numbers[i] = facts[i].*field;
+    columns[name] = to_array(std::move(numbers), count);
+  };
+  add("state", &BlockFacts::state);
+  add("ref_count", &BlockFacts::ref_count);
+  add("pins", &BlockFacts::pins);
+  add("parent", &BlockFacts::parent);
+  add("twin", &BlockFacts::twin);
+  add("num_children", &BlockFacts::num_children);
+  add("num_tokens", &BlockFacts::num_tokens);
+  add("num_computed_tokens", &BlockFacts::num_computed);
+  add("eviction_rank", &BlockFacts::eviction_rank);
+  add("copy_source", &BlockFacts::copy_source);
+  add("copy_tokens", &BlockFacts::copy_tokens);
+  add("copy_taken", &BlockFacts::copy_taken);
+  return columns;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,500 @@
+"""``BlockPool``: blocks held one at a time or in chains, for adapters with tables of their own.
+
+Longer than other modules, because most of it is what the calls promise; what they do is in
+``csrc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as IntSequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import _core
+from blockmgr.blocks import CopyPlan
+from blockmgr.config import ManagerConfig
+from blockmgr.digest import digest_function, digest_size
+from blockmgr.errors import InvariantError
+
+if TYPE_CHECKING:
+    from blockmgr.digest import DigestFunction
+
+__all__ = ["BlockPool"]
+
+
+class _SupportsArray(Protocol):
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
+"""Block ids or tokens: a list (fastest), a tuple, or a one-dimensional array of integers."""
+
+
+class BlockPool:
+    """Blocks, references to them, and the prefixes they are cached for; no sequences.
+
+    ``BlockManager`` is what an engine calls. This is for adapters that keep block tables of their
+    own: the same pool, prefix index, eviction order and copy tracker, with the references left to
+    the caller, who acquires and releases blocks by id.
+
+    Every call either finishes or raises with nothing changed. One owner at a time: calls are not to
+    be made from several threads at once.
+
+    Args:
+        num_blocks: Physical blocks in the pool, the null block included.
+        block_size: Tokens per block, ``1 … 65535``.
+        prefix_caching: Off, nothing is found, hashed or kept, behind the same interface.
+        digest: As in ``ManagerConfig``.
+        null_block: Keep block 0 back as a target for padded writes.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    >>> pool = BlockPool(num_blocks=4, block_size=2)
+    >>> first, second = pool.take(2).tolist()
+    >>> pool.promote_chain([first, second], [1, 2, 3, 4]).tolist() == [first, second]
+    True
+    >>> pool.release([first, second])
+    >>> pool.find([1, 2, 3, 4, 5]).tolist() == [first, second], pool.num_idle
+    (True, 2)
+    """
+
+    __slots__ = ("__weakref__", "_core", "block_size", "capacity", "num_blocks")
+
+    num_blocks: int
+    """Physical blocks, the null block included."""
+
+    block_size: int
+    """Tokens per block."""
+
+    capacity: int
+    """Blocks that can be held: all but the null block."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        null_block: bool = False,
+    ) -> None:
+        config = ManagerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            digest=digest,
+            null_block=null_block,
+        )
+        function: DigestFunction = digest_function(config.digest)
+        self.num_blocks = config.num_blocks
+        self.block_size = config.block_size
+        self.capacity = config.capacity
+        self._core = _core.PoolCore(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            prefix_caching=config.prefix_caching,
+            null_block=config.null_block,
+            digest=function,
+            digest_is_trusted=isinstance(config.digest, str),
+            digest_size=digest_size(function) if config.prefix_caching else 0,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<BlockPool: {self.num_blocks} blocks of {self.block_size} tokens, "
+            f"{self.num_available} available>"
+        )
+
+    # References.
+
+    def take(self, n: int = 1) -> npt.NDArray[np.int32]:
+        """Hands out blocks for new content, with one reference each.
+
+        Free blocks first, the last freed first; then idle ones are evicted, in order.
+
+        Returns:
+            ``int32[n]`` on the host, owned by the caller.
+
+        Raises:
+            OutOfBlocksError: Fewer than ``n`` are available.
+            ValueError: ``n`` below 0.
+        """
+        return self._core.take(n)
+
+    def acquire(self, blocks: Ints) -> None:
+        """Adds a reference to each block, as often as it stands in the list.
+
+        A used block keeps whatever it continues used: to acquire the last block of a chain is to
+        keep the chain.
+
+        Raises:
+            BlockStateError: A block that nobody holds and that is not cached.
+            ValueError: A block out of range.
+        """
+        self._core.acquire(blocks)
+
+    def release(self, blocks: Ints) -> None:
+        """Drops a reference to each block, in this order, as often as it stands in the list.
+
+        A block that loses its last one becomes free, or idle if it is cached; a copy that is
+        planned into it is dropped. A cached block stays used as long as a used one continues it,
+        so no order of releases can have a block evicted before its children.
+
+        Raises:
+            BlockStateError: A block stands there more often than it is held.
+            ValueError: A block out of range.
+        """
+        self._core.release(blocks)
+
+    def touch(self, blocks: Ints) -> None:
+        """Makes idle blocks, and what they continue, the last in the eviction order.
+
+        Blocks in use become so anyway when they are released, and are left alone.
+
+        Raises:
+            BlockStateError: A block that nobody holds and that is not cached.
+            ValueError: A block out of range.
+        """
+        self._core.touch(blocks)
+
+    # The prefix cache.
+
+    def find(
+        self,
+        tokens: Ints,
+        *,
+        parent: int = -1,
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+    ) -> npt.NDArray[np.int32]:
+        """The longest chain of cached blocks that holds these tokens.
+
+        Changes nothing: no reference is taken, and recency stays as it is. Unlike
+        ``BlockManager.match`` it may cover all tokens.
+
+        Args:
+            tokens: What to look for. Those past the last full block are not looked at.
+            parent: The cached block that the tokens continue; -1 if they begin a prompt.
+            namespace: Whose cache, for tokens that begin a prompt.
+            extras: Further keys, 1 to 1024 bytes each, by block of the chain.
+
+        Returns:
+            ``int32[k]`` on the host, owned by the caller.
+
+        Raises:
+            BlockStateError: The parent is not cached.
+            ValueError: A value out of its bounds, or a namespace beside a parent.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks): comparing tokens, one digest where prompts part ways.
+        """
+        return self._core.find(tokens, parent, namespace, _pairs(extras))
+
+    def promote(
+        self,
+        block: int,
+        tokens: Ints,
+        *,
+        parent: int = -1,
+        namespace: bytes = b"",
+        extras: bytes = b"",
+    ) -> int:
+        """Makes a held block findable: its K/V is written, or will be before anybody reads it.
+
+        If an identical block is cached, in use or idle, the caller's reference moves to that one.
+
+        Args:
+            block: A block with a reference of the caller's, not waiting for a copy.
+            tokens: The ``block_size`` tokens it holds.
+            parent: The cached block it continues; -1 if it begins a prompt.
+            namespace: Whose cache, if it begins a prompt.
+            extras: Bytes, beyond its tokens, that change its K/V; at most 1024.
+
+        Returns:
+            The block to use from here on: the same, or its twin.
+
+        Raises:
+            BlockStateError: Nobody holds the block; it is cached with another content, or waits
+                for a copy; or the parent is not cached.
+            ValueError: A value out of its bounds, or a namespace beside a parent.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest, unless the twin was the last one matched or promoted there.
+        """
+        return self._core.promote(block, tokens, parent, namespace, extras)
+
+    def promote_chain(
+        self,
+        blocks: Ints,
+        tokens: Ints,
+        *,
+        parent: int = -1,
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+    ) -> npt.NDArray[np.int32]:
+        """``promote`` for blocks that continue one another, all or nothing.
+
+        Args:
+            blocks: ``[n]``, distinct, each with a reference of the caller's.
+            tokens: ``[n * block_size]``.
+            parent: The cached block that the first one continues; -1 if it begins a prompt.
+            namespace: Whose cache, if the first one begins a prompt.
+            extras: Further keys, 1 to 1024 bytes each, by block of the chain.
+
+        Returns:
+            ``int32[n]`` on the host, owned by the caller: the blocks to use from here on.
+
+        Raises:
+            BlockStateError: As ``promote``.
+            ValueError: Blocks repeated, as many tokens as do not fill them, a value out of its
+                bounds, or a namespace beside a parent.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks), one digest for each that becomes findable.
+        """
+        return self._core.promote_chain(blocks, tokens, parent, namespace, _pairs(extras))
+
+    def evict(self, n: int) -> npt.NDArray[np.int32]:
+        """Takes the next ``n`` idle blocks in the eviction order, whether or not any are free.
+
+        Returns:
+            ``int32[n]`` on the host, owned by the caller, with one reference each.
+
+        Raises:
+            OutOfBlocksError: Fewer than ``n`` are idle; ``available`` says how many.
+            ValueError: ``n`` below 0.
+        """
+        return self._core.evict(n)
+
+    def forget(self, n: int) -> npt.NDArray[np.int32]:
+        """Makes the next ``n`` idle blocks in the eviction order free.
+
+        Returns:
+            ``int32[n]`` on the host: the blocks, which nobody holds.
+
+        Raises:
+            OutOfBlocksError: Fewer than ``n`` are idle; ``available`` says how many.
+            ValueError: ``n`` below 0.
+        """
+        return self._core.forget(n)
+
+    def reset(self) -> None:
+        """Forgets every cached block.
+
+        Raises:
+            BlockStateError: A block is in use.
+        """
+        self._core.reset()
+
+    # Copy-on-write.
+
+    def make_writable(self, block: int, num_tokens: int) -> int:
+        """A block of the caller's own, to be written from token ``num_tokens`` on.
+
+        The block itself, if only the caller holds it and it cannot be found. Otherwise a fresh one
+        to which the caller's reference moves, with a copy of the leading tokens planned.
+
+        Args:
+            block: A block with a reference of the caller's.
+            num_tokens: Leading tokens that hold K/V; 0 if nothing is to be copied. From a block
+                that waits for a shorter copy itself no more is copied than that brings: the rest
+                has no K/V yet, and every sharer computes it.
+
+        Returns:
+            The block to write to.
+
+        Raises:
+            OutOfBlocksError: A fresh block is needed, and none is available.
+            BlockStateError: Nobody holds the block.
+            ValueError: A block out of range, or ``num_tokens`` not in ``[0, block_size]``.
+
+        Leaves:
+            A planned copy, for ``take_copies``.
+        """
+        return self._core.make_writable(block, num_tokens)
+
+    def take_copies(self) -> CopyPlan:
+        """The block copies to run before the next forward; as ``BlockManager.take_copies``.
+
+        Raises:
+            StepError: The ticket before is not resolved.
+
+        Leaves:
+            Sources and destinations pinned until the ticket is resolved.
+        """
+        return CopyPlan(*self._core.take_copies())
+
+    def copies_applied(self, ticket: int) -> None:
+        """Declares a plan's copies issued, ahead of any later write on the same stream.
+
+        Raises:
+            TicketError: The ticket was never taken, or is resolved.
+        """
+        self._core.copies_applied(ticket)
+
+    def copies_aborted(self, ticket: int) -> None:
+        """Returns a plan's copies to the pending ones.
+
+        Raises:
+            TicketError: The ticket was never taken, or is resolved.
+        """
+        self._core.copies_aborted(ticket)
+
+    # Reading.
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in no use, holding nothing."""
+        return self._core.num_free()
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks in no use, holding content that can be found."""
+        return self._core.num_idle()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be handed out: free and idle."""
+        return self._core.num_available()
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with a reference, or kept by a copy or by a used block that continues them."""
+        return self._core.num_used()
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks holding content that can be found, used or idle."""
+        return self._core.num_cached()
+
+    @property
+    def num_pending_copies(self) -> int:
+        """Copies planned and not taken."""
+        return self._core.num_pending_copies()
+
+    def ref_count(self, block: int) -> int:
+        """References to a block.
+
+        Raises:
+            ValueError: The block is out of range.
+        """
+        return self._core.ref_count(block)
+
+    def ref_counts(self, blocks: Ints) -> npt.NDArray[np.int64]:
+        """References to each block: ``int64[len(blocks)]`` on the host, owned by the caller.
+
+        Raises:
+            ValueError: A block is out of range.
+        """
+        return self._core.ref_counts(blocks)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether the block's content can be found.
+
+        Raises:
+            ValueError: The block is out of range.
+        """
+        return self._core.is_cached(block)
+
+    def are_cached(self, blocks: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each can be found: ``bool[len(blocks)]`` on the host, owned by the caller.
+
+        Raises:
+            ValueError: A block is out of range.
+        """
+        return self._core.are_cached(blocks)
+
+    def are_idle(self, blocks: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each is available with its content: ``bool[len(blocks)]`` on the host.
+
+        To acquire such a block makes one fewer available.
+
+        Raises:
+            ValueError: A block is out of range.
+        """
+        return self._core.are_idle(blocks)
+
+    def waits_for_copy(self, block: int) -> bool:
+        """Whether a copy into the block is planned, or taken and not resolved.
+
+        Raises:
+            ValueError: The block is out of range.
+        """
+        return self._core.waits_for_copy(block)
+
+    def generation(self, block: int) -> int:
+        """A number that grows whenever the block loses its content.
+
+        Together with the block id it names the content, for a caller that remembers blocks it does
+        not hold.
+
+        Raises:
+            ValueError: The block is out of range.
+        """
+        return self._core.generation(block)
+
+    def parent(self, block: int) -> int:
+        """The cached block that a cached block continues; -1 if it begins a prompt.
+
+        Raises:
+            BlockStateError: The block is not cached.
+            ValueError: The block is out of range.
+        """
+        return self._core.parent(block)
+
+    def children(self, parent: int = -1, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
+        """The cached blocks that continue one, the last promoted first.
+
+        Args:
+            parent: A cached block; -1 for blocks that begin a prompt.
+            namespace: Whose, for blocks that begin a prompt.
+
+        Returns:
+            ``int32[k]`` on the host, owned by the caller.
+
+        Raises:
+            BlockStateError: The parent is not cached.
+            ValueError: The parent is out of range, or a namespace stands beside it.
+        """
+        return self._core.children(parent, namespace)
+
+    def tokens(self, block: int) -> npt.NDArray[np.uint32]:
+        """The tokens of a cached block: ``uint32[block_size]`` on the host, a copy.
+
+        Raises:
+            BlockStateError: The block is not cached.
+            ValueError: The block is out of range.
+        """
+        return self._core.tokens(block)
+
+    def idle_blocks(self) -> npt.NDArray[np.int32]:
+        """The idle blocks in eviction order: ``int32[num_idle]`` on the host, a copy."""
+        return self._core.idle_blocks()
+
+    def memory_usage(self) -> int:
+        """Bytes the pool holds on the host."""
+        return self._core.memory_usage()
+
+    def check_invariants(self) -> None:
+        """Recomputes every count, link and promise from scratch, but for the references held.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+
+        Cost: O(blocks). For tests and debugging.
+        """
+        if violations := self._core.violations():
+            raise InvariantError(tuple(violations))
+
+
+def _pairs(extras: Mapping[int, bytes] | None) -> list[tuple[int, bytes]] | None:
+    if extras is None:
+        return None
+    if not isinstance(extras, Mapping):
+        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
+    return [(block, extras[block]) for block in extras]

@@ -1,0 +1,30 @@
+"""What the tests of ``BlockPool`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from blockmgr.pool import BlockPool
+
+MakePool = Callable[..., BlockPool]
+
+
+@contextmanager
+def refused(pool: BlockPool, error: type[Exception], match: str | None = None) -> Iterator[Any]:
+    """The call inside raises exactly this error and leaves the pool as it was."""
+    before = pool._core.fingerprint()
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert pool._core.fingerprint() == before
+    pool.check_invariants()
+
+
+def cache(pool: BlockPool, tokens: list[int], **options: Any) -> list[int]:
+    """Blocks held by the caller, with these tokens, cached."""
+    blocks = pool.take(len(tokens) // pool.block_size)
+    return pool.promote_chain(blocks, tokens, **options).tolist()

@@ -1,0 +1,504 @@
+"""What can be looked at: the snapshot of every block, and the text made of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import invariant
+
+from blockmgr import BlockManager, ReentrancyError, UnknownSequenceError
+from blockmgr.blocks import BlockSnapshot, BlockState
+from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
+from tests.conftest import MakeManager
+from tests.model_pool import Block, ModelPool
+from tests.stateful.machine import ManagerMachine
+from tests.unit.engine import ids, serve
+from tests.unit.snapshot import snapshot
+
+FREE, OWNED, CACHED, IDLE, FENCED, NULL = BlockState
+
+
+# ---- the snapshot, by construction ---------------------------------------------------------------
+
+
+def test_a_fresh_pool_is_free_but_for_the_null_block(make_manager: MakeManager) -> None:
+    blocks = make_manager(4, 2, null_block=True).blocks()
+    assert blocks.state.tolist() == [NULL, FREE, FREE, FREE]
+    for column in (blocks.ref_count, blocks.pins, blocks.num_tokens, blocks.num_children):
+        assert column.tolist() == [0] * 4
+    for column in (blocks.parent, blocks.twin, blocks.eviction_rank, blocks.copy_source):
+        assert column.tolist() == [-1] * 4
+
+
+def test_every_column_has_a_value_for_every_block(make_manager: MakeManager) -> None:
+    manager = make_manager(7, 2)
+    serve(manager, [1, 2, 3])
+    blocks = manager.blocks()
+    assert len(blocks) == 7
+    dtypes = {name: getattr(blocks, name).dtype for name in BlockSnapshot.__slots__}
+    assert dtypes.pop("state") == np.uint8
+    assert dtypes.pop("copy_taken") == np.bool_
+    assert set(dtypes.values()) == {np.dtype(np.int32)}
+    assert all(len(getattr(blocks, name)) == 7 for name in BlockSnapshot.__slots__)
+
+
+def test_a_sequence_goes_from_owned_over_cached_to_idle_and_free(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(6, 4)
+    handle = manager.admit([1, 2, 3, 4, 5, 6], num_slots=12)
+    full, tail, ahead = ids(manager.sequence(handle))
+    before = manager.blocks()
+    assert before.state[[full, tail, ahead]].tolist() == [OWNED] * 3
+    assert before.num_tokens[[full, tail, ahead]].tolist() == [4, 2, 0]
+    assert before.num_computed_tokens[[full, tail, ahead]].tolist() == [0, 0, 0]
+
+    manager.commit(handle, 5)
+    blocks = manager.blocks()
+    assert blocks.state[[full, tail, ahead]].tolist() == [CACHED, OWNED, OWNED]
+    assert blocks.num_computed_tokens[[full, tail, ahead]].tolist() == [4, 1, 0]
+    assert blocks.ref_count[[full, tail, ahead]].tolist() == [1, 1, 1]
+
+    manager.free(handle)
+    after = manager.blocks()
+    assert after.state[[full, tail, ahead]].tolist() == [IDLE, FREE, FREE]
+    assert after.num_tokens[[full, tail, ahead]].tolist() == [4, 0, 0]
+    assert before.state[full] == OWNED, "a snapshot stays as it was"
+
+
+def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2)
+    one = serve(manager, [1, 2, 3, 4, 5])
+    other = serve(manager, [1, 2, 3, 4, 6, 7])
+    stranger = manager.sequence(manager.admit([1, 2, 3], namespace=b"tenant"))
+    stranger.commit(3)
+    blocks = manager.blocks()
+    first, second, third = ids(other)
+    assert ids(one)[:2] == [first, second]
+    assert blocks.ref_count[[first, second, third]].tolist() == [2, 2, 1]
+    assert blocks.parent[[second, third]].tolist() == [first, second]
+    assert blocks.num_children[[first, second, third]].tolist() == [1, 1, 0]
+    roots = blocks.parent[[first, ids(stranger)[0]]].tolist()
+    assert all(root <= -2 for root in roots)
+    assert roots[0] != roots[1], "each namespace has a root of its own"
+
+
+def test_children_are_counted_with_tails_and_without_what_was_evicted(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4, min_partial_tokens=1)
+    serve(manager, [1, 2, 3, 4, 5, 6, 7, 8]).free()
+    parent = ids(serve(manager, [1, 2, 3, 4, 9, 9]))[0]
+    assert manager.blocks().num_children[parent] == 1
+    manager.free(manager.handles()[0])
+    blocks = manager.blocks()
+    assert blocks.num_children[parent] == 2
+    idle = blocks.ids(IDLE)
+    assert sorted(blocks.num_tokens[idle].tolist()) == [2, 4, 4], "the tail has two tokens"
+
+
+def test_idle_blocks_are_ranked_as_they_are_evicted(make_manager: MakeManager) -> None:
+    manager = make_manager(6, 2)
+    for base in (10, 20, 30):
+        serve(manager, [base, base + 1, base + 2, base + 3]).free()
+    order = manager.blocks().eviction_order.tolist()
+    assert len(order) == 6
+    for victim in order:
+        taken = manager.admit([victim + 100])
+        assert ids(manager.sequence(taken)) == [victim]
+
+
+def test_only_idle_blocks_have_a_rank(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    serve(manager, [1, 2, 3, 4]).free()
+    serve(manager, [5, 6, 7])
+    blocks = manager.blocks()
+    assert sorted(blocks.eviction_rank[blocks.ids(IDLE)].tolist()) == [0, 1]
+    assert set(blocks.eviction_rank[blocks.state != IDLE].tolist()) == {-1}
+
+
+def test_a_copy_is_told_at_its_destination_until_it_is_resolved(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4)
+    parent = serve(manager, [1, 2, 3, 4, 5, 6])
+    [child] = parent.fork()
+    child.append([7])
+    source, destination = ids(parent)[1], ids(child)[1]
+    pending = manager.blocks()
+    assert pending.copy_source[destination] == source
+    assert pending.copy_tokens[destination] == 2
+    assert not pending.copy_taken[destination]
+    assert np.count_nonzero(pending.copy_source >= 0) == 1
+    assert pending.pins[source] == 1
+
+    plan = manager.take_copies()
+    taken = manager.blocks()
+    assert (taken.copy_source[destination], taken.copy_tokens[destination]) == (source, 2)
+    assert np.flatnonzero(taken.copy_taken).tolist() == [destination]
+
+    manager.copies_applied(plan.ticket)
+    assert set(manager.blocks().copy_source.tolist()) == {-1}
+
+
+def test_the_source_of_a_copy_is_owned_though_no_table_names_it(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4)
+    parent = serve(manager, [1, 2, 3, 4, 5, 6])
+    [child] = parent.fork()
+    child.append([7])
+    source = ids(parent)[1]
+    parent.free()
+    blocks = manager.blocks()
+    assert (blocks.state[source], blocks.ref_count[source], blocks.pins[source]) == (OWNED, 0, 1)
+    assert blocks.num_tokens[source] == 2, "kept for the tokens that the copy reads"
+
+
+def test_a_private_block_names_its_cached_twin(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, dedup="append_only")
+    one, other = (manager.sequence(manager.admit([1, 2, 3])) for _ in range(2))
+    one.commit(3)
+    other.commit(3)
+    blocks = manager.blocks()
+    assert blocks.twin[ids(other)[0]] == ids(one)[0]
+    assert blocks.state[ids(other)[0]] == OWNED
+    assert blocks.parent[ids(other)[0]] == -1
+
+
+def test_a_block_freed_during_a_step_is_fenced_until_it_completes(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(6, 4, steps_in_flight=1)
+    sequence = manager.sequence(manager.admit([1, 2, 3, 4, 5]))
+    sequence.commit(5)
+    full, tail = ids(sequence)
+    ticket = manager.take_copies().ticket
+    manager.copies_applied(ticket)
+    sequence.free()
+    blocks = manager.blocks()
+    assert blocks.state[[full, tail]].tolist() == [FENCED, FENCED]
+    assert blocks.num_tokens[[full, tail]].tolist() == [4, 0]
+    manager.complete(ticket)
+    assert manager.blocks().state[[full, tail]].tolist() == [IDLE, FREE]
+
+
+def test_a_snapshot_changes_nothing_and_is_the_callers_own(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    serve(manager, [1, 2, 3, 4, 5]).fork()
+    before = snapshot(manager)
+    blocks = manager.blocks()
+    blocks.state[:] = NULL
+    blocks.ref_count[:] = 77
+    assert snapshot(manager) == before
+    assert manager.blocks().count(NULL) == 0
+
+
+def test_a_digest_function_cannot_look_at_a_half_done_call() -> None:
+    manager: BlockManager
+    refusals = []
+
+    def digest(message: bytes) -> bytes:
+        if "manager" in found:
+            with pytest.raises(ReentrancyError) as caught:
+                found["manager"].blocks()
+            refusals.append(caught.value)
+        return bytes(16)
+
+    found: dict[str, BlockManager] = {}
+    found["manager"] = manager = BlockManager(8, 2, digest=digest)
+    manager.commit(manager.admit([1, 2, 3]), 3)
+    assert refusals
+
+
+# ---- the snapshot, against the model -------------------------------------------------------------
+
+Facts = tuple[int, ...]
+
+
+def facts_of(blocks: BlockSnapshot, block: int) -> Facts:
+    parent, depth = int(blocks.parent[block]), 0
+    while parent >= 0:
+        parent, depth = int(blocks.parent[parent]), depth + 1
+    columns = (
+        blocks.state,
+        blocks.ref_count,
+        blocks.num_children,
+        blocks.num_tokens,
+        blocks.num_computed_tokens,
+        blocks.copy_tokens,
+        blocks.copy_taken,
+    )
+    return (*(int(column[block]) for column in columns), depth)
+
+
+def model_facts(model: ModelPool, block: Block) -> Facts:
+    content = block.content
+    if block.stamp is None:
+        state = OWNED if content is None else CACHED
+    else:
+        state = FENCED if block.fence in model.in_flight else IDLE
+    tokens = computed = 0 if content is None else len(block.tokens)
+    for seq in model.seqs.values():
+        if block in seq.blocks:
+            start = seq.blocks.index(block) * model.size
+            tokens = max(tokens, min(model.size, seq.num_tokens - start))
+            computed = max(computed, min(model.size, seq.num_computed_tokens - start))
+    taken = model.taken or []
+    for copy in [*taken, *model.pending]:
+        if copy.source is block:
+            tokens, computed = max(tokens, copy.num_tokens), max(computed, copy.num_tokens)
+    into = [copy for copy in [*taken, *model.pending] if copy.destination is block]
+    children = (
+        0
+        if content is None or len(block.tokens) < model.size
+        else [
+            other.content
+            for other in model.live
+            if other.content and (other.content[0], other.content[1][:-1]) == content
+        ]
+    )
+    return (
+        state,
+        model.references(block),
+        len(children) if isinstance(children, list) else 0,
+        tokens,
+        computed,
+        into[0].num_tokens if into else 0,
+        bool(into) and into[0] in taken,
+        0 if content is None else len(content[1]) - 1,
+    )
+
+
+class SnapshotMachine(ManagerMachine):
+    """Random calls; after each, every block is what the model says it is."""
+
+    manager = BlockManager
+
+    @invariant()
+    def every_block_is_what_the_model_says(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        model, blocks = self.world.model, self.world.manager.blocks()
+        expected = {block: model_facts(model, block) for block in model.live}
+        for block, facts in expected.items():
+            name = self.world.names.get(block.serial)
+            if name is not None:
+                assert facts_of(blocks, name) == facts
+        live = [b for b in range(len(blocks)) if facts_of(blocks, b) != self.nothing(blocks, b)]
+        assert sorted(facts_of(blocks, b) for b in live) == sorted(expected.values())
+
+        idle = sorted(model.idle(), key=lambda block: block.stamp)
+        ranked = [facts_of(blocks, int(b)) for b in blocks.eviction_order]
+        assert ranked == [expected[block] for block in idle]
+        assert blocks.eviction_rank[blocks.eviction_order].tolist() == list(range(len(idle)))
+
+        assert blocks.count(FREE) == len(model.free_ids())
+        assert blocks.count(NULL) == int(model.config.null_block)
+        used = (blocks.state == OWNED) | (blocks.state == CACHED)
+        assert np.array_equal(used, (blocks.ref_count > 0) | (blocks.pins > 0))
+        for copy in model.pending:
+            ours = self.world.names[copy.destination.serial]
+            assert blocks.copy_source[ours] == self.world.names[copy.source.serial]
+
+    @staticmethod
+    def nothing(blocks: BlockSnapshot, block: int) -> Facts:
+        """What a block without content or user looks like: free, fenced or the null block."""
+        return (int(blocks.state[block]), 0, 0, 0, 0, 0, 0, 0) if not blocks.pins[block] else ()
+
+
+TestSnapshotAgainstTheModel = SnapshotMachine.TestCase
+TestSnapshotAgainstTheModel.settings = settings(
+    max_examples=max(1, settings.default.max_examples // 4)
+)
+
+
+# ---- the text ------------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_manager_counts_every_state(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, null_block=True, steps_in_flight=1)
+    serve(manager, [1, 2, 3, 4]).free()
+    manager.complete(1)
+    serve(manager, [5, 6, 7])
+    manager.complete(2)
+    leaving = manager.sequence(manager.admit([8, 9]))
+    ticket = manager.take_copies().ticket
+    manager.copies_applied(ticket)
+    leaving.free()
+    text = describe(manager).splitlines()
+    stats = manager.stats()
+    assert text[0] == "BlockManager: 12 blocks of 2 tokens, 1 sequence"
+    assert text[1] == (
+        f"{stats.free_blocks} free, 1 owned, 1 cached, {stats.idle_blocks} idle, "
+        f"{stats.fenced_blocks} fenced, 1 null; {manager.num_available} available"
+    )
+
+
+def test_the_grid_has_the_letter_of_each_block(make_manager: MakeManager) -> None:
+    manager = make_manager(150, 2)
+    for base in range(0, 60, 6):
+        serve(manager, [base, base + 1, base + 2]).fork()
+    serve(manager, list(range(100, 120))).free()
+    strips = [piece.text for piece in pieces(manager) if piece.is_strip]
+    letters = "".join(LETTERS[BlockState(state)] for state in manager.blocks().state)
+    assert "".join(strips).startswith(letters)
+    grid = describe(manager).splitlines()[3:6]
+    assert [line.split()[0] for line in grid] == ["0", "64", "128"]
+
+
+def test_a_letter_stands_for_several_blocks_of_a_large_pool() -> None:
+    manager = BlockManager(10_000, 1, max_seqs=2)
+    manager.admit(list(range(5_000)))
+    text = describe(manager)
+    assert "a letter stands for 8 blocks, and says what most of them are" in text
+    grid = "".join(piece.text for piece in pieces(manager) if piece.is_strip).split("\n")[0]
+    assert grid[:1250].count("o") == 625
+    assert grid[:1250].count(".") == 625
+
+
+def test_the_text_of_shared_blocks_points_to_the_row_above(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2)
+    one = serve(manager, [1, 2, 3, 4, 5])
+    two = serve(manager, [8, 8, 8])
+    three = serve(manager, [1, 2, 3, 4, 6])
+    names = {one.handle: "one", two.handle: "two", three.handle: "three"}
+    lines = describe(manager, names=names).splitlines()
+    strips = {line.split()[0]: line.split()[1] for line in lines if line.startswith(("t", "o"))}
+    assert strips == {"one": "CCo", "three": '""o', "two": "Co"}
+    assert lines[-1] == '" the block above'
+    assert [row.name for row in rows(manager, names)] == ["one", "three", "two"]
+
+
+def test_the_text_of_a_sequence_tells_runs_tails_sharing_and_copies(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(16, 4)
+    parent = serve(manager, list(range(14)))
+    [child] = parent.fork()
+    child.append([7])
+    child.reserve(20)
+    lines = describe(child, names={parent.handle: "the parent"}).splitlines()
+    blocks = ids(child)
+    assert lines[0] == f"Sequence {child.handle} (row {child.row}): running"
+    assert lines[1] == "15 tokens, 14 computed, 0 from the cache; 20 slots"
+    assert [line.split("  ", 1)[0] for line in lines[4:]] == ["[0, 12)", "[12, 16)", "[16, 20)"]
+    assert lines[4].endswith(f"{ranges(blocks[:3])}     cached; shared with the parent")
+    assert lines[5].endswith(
+        f"owned; 3 tokens, 2 computed; copy of 2 tokens from {ids(parent)[3]} pending"
+    )
+    assert lines[6].endswith(f"{blocks[4]}       owned; no tokens yet")
+
+
+def test_the_text_of_a_twin_and_of_a_taken_copy(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, dedup="append_only")
+    one, other = (manager.sequence(manager.admit([1, 2, 3])) for _ in range(2))
+    one.commit(3)
+    other.commit(3)
+    assert f"owned; twin of {ids(one)[0]}" in describe(other)
+    [child] = one.fork()
+    child.append([4])
+    plan = manager.take_copies()
+    [copy] = list(plan)
+    assert f"copy of 1 token from {copy.source} taken" in describe(child)
+    what = f"copies taken, not resolved: {copy.source} to {copy.destination} (1 token)"
+    assert describe(manager).splitlines()[-1] == what
+    manager.copies_applied(plan.ticket)
+
+
+def test_a_preempted_sequence_and_waiting_tokens_are_said(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2)
+    gone = serve(manager, [1, 2, 3])
+    gone.preempt()
+    manager.admit(list(range(10, 20)), num_slots=4)
+    text = describe(manager)
+    assert "3 tokens, preempted" in text
+    assert "10 tokens, 0 computed; 6 wait for slots; blocks" in text
+    assert describe(gone).splitlines()[0].endswith(": preempted")
+    assert len(describe(gone).splitlines()) == 2
+
+
+def test_idle_tails_are_told_in_the_order_of_eviction(make_manager: MakeManager) -> None:
+    manager = make_manager(40, 4, min_partial_tokens=1)
+    serve(manager, list(range(6))).free()
+    tail, full = manager.blocks().eviction_order.tolist()
+    assert describe(manager).splitlines()[-1] == f"evicted next: {tail} (tail of 2), {full}"
+    serve(manager, list(range(100, 160))).free()
+    assert describe(manager).splitlines()[-1].endswith(" and 5 more")
+
+
+def test_what_does_not_fit_is_counted(make_manager: MakeManager) -> None:
+    manager = make_manager(64, 1, max_seqs=40)
+    handles = [manager.admit([number]) for number in range(30)]
+    assert describe(manager, max_lines=8).splitlines()[-1] == "and 22 more sequences"
+    manager.truncate(manager.fork(handles[0])[0], 1)
+    wide = serve(manager, [5] * 20)
+    for number in range(1, 6):
+        manager.fork(wide.handle)
+        wide.append([number])
+    assert describe(wide, max_lines=1).splitlines()[-1].startswith("and ")
+
+
+def test_text_of_a_long_sequence_keeps_its_width() -> None:
+    manager = BlockManager(4096, 1, max_seqs=2)
+    manager.commit(manager.admit(list(range(3000))), 3000)
+    line = next(line for line in describe(manager).splitlines() if line.startswith("row 0"))
+    assert len(line) < 120
+    assert "3,000 blocks" in line
+
+
+@pytest.mark.parametrize(
+    ("ids_", "most", "expected"),
+    [
+        ([], None, ""),
+        ([7], None, "7"),
+        ([1, 2, 3, 7], None, "1-3, 7"),
+        ([3, 2, 1, 2], None, "3-1, 2"),
+        ([5, 6, 5], None, "5-6, 5"),
+        ([1, 3, 5, 6], 2, "1, 3 and 2 more"),
+    ],
+)
+def test_ranges_join_neighbours(ids_: list[int], most: int | None, expected: str) -> None:
+    assert ranges(ids_, most) == expected
+
+
+def test_text_looks_and_touches_nothing(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    [child] = serve(manager, [1, 2, 3, 4, 5]).fork()
+    child.append([6])
+    before = snapshot(manager)
+    assert describe(manager) == describe(manager)
+    assert describe(child) == describe(child)
+    assert snapshot(manager) == before
+
+
+def test_text_of_what_is_not_there_is_refused(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    sequence = serve(manager, [1, 2, 3])
+    sequence.free()
+    before = snapshot(manager)
+    with pytest.raises(UnknownSequenceError):
+        describe(sequence)
+    with pytest.raises(TypeError, match="what must be a BlockManager or a Sequence, got str"):
+        describe("manager")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_lines must be at least 1, got 0"):
+        describe(manager, max_lines=0)
+    assert snapshot(manager) == before
+
+
+def test_rows_that_share_are_neighbours_whatever_came_between(make_manager: MakeManager) -> None:
+    manager = make_manager(40, 1)
+    prompts = [[1, 2, 3], [9, 9], [1, 2, 4], [1, 5], [9, 8], [7]]
+    for prompt in prompts:
+        serve(manager, prompt)
+    found = rows(manager)
+    firsts = [row.view.tokens[0] for row in found]
+    assert [key for key, _ in itertools.groupby(firsts)] == [1, 9, 7]
+    assert [row.same.tolist() for row in found][:3] == [
+        [False] * 3,
+        [True, True, False],
+        [True, False],
+    ]
