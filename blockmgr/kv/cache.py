@@ -1,0 +1,394 @@
+"""PagedKVCache: K/V tensors in the layout of your kernels, and everything that moves in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from blockmgr.blocks import PAD_SLOT
+from blockmgr.kv.copy import KVBlocks
+from blockmgr.kv.indices import Pool, Slots, batch_ids, device_ids, host_ids, pairs_of, to_device
+from blockmgr.kv.layout import segments_from
+from blockmgr.kv.shape import ModelShape, whole
+from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
+
+if TYPE_CHECKING:
+    from blockmgr.blocks import CopyPlan
+    from blockmgr.kv.indices import Indices
+
+__all__ = ["PagedKVCache"]
+
+
+class PagedKVCache:
+    """The K/V of a pool of blocks: all layers, allocated in the layout that your kernels take.
+
+    Everything is issued on the current stream without waiting for the device, except where a
+    method says otherwise. The tensors begin as zeros.
+
+    Args:
+        num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
+        block_size: Tokens a block, ``1 … 65535``.
+        shape: The model.
+        layout: A name out of ``PRESETS``; None for NHD, or for MLA if the shape has a
+            ``latent_dim``.
+        device: Where the tensors live.
+        pin_memory: On the host, in page-locked memory, which a GPU reads and writes directly.
+        backend: ``"torch"`` or ``"triton"``; None for triton on a GPU where it is installed, else
+            torch.
+
+    Raises:
+        ValueError: A number is out of its bounds, the layout is unknown or not for such a shape,
+            or memory is to be pinned that cannot be.
+        TypeError: A value is of the wrong type.
+
+    >>> shape = ModelShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32)
+    >>> cache = PagedKVCache(8, 16, shape)
+    >>> k = v = torch.ones(3, 1, 4)
+    >>> cache.write(0, k, v, [33, 34, PAD_SLOT])  # slot 33 is token 1 of block 2
+    >>> cache.gather(0, [2], 3)[0][:, 0, 0].tolist()
+    [0.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        shape: ModelShape,
+        *,
+        layout: str | None = None,
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+        backend: Literal["torch", "triton"] | None = None,
+    ) -> None:
+        if not isinstance(shape, ModelShape):
+            raise TypeError(f"shape must be a ModelShape, got {shape!r}")
+        num_blocks = whole("num_blocks", num_blocks, high=2**31 - 1)
+        block_size = whole("block_size", block_size, high=2**16 - 1)
+        self._shape = shape
+        self._layout = layout_for(shape, layout)
+        _check_pinning(torch.device(device), pin_memory)
+        # A tensor made in inference mode could not be written outside it, nor could its views.
+        with torch.inference_mode(False):
+            self._tensors = PagedTensors.zeros(
+                num_blocks,
+                block_size,
+                shape,
+                layout=self._layout,
+                device=torch.device(device),
+                pin_memory=pin_memory,
+            )
+            self._blocks = KVBlocks(
+                segments_from(self._tensors.allocated, layout=self._layout),
+                block_size=block_size,
+                backend=backend,
+            )
+            by_kernel = self._blocks.backend == "triton"
+            self._words = self._tensors.words(for_kernel=by_kernel)
+        k, v = self._words[0]
+        self._pool = Pool(num_blocks, block_size, k.device, by_kernel)
+        if by_kernel and k.is_cuda:
+            # Writing padding compiles the kernel, so that no step has to wait for it.
+            token = torch.zeros_like(k[0, :1])
+            nowhere = torch.tensor([PAD_SLOT], device=k.device)
+            self._launch(0, token, None if v is None else token, nowhere)
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, ids ``[0, num_blocks)``."""
+        return self._pool.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._pool.block_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self._pool.device
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self._shape
+
+    @property
+    def layout(self) -> str:
+        """A name out of ``PRESETS``."""
+        return self._layout
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks in all layers."""
+        return self.num_blocks * self._shape.bytes_per_block(self.block_size)
+
+    @property
+    def blocks(self) -> KVBlocks:
+        """The same memory as registered blocks, for whatever copies blocks."""
+        return self._blocks
+
+    @property
+    def tensors(self) -> tuple[LayerTensors, ...]:
+        """Of each layer, what its kernels take, with the axes of the layout.
+
+        One tensor if the layout has an axis ``kv`` or ``latent``, else the tuple (K, V). Of a
+        fused tensor, each layer's part: strided, without the axis ``layer``.
+        """
+        return tuple(self._tensors.layers)
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """K of a layer with the same axes whatever the layout.
+
+        Args:
+            layer: ``[0, num_layers)``.
+
+        Returns:
+            A strided view ``[num_blocks, block_size, num_kv_heads, head_dim]`` of the cache; for
+            MLA, ``[num_blocks, block_size, 1, latent_dim]``.
+
+        Raises:
+            ValueError: There is no such layer.
+        """
+        return self._tensors.views[self._checked_layer(layer)][0]
+
+    def values(self, layer: int) -> torch.Tensor | None:
+        """V of a layer, as ``keys``; None for MLA, which keeps nothing but ``keys``."""
+        return self._tensors.views[self._checked_layer(layer)][1]
+
+    def slots(self, slot_mapping: Indices) -> Slots:
+        """A slot mapping to ``write`` several layers with: checked and sent to the device once.
+
+        Args:
+            slot_mapping: As for ``write``.
+
+        Raises:
+            ValueError: A slot on the host is neither ``PAD_SLOT`` nor in
+                ``[0, num_blocks * block_size)``, or there is not one axis.
+            TypeError: The slots are not whole numbers.
+        """
+        return Slots.build(slot_mapping, self._pool)
+
+    def write(
+        self,
+        layer: int,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        slot_mapping: Indices | Slots,
+    ) -> None:
+        """Writes K/V of some tokens into their slots.
+
+        Slots on the host are checked. Slots in a device tensor are not, for that would mean to
+        wait for the device: of those, any out of range is skipped like padding. (With the torch
+        backend on a GPU, it is device slots that make the host wait.)
+
+        Args:
+            layer: ``[0, num_layers)``.
+            k: ``[num_tokens, num_kv_heads, head_dim]`` of the cache's dtype and device, with any
+                strides; for MLA, ``[num_tokens, 1, latent_dim]``.
+            v: Likewise; None for MLA.
+            slot_mapping: Slot of each token, or ``PAD_SLOT``: on the host, in a device tensor, or
+                as ``slots`` has returned it. Which token wins a slot that is named twice is open.
+
+        Raises:
+            ValueError: A shape, device, layer or slot is wrong. Nothing is written.
+            TypeError: A dtype or a type is wrong. Nothing is written.
+        """
+        layer = self._checked_layer(layer)
+        slots = slot_mapping if isinstance(slot_mapping, Slots) else self.slots(slot_mapping)
+        if slots.pool != self._pool:
+            raise ValueError(f"slot_mapping was made for {slots.pool}, the cache is {self._pool}")
+        k_cache, v_cache = self._words[layer]
+        k = self._tokens("k", k, slots.num_tokens)
+        if v is None or v_cache is None:
+            if v is not v_cache:
+                needed = "must be None, MLA keeps no V" if v_cache is None else "must not be None"
+                raise ValueError(f"v {needed}")
+        else:
+            v = self._tokens("v", v, slots.num_tokens)
+        if slots.mapping is not None:
+            self._launch(layer, k, v, slots.mapping)
+            return
+        for tokens, cache in ((k, k_cache), (v, v_cache)):
+            if tokens is not None and cache is not None:
+                kept = tokens if slots.kept is None else tokens.index_select(0, slots.kept)
+                cache.index_put_((slots.blocks, slots.offsets), kept)
+
+    def gather(
+        self, layer: int, block_table: Indices, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """K/V of one sequence, in token order.
+
+        Args:
+            layer: ``[0, num_layers)``.
+            block_table: Block ids in logical order, on the host or in a device tensor; entries
+                past the last token are ignored. Ids in a device tensor are not checked.
+            length: Tokens to read, from the first on.
+
+        Returns:
+            K and V, ``[length, num_kv_heads, head_dim]`` on the cache's device, copies. For MLA,
+            ``[length, 1, latent_dim]`` and None.
+
+        Raises:
+            ValueError: A block id on the host is out of range, the table is too short, or there
+                is no such layer.
+            TypeError: An argument is of the wrong type.
+        """
+        length = whole("length", length, low=0)
+        used = -(-length // self.block_size)
+        ids = device_ids("block_table", block_table, self.device)
+        if ids is not None:
+            ids = ids[:used]
+        else:
+            table = np.asarray(block_table)
+            table = table[:used] if table.ndim else table
+            ids = to_device(host_ids("block_table", table, self.num_blocks), self.device)
+        if ids.shape[0] < used:
+            raise ValueError(f"block_table has {ids.shape[0]} blocks, {length} tokens need {used}")
+        k, v = self._read(layer, ids)
+        return k.narrow(0, 0, length), None if v is None else v.narrow(0, 0, length)
+
+    def gather_batch(
+        self, layer: int, block_tables: Indices, lengths: Indices
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """K/V of several sequences, padded to the longest of them.
+
+        Args:
+            layer: ``[0, num_layers)``.
+            block_tables: ``[num_seqs, max_blocks]`` on the host, as ``manager.block_tables`` with
+                the rows in question; entries past the last token are ignored.
+            lengths: ``[num_seqs]`` on the host: tokens to read of each.
+
+        Returns:
+            K and V, ``[num_seqs, max(lengths), num_kv_heads, head_dim]`` on the cache's device,
+            copies. What stands past a sequence's length is the K/V of some other token: mask it.
+
+        Raises:
+            ValueError: A block id is out of range, a table is too short, or a shape is wrong.
+            TypeError: An argument is of the wrong type.
+        """
+        ids, longest = batch_ids(block_tables, lengths, self.num_blocks, self.block_size)
+        k, v = self._read(layer, to_device(ids.ravel(), self.device))
+        shape = ids.shape[0], ids.shape[1] * self.block_size, *k.shape[1:]
+        k = k.view(shape)[:, :longest]
+        return k, None if v is None else v.view(shape)[:, :longest]
+
+    def copy(self, plan: CopyPlan) -> None:
+        """Runs the copies of a step; see ``KVBlocks.copy``."""
+        self._blocks.copy(plan)
+
+    def copy_blocks(
+        self,
+        pairs: Indices,
+        *,
+        semantics: Literal["sequential", "simultaneous"] = "sequential",
+    ) -> None:
+        """Copies whole blocks by any list of pairs; see ``KVBlocks.copy_blocks``."""
+        self._blocks.copy_blocks(pairs, semantics=semantics)
+
+    def zero(self, blocks: Indices) -> None:
+        """Fills blocks with zeros; see ``KVBlocks.zero``."""
+        self._blocks.zero(blocks)
+
+    def host_counterpart(self, num_blocks: int) -> PagedKVCache:
+        """A cache on the host for blocks of this one, pinned if this one is on a GPU.
+
+        Args:
+            num_blocks: Blocks on the host.
+
+        Raises:
+            ValueError: ``num_blocks`` is out of its bounds.
+            TypeError: ``num_blocks`` is not an int.
+        """
+        return PagedKVCache(
+            num_blocks,
+            self.block_size,
+            self._shape,
+            layout=self._layout,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def swap_out(self, host: PagedKVCache, device_blocks: Indices, host_blocks: Indices) -> None:
+        """Copies blocks of this cache to the host, without waiting for the device.
+
+        Args:
+            host: From ``host_counterpart``.
+            device_blocks: Ids of the blocks to read, in this cache.
+            host_blocks: As many ids, all different, of the blocks to write in ``host``.
+
+        Raises:
+            CopyError: An id is out of range, or one of ``host_blocks`` is named twice. Nothing is
+                copied.
+            LayoutError: The blocks of ``host`` are not like those of this cache.
+            ValueError: The lists differ in length, or have more than one axis.
+            TypeError: An argument is of the wrong type.
+        """
+        pairs = pairs_of(device_blocks=device_blocks, host_blocks=host_blocks)
+        self._blocks.copy_to(_other(host)._blocks, pairs)
+
+    def swap_in(self, host: PagedKVCache, host_blocks: Indices, device_blocks: Indices) -> None:
+        """Copies blocks from the host to this cache; the reverse of ``swap_out``.
+
+        Args:
+            host: From ``host_counterpart``.
+            host_blocks: Ids of the blocks to read, in ``host``.
+            device_blocks: As many ids, all different, of the blocks to write in this cache.
+
+        Raises:
+            CopyError: An id is out of range, or one of ``device_blocks`` is named twice. Nothing
+                is copied.
+            LayoutError: The blocks of ``host`` are not like those of this cache.
+            ValueError: The lists differ in length, or have more than one axis.
+            TypeError: An argument is of the wrong type.
+        """
+        pairs = pairs_of(host_blocks=host_blocks, device_blocks=device_blocks)
+        _other(host)._blocks.copy_to(self._blocks, pairs)
+
+    def _checked_layer(self, layer: int) -> int:
+        return whole("layer", layer, low=0, high=self._shape.num_layers - 1)
+
+    def _tokens(self, name: str, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """K or V of a step in words, if it is what the cache holds."""
+        if not isinstance(tokens, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}")
+        if tokens.dtype != self._shape.dtype:
+            raise TypeError(f"{name} must be {self._shape.dtype}, got {tokens.dtype}")
+        if tokens.device != self.device:
+            raise ValueError(f"{name} is on {tokens.device}, the cache is on {self.device}")
+        expected = (num_tokens, *self._tensors.views[0][0].shape[2:])
+        if tokens.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(tokens.shape)}")
+        return as_words(tokens, self._words[0][0].dtype)
+
+    def _launch(
+        self, layer: int, k: torch.Tensor, v: torch.Tensor | None, mapping: torch.Tensor
+    ) -> None:
+        from blockmgr.kv.write_triton import write  # noqa: PLC0415  # triton may be missing
+
+        write(k, v, *self._words[layer], mapping)
+
+    def _read(self, layer: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """K and V of whole blocks, ``[len(ids) * block_size, heads, dim]``."""
+        dtype = self._shape.dtype
+        k, v = (
+            None if words is None else words.index_select(0, ids).view(dtype).flatten(0, 1)
+            for words in self._words[self._checked_layer(layer)]
+        )
+        assert k is not None
+        return k, v
+
+
+def _check_pinning(device: torch.device, pin_memory: bool) -> None:
+    if not isinstance(pin_memory, bool):
+        raise TypeError(f"pin_memory must be a bool, got {pin_memory!r}")
+    if pin_memory and device.type != "cpu":
+        raise ValueError(f"pin_memory is for memory of the host, the cache is on {device}")
+    if pin_memory and not torch.cuda.is_available():
+        raise ValueError("pin_memory must be False without a CUDA or ROCm device to use it")
+
+
+def _other(host: PagedKVCache) -> PagedKVCache:
+    if not isinstance(host, PagedKVCache):
+        raise TypeError(f"host must be a PagedKVCache, got {type(host).__name__}")
+    return host

@@ -1,0 +1,382 @@
+"""KVBlocks: the blocks of an engine's K/V tensors, and every way to copy them."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Literal, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blockmgr._core import CopyChecker, order_copies
+from blockmgr.blocks import CopyPlan
+from blockmgr.errors import CopyError, LayoutError, MissingExtraError, TicketError
+from blockmgr.kv import ops
+from blockmgr.kv.copy_torch import TorchCopier
+from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers
+from blockmgr.kv.registration import Registration, form_of, place_of, register
+from blockmgr.kv.shape import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.kv.layout import Segment
+
+__all__ = ["Copier", "KVBlocks"]
+
+Backend = Literal["torch", "triton"]
+Semantics = Literal["sequential", "simultaneous"]
+Ints = npt.NDArray[np.int32]
+
+NO_LIMIT = 2**31 - 1
+
+
+class Copier(Protocol):
+    """What a backend does. A list is staged on the host, checked there, and launched."""
+
+    chunks: list[torch.Tensor]
+    """For ``ops.copy_blocks``: how the kernels cut a block; empty where there are none."""
+    table: torch.Tensor
+    """``int64[num_segments, COLUMNS]``, where ``ops.copy_blocks`` reads it."""
+
+    def stage(self) -> Ints:
+        """``int32[1 + max_pairs, 3]`` to pack a list into; valid until the next launch."""
+
+    def launch(self, source: Registration, destination: Registration, count: int) -> None:
+        """Copies the staged pairs from one pool to another, or within one."""
+
+    def move(self, starts: Ints, moves: Ints) -> None:
+        """Runs groups of moves, as ``order_copies`` returns them."""
+
+    def send(self, rows: torch.Tensor, count: int) -> None:
+        """Puts the staged count and pairs into ``int32[n, 3]`` on the device."""
+
+
+class KVBlocks:
+    """The blocks of K/V tensors that a manager hands out, registered once for copying.
+
+    A copy runs on the current stream, over all layers, K and V, in one launch, and copies only
+    the filled tokens where the layout allows. Lists are checked on the host before anything is
+    launched; a call neither waits for the device nor allocates, unless eight lists are on
+    their way already: then it waits for the oldest of them.
+
+    One thread at a time. The tensors are kept alive, and must keep their memory.
+
+    Args:
+        segments: Out of ``segments_from``, of all tensors that belong to a block, in any order.
+            Bytes that two of them name are copied once.
+        block_size: Tokens a block, as the manager has it.
+        backend: None for ``"triton"`` on CUDA and ROCm if it can be imported, else
+            ``"torch"``. ``"triton"`` on a CPU is Triton's interpreter, for tests.
+        access_bytes: Demand accesses of 16, 8, 4, 2 or 1 bytes; None for the widest that
+            all segments allow.
+        max_pairs: Pairs a launch, at least 1. A longer plan takes several.
+
+    Raises:
+        LayoutError: Names the segment: mixed devices or numbers of blocks, rows that do not
+            hold ``block_size`` tokens, bytes that two segments share in part, or a demand
+            that it does not allow.
+        MissingExtraError: ``"triton"`` is asked for and not installed.
+        ValueError: No segments, a number out of range, or no such backend here.
+        TypeError: An argument is of the wrong type.
+
+    >>> from blockmgr.kv import segments_from
+    >>> k, v = torch.arange(24.0).reshape(2, 3, 2, 1, 2)  # 3 blocks of 2 tokens
+    >>> blocks = KVBlocks(segments_from([(k, v)], layout="NHD"), block_size=2)
+    >>> blocks.copy_blocks([(0, 1), (1, 2)])
+    >>> k[:, 0, 0].tolist()
+    [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        *,
+        block_size: int,
+        backend: Backend | None = None,
+        access_bytes: int | None = None,
+        max_pairs: int = 4096,
+    ) -> None:
+        self._max_pairs = whole("max_pairs", max_pairs, high=NO_LIMIT)
+        self._registered = register(segments, block_size, access_bytes)
+        self._backend = _choose_backend(backend, self.device)
+        self._copier = _make_copier(self._backend, self._registered, self._max_pairs)
+        self._checker = CopyChecker(self.num_blocks, self.block_size)
+        self._to: WeakKeyDictionary[KVBlocks, CopyChecker] = WeakKeyDictionary()
+        self._done: WeakSet[CopyPlan] = WeakSet()
+        # What a compiled function reads, as plain attributes.
+        self._table, self._chunks = self._copier.table, self._copier.chunks
+        self._tensors = self._registered.tensors
+        self._place, self._form = place_of(self._tensors), form_of(self._tensors)
+        self._bytes_per_block = self._registered.bytes_per_block
+        self._no_limit = torch.tensor([NO_LIMIT], dtype=torch.int32, device=self.device)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks; ids are in ``[0, num_blocks)``."""
+        return self._registered.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._registered.block_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self._registered.device
+
+    @property
+    def backend(self) -> Backend:
+        """What copies: ``"torch"`` or ``"triton"``."""
+        return self._backend
+
+    @property
+    def access_bytes(self) -> int:
+        """Bytes that one access of a kernel moves."""
+        return self._registered.access_bytes
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments that are copied, each byte of a block in one of them."""
+        return self._registered.segments
+
+    @property
+    def num_segments(self) -> int:
+        """How many segments a copy goes through."""
+        return len(self._registered.segments)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one whole block over all segments."""
+        return self._bytes_per_block
+
+    @property
+    def max_pairs(self) -> int:
+        """Pairs a launch."""
+        return self._max_pairs
+
+    def copy(self, plan: CopyPlan) -> None:
+        """Runs the copies of a plan, after the zeroing of new blocks and before the forward.
+
+        Args:
+            plan: Out of ``take_copies()``. Each plan is copied once: a second time, its
+                destinations may hold newer tokens.
+
+        Raises:
+            TicketError: This plan has been copied.
+            CopyError: Names the pair: an id or a number of tokens is out of range, a destination
+                appears twice, or a block is both source and destination. Nothing is copied.
+            StepError: The stream is being captured into a graph; see ``pair_buffer``.
+            TypeError: Not a plan.
+        """
+        self._refuse_twice(plan)
+        rows = self._copier.stage()
+        total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, rows)
+        self._launch(total, self._checker, self._registered, self._registered)
+        self._done.add(plan)
+
+    def _launch(
+        self,
+        total: int,
+        checker: CopyChecker,
+        source: Registration,
+        destination: Registration,
+    ) -> None:
+        """Launches a list that has been checked, and its first pairs packed."""
+        for start in range(0, total, self._max_pairs):
+            if start:
+                checker.pack(start, self._copier.stage())
+            self._copier.launch(source, destination, min(total - start, self._max_pairs))
+
+    def _refuse_twice(self, plan: CopyPlan) -> None:
+        if not isinstance(plan, CopyPlan):
+            raise TypeError(f"plan must be a CopyPlan, got {type(plan).__name__}")
+        if plan in self._done:
+            raise TicketError(f"the plan of ticket {plan.ticket} has been copied already")
+
+    def copy_blocks(self, pairs: npt.ArrayLike, *, semantics: Semantics = "sequential") -> None:
+        """Copies whole blocks by any list: chains, swaps, several copies into one block.
+
+        Args:
+            pairs: ``int[n, 2]`` on the host: (source, destination).
+            semantics: ``"sequential"``: as if done one after the other. ``"simultaneous"``: as
+                if everything was read before anything is written.
+
+        Raises:
+            CopyError: Names the pair: an id is out of range, or ``"simultaneous"`` and a
+                destination appears twice. Nothing is copied.
+            ValueError: ``pairs`` has another shape, or there are no such semantics.
+            TypeError: ``pairs`` does not hold integers.
+
+        Cost: One launch. What the list comes to is found out on the host, in O(n).
+        """
+        if semantics not in ("sequential", "simultaneous"):
+            raise ValueError(f"semantics must be 'sequential' or 'simultaneous', got {semantics!r}")
+        in_order = semantics == "sequential"
+        starts, moves = order_copies(*columns_of(pairs), self.num_blocks, in_order)
+        if len(moves):
+            self._copier.stage()
+            self._copier.move(starts, moves)
+
+    def zero(self, blocks: npt.ArrayLike) -> None:
+        """Fills whole blocks with zero bytes: the first thing in a step, before its copies.
+
+        Args:
+            blocks: ``int[n]`` on the host; a block may appear more than once.
+
+        Raises:
+            CopyError: Names the first id out of range, as a pair. Nothing is filled.
+            ValueError: ``blocks`` has another shape.
+            TypeError: ``blocks`` does not hold integers.
+        """
+        ids = integers(blocks, "blocks", 1)
+        total = self._checker.check_blocks(ids, self._copier.stage())
+        self._launch(total, self._checker, self._registered, self._registered)
+
+    def copy_to(self, other: KVBlocks, pairs: npt.ArrayLike) -> None:
+        """Copies whole blocks into another pool, as swapping does.
+
+        Between a GPU and pinned host memory, the kernel reads or writes the host itself: the
+        call returns at once, and the host must leave its blocks alone until the stream has come
+        past. The torch backend waits for the device instead.
+
+        Args:
+            other: Blocks of the same bytes in the same rows, on this device or on the host.
+            pairs: ``int[n, 2]`` on the host: (source here, destination in ``other``).
+
+        Raises:
+            CopyError: Names the pair: an id is out of range, or a destination appears twice.
+                Nothing is copied.
+            LayoutError: Names the segment of ``other`` that differs or cannot be reached.
+            ValueError: ``other`` is this pool, or ``pairs`` has another shape.
+            TypeError: An argument is of the wrong type.
+        """
+        if not isinstance(other, KVBlocks):
+            raise TypeError(f"other must be KVBlocks, got {type(other).__name__}")
+        if other is self:
+            raise ValueError("other must be another pool; copy_blocks copies within one")
+        self._registered.check_alike(other._registered)
+        runner = self._runner(other)
+        rows = runner._copier.stage()
+        checker = self._to.get(other)
+        if checker is None:
+            checker = CopyChecker(self.num_blocks, self.block_size, other.num_blocks)
+            self._to[other] = checker
+        total = checker.check(*columns_of(pairs), None, rows)
+        runner._launch(total, checker, self._registered, other._registered)
+
+    def _runner(self, other: KVBlocks) -> KVBlocks:
+        """Which of the two pools launches: the one on the GPU, if one is."""
+        if self.device == other.device:
+            return self
+        on_host = [pool for pool in (self, other) if pool.device.type == "cpu"]
+        if len(on_host) != 1:
+            raise LayoutError(
+                other.segments[0].name, f"is on {other.device}, the other pool on {self.device}"
+            )
+        runner = other if on_host[0] is self else self
+        if runner.backend == "triton":
+            for segment in on_host[0].segments:
+                if not segment.tensor.is_pinned():
+                    raise LayoutError(
+                        segment.name, "must be in pinned memory for a kernel to reach it"
+                    )
+        return runner
+
+    def pair_buffer(self, max_pairs: int) -> PairBuffer:
+        """A list in device memory, for copies inside a CUDA graph or a compiled function.
+
+        Args:
+            max_pairs: Pairs it can hold, in ``[1, self.max_pairs]``. A graph launches work for
+                as many, whatever the count.
+
+        Raises:
+            ValueError: ``max_pairs`` is out of range.
+            TypeError: ``max_pairs`` is not an int.
+        """
+        rows = 1 + whole("max_pairs", max_pairs, high=self._max_pairs)
+        return PairBuffer(
+            self, torch.zeros(rows, 3, dtype=torch.int32, device=self.device), self._fill
+        )
+
+    def _fill(self, rows: torch.Tensor, plan: CopyPlan) -> None:
+        """Puts a plan into the rows of a buffer."""
+        self._refuse_twice(plan)
+        staged = self._copier.stage()
+        total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, staged)
+        if total >= len(rows):
+            raise CopyError(None, f"the plan has {total} pairs, the buffer holds {len(rows) - 1}")
+        self._copier.send(rows, total)
+        self._done.add(plan)
+
+    def copy_buffer(self, buffer: PairBuffer) -> None:
+        """Copies what the buffer holds when the device gets there; can be captured.
+
+        Args:
+            buffer: Out of ``pair_buffer`` of this object.
+
+        Raises:
+            ValueError: The buffer is that of other blocks.
+        """
+        if buffer.owner is not self:
+            raise ValueError("buffer must come from pair_buffer() of the same KVBlocks")
+        self.copy_pairs(buffer.pairs, buffer.count)
+
+    def copy_pairs(self, pairs: torch.Tensor, count: torch.Tensor | None = None) -> None:
+        """Copies a list that is on the device, through ``torch.ops.blockmgr.copy_blocks``.
+
+        The list cannot be checked without waiting for the device: pairs with an id or a number
+        of tokens out of range are skipped, and that no block is both read and written is up
+        to the caller. Source -1 fills with zeros.
+
+        Args:
+            pairs: ``int32[n, 3]`` on the device, contiguous: source, destination, tokens.
+            count: ``int32[1]`` on the device: only the first so many; None for all.
+
+        Raises:
+            ValueError: A tensor is of another shape, type or device.
+        """
+        check_list(pairs, (pairs.shape[0], 3), "pairs", self.device)
+        if pairs.shape[0] > self._max_pairs:
+            raise ValueError(f"pairs must be at most {self._max_pairs}, got {pairs.shape[0]}")
+        if count is None:
+            count = self._no_limit
+        check_list(count, (1,), "count", self.device)
+        ops.copy_blocks(
+            self._tensors,
+            self._table,
+            self._chunks,
+            pairs,
+            count,
+            self.num_blocks,
+            self._bytes_per_block,
+            self.access_bytes,
+            self._place,
+            self._form,
+        )
+
+
+def _choose_backend(backend: str | None, device: torch.device) -> Backend:
+    has_triton = importlib.util.find_spec("triton") is not None
+    if backend is None:
+        return "triton" if device.type == "cuda" and has_triton else "torch"
+    if backend == "torch":
+        return "torch"
+    if backend != "triton":
+        raise ValueError(f"backend must be 'torch', 'triton' or None, got {backend!r}")
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"backend 'triton' needs CUDA or ROCm, the tensors are on {device}")
+    if not has_triton:
+        raise MissingExtraError("torch", "backend 'triton'")
+    return "triton"
+
+
+def _make_copier(backend: Backend, registered: Registration, max_pairs: int) -> Copier:
+    if backend == "torch":
+        return TorchCopier(registered, max_pairs)
+    from blockmgr.kv.copy_triton import TritonCopier  # noqa: PLC0415  (imports triton)
+
+    return TritonCopier(registered, max_pairs)

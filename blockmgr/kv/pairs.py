@@ -1,0 +1,220 @@
+"""Lists of pairs: read from the caller, and on their way to a device, in a ring or for a graph."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from blockmgr.blocks import CopyPlan
+    from blockmgr.kv.copy import KVBlocks
+
+__all__ = [
+    "Event",
+    "PairBuffer",
+    "PairRing",
+    "Slot",
+    "check_list",
+    "columns_of",
+    "integers",
+    "make_ring",
+]
+
+RING_SIZE = 8
+"""Lists on their way at a time, before the next one waits for the oldest."""
+
+
+class Event(Protocol):
+    """What a ring needs of ``torch.cuda.Event``."""
+
+    def record(self) -> None:
+        """Mark this place in the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has come past the mark."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class Slot:
+    """Memory for one list, on the host and on the device.
+
+    Attributes:
+        host: ``int32[capacity]``, pinned where the device is a GPU.
+        device: ``int32[capacity]`` on the device; ``host`` itself on a CPU.
+        numbers: ``host`` as an array.
+        rows: The same, three numbers a row: the form of a list of pairs, a count before it.
+        device_pairs: ``device`` from the first pair on.
+    """
+
+    def __init__(self, host: torch.Tensor, device: torch.Tensor, event: Event | None) -> None:
+        self.host = host
+        self.device = device
+        self.device_pairs = device[3:]
+        self.numbers: npt.NDArray[np.int32] = host.numpy()
+        self.rows = self.numbers.reshape(-1, 3)
+        self._event = event
+        self._in_flight = False
+
+    def wait(self) -> None:
+        """Returns once no launch reads the slot any more."""
+        if self._in_flight and self._event is not None and not self._event.query():
+            self._event.synchronize()
+        self._in_flight = False
+
+    def mark(self) -> None:
+        """Everything that reads the slot has been enqueued."""
+        if self._event is not None:
+            self._event.record()
+            self._in_flight = True
+
+
+class PairRing:
+    """Slots in turn. A slot is written again only when what was launched from it has run.
+
+    The host writes a list, the device reads it later: a single buffer would be overwritten
+    under a launch that is still waiting. With as many lists in flight as there are slots,
+    ``free`` waits for the oldest, so an engine that runs ahead is held back here.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+        self._next = 0
+
+    @property
+    def free(self) -> Slot:
+        """The slot whose last launch was enqueued first, safe to write. The same until used."""
+        slot = self._slots[self._next]
+        slot.wait()
+        return slot
+
+    @contextmanager
+    def using(self) -> Iterator[Slot]:
+        """Everything enqueued inside may read the slot.
+
+        Also when it fails: part of it may have been enqueued before.
+        """
+        slot = self._slots[self._next]
+        try:
+            yield slot
+        finally:
+            self._next = (self._next + 1) % len(self._slots)
+            slot.mark()
+
+
+def make_ring(
+    capacity: int, device: torch.device, make_event: Callable[[], Event] = torch.cuda.Event
+) -> PairRing:
+    """A ring for a device; on a CPU, where a launch ends before it returns, one slot is enough.
+
+    Args:
+        capacity: Rows of three numbers that a list may have.
+        device: Where lists are read.
+        make_event: Makes an event for the device.
+    """
+    if device.type == "cpu":
+        host = torch.zeros(3 * capacity, dtype=torch.int32)
+        return PairRing([Slot(host, host, None)])
+    return PairRing(
+        [
+            Slot(
+                torch.zeros(3 * capacity, dtype=torch.int32, pin_memory=True),
+                torch.zeros(3 * capacity, dtype=torch.int32, device=device),
+                make_event(),
+            )
+            for _ in range(RING_SIZE)
+        ]
+    )
+
+
+class PairBuffer:
+    """A list of copies in device memory, filled before each replay of a graph that reads it.
+
+    ::
+
+        buffer = kv.pair_buffer(64)
+        with torch.cuda.graph(graph):
+            kv.copy_buffer(buffer)
+            ...  # the forward
+        for each step:
+            buffer.fill(manager.take_copies())  # also when the plan is empty
+            graph.replay()
+
+    Attributes:
+        owner: The blocks it belongs to.
+        count: ``int32[1]`` on the device.
+        pairs: ``int32[max_pairs, 3]`` on the device: source, destination, tokens.
+    """
+
+    def __init__(
+        self,
+        owner: KVBlocks,
+        rows: torch.Tensor,
+        fill: Callable[[torch.Tensor, CopyPlan], None],
+    ) -> None:
+        self.owner = owner
+        self.count = rows[0, :1]
+        self.pairs = rows[1:]
+        self._rows = rows
+        self._fill = fill
+
+    @property
+    def max_pairs(self) -> int:
+        """Pairs it can hold."""
+        return len(self.pairs)
+
+    def fill(self, plan: CopyPlan) -> None:
+        """Puts a plan into the buffer, on the current stream, in place of the one before.
+
+        Args:
+            plan: Out of ``take_copies()``; counts as copied from here on.
+
+        Raises:
+            TicketError: This plan has been copied.
+            CopyError: As for ``KVBlocks.copy``, or the plan is longer than the buffer. The
+                buffer holds what it held.
+            StepError: The stream is being captured into a graph.
+            TypeError: Not a plan.
+        """
+        self._fill(self._rows, plan)
+
+
+def integers(values: npt.ArrayLike, name: str, ndim: int) -> npt.NDArray[Any]:
+    """``values`` as an array of integers; raises naming ``name`` if they are anything else."""
+    array = np.asarray(values)
+    if not array.size:
+        return np.zeros((0,) * ndim, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold integers, got {array.dtype}")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} axes, got shape {array.shape}")
+    return array
+
+
+def columns_of(pairs: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Sources and destinations of ``int[n, 2]``; raises if ``pairs`` are anything else."""
+    array = integers(pairs, "pairs", 2)
+    if array.size and array.shape[1] != 2:
+        raise ValueError(f"pairs must have 2 columns, got shape {array.shape}")
+    columns = array.reshape(-1, 2).T
+    return np.ascontiguousarray(columns[0]), np.ascontiguousarray(columns[1])
+
+
+def check_list(
+    tensor: torch.Tensor, shape: tuple[int, ...], name: str, device: torch.device
+) -> None:
+    """Raises a ``ValueError`` unless a list on the device is one that a kernel can read."""
+    if tuple(tensor.shape) != shape or tensor.dtype != torch.int32:
+        raise ValueError(
+            f"{name} must be int32 of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}"
+        )
+    if tensor.device != device or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous on {device}, got one on {tensor.device}")

@@ -1,0 +1,224 @@
+"""Registration: the segments of one pool, checked once, and the table that kernels read."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockmgr.errors import LayoutError
+from blockmgr.kv.layout import Segment, check_segments
+from blockmgr.kv.shape import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COLUMNS", "WIDTHS", "Column", "Registration", "form_of", "place_of", "register"]
+
+WIDTHS = (16, 8, 4, 2, 1)
+"""Bytes that one access of a kernel may move, widest first."""
+
+
+class Column(enum.IntEnum):
+    """What stands where in a row of the segment table, ``int64[num_segments, COLUMNS]``.
+
+    Strides and lengths are in units of the access width, so that a compiler can see that every
+    address is aligned to it; ``ADDRESS`` and ``OFFSET`` are in bytes.
+    """
+
+    ADDRESS = 0
+    """Of row 0 of block 0."""
+    BLOCK_STRIDE = 1
+    NUM_ROWS = 2
+    ROW_STRIDE = 3
+    ROW_LENGTH = 4
+    TOKEN_LENGTH = 5
+    """0: a row is never split."""
+    TENSOR = 6
+    """Which of the registered tensors the segment lies in."""
+    OFFSET = 7
+    """From that tensor's ``data_ptr()`` to ``ADDRESS``."""
+
+
+COLUMNS = len(Column)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Registration:
+    """One pool of blocks as copies see it.
+
+    Attributes:
+        segments: Each byte of a block once.
+        num_blocks: Blocks.
+        block_size: Tokens a block.
+        access_bytes: Width that every address, stride and length of a copy is a multiple of.
+        tensors: What the segments lie in, one tensor for each storage.
+        table: ``int64[num_segments, COLUMNS]`` on the host.
+    """
+
+    segments: tuple[Segment, ...]
+    num_blocks: int
+    block_size: int
+    access_bytes: int
+    tensors: list[torch.Tensor]
+    table: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where the blocks are."""
+        return self.segments[0].device
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one whole block over all segments."""
+        return sum(segment.bytes_per_block for segment in self.segments)
+
+    @property
+    def longest(self) -> int:
+        """Access units of a block in the longest segment."""
+        return max(s.bytes_per_block for s in self.segments) // self.access_bytes
+
+    def check_alike(self, other: Registration) -> None:
+        """Raises a ``LayoutError`` unless blocks of both hold the same bytes in the same rows."""
+        if len(self.segments) != len(other.segments):
+            raise LayoutError(
+                other.segments[0].name,
+                f"is one of {len(other.segments)} segments, the other pool has"
+                f" {len(self.segments)}",
+            )
+        for ours, theirs in zip(self.segments, other.segments, strict=True):
+            for field in ("num_rows", "row_bytes"):
+                here, there = getattr(ours, field), getattr(theirs, field)
+                if here != there:
+                    raise LayoutError(
+                        theirs.name, f"has {field} {there}, {ours.name!r} of the other pool {here}"
+                    )
+        if self.access_bytes != other.access_bytes:
+            raise LayoutError(
+                other.segments[0].name,
+                f"is registered for accesses of {other.access_bytes} bytes, the other pool for"
+                f" {self.access_bytes}; register both with access_bytes="
+                f"{min(self.access_bytes, other.access_bytes)}",
+            )
+
+
+def register(
+    segments: Sequence[Segment], block_size: int, access_bytes: int | None
+) -> Registration:
+    """Checks segments against each other and lays out their table.
+
+    Args:
+        segments: Of one pool.
+        block_size: Tokens a block.
+        access_bytes: Width to use; None for the widest possible.
+
+    Raises:
+        LayoutError: ``check_segments`` refuses them, or one does not allow the width.
+        ValueError: ``segments`` is empty, ``block_size`` is below 1, or the width is none of
+            ``WIDTHS``.
+        TypeError: An argument is of the wrong type.
+    """
+    unique = tuple(check_segments(segments, block_size))
+    if access_bytes is not None and whole("access_bytes", access_bytes) not in WIDTHS:
+        raise ValueError(f"access_bytes must be one of {WIDTHS}, got {access_bytes}")
+    width = access_bytes or min(map(_widest, unique))
+    for segment in unique:
+        if _widest(segment) % width:
+            raise LayoutError(
+                segment.name,
+                f"allows accesses of {_widest(segment)} bytes, access_bytes is {width}",
+            )
+    tensors = _tensors_over(unique)
+    places = {_storage(tensor): i for i, tensor in enumerate(tensors)}
+    rows = [
+        (
+            s.address,
+            s.block_stride // width,
+            s.num_rows,
+            s.row_stride // width,
+            s.row_bytes // width,
+            s.token_bytes // width,
+            places[_storage(s.tensor)],
+            s.address - tensors[places[_storage(s.tensor)]].data_ptr(),
+        )
+        for s in unique
+    ]
+    return Registration(
+        segments=unique,
+        num_blocks=unique[0].num_blocks,
+        block_size=whole("block_size", block_size),
+        access_bytes=width,
+        tensors=tensors,
+        table=torch.tensor(rows, dtype=torch.int64),
+    )
+
+
+def place_of(tensors: Sequence[torch.Tensor]) -> int:
+    """A number that changes when one of the tensors lies elsewhere."""
+    return hash(tuple(tensor.data_ptr() for tensor in tensors))
+
+
+def form_of(tensors: Sequence[torch.Tensor]) -> int:
+    """A number that changes when the elements of a tensor lie differently to each other."""
+    return hash(tuple((tuple(tensor.shape), tensor.stride()) for tensor in tensors))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors_over(segments: Sequence[Segment]) -> list[torch.Tensor]:
+    """Tensors that an operator writes instead of addresses, so that a compiler knows of it.
+
+    A compiler may run the operator on clones. A clone keeps the strides of a dense tensor only, so
+    what is not dense, or is one of several views of its storage, is replaced by a flat view. The
+    tensor itself is better where it will do: then it and the engine's own are no aliases.
+    """
+    by_storage: dict[int, list[Segment]] = {}
+    for segment in segments:
+        by_storage.setdefault(_storage(segment.tensor), []).append(segment)
+    return [
+        group[0].tensor
+        if len({id(s.tensor) for s in group}) == 1 and _covers(group[0].tensor, group)
+        else _flat(group)
+        for group in by_storage.values()
+    ]
+
+
+def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
+    """Whether the tensor is dense, and the segments are inside."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    size = tensor.numel() * tensor.element_size()
+    return all(s.offset >= 0 and s.offset + s.span_bytes <= size for s in segments)
+
+
+def _flat(segments: Sequence[Segment]) -> torch.Tensor:
+    """Everything from the first to the last byte of the segments, as a view in one dimension."""
+    tensor = segments[0].tensor
+    element = tensor.element_size()
+    base = _storage(tensor)
+    start = min(s.address for s in segments) - base
+    end = max(s.address + s.span_bytes for s in segments) - base
+    first, last = start // element, -(-end // element)
+    if last * element > tensor.untyped_storage().nbytes():  # a last element in part
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+            tensor.untyped_storage()
+        )
+    return tensor.as_strided((last - first,), (1,), first)
+
+
+def _widest(segment: Segment) -> int:
+    """The widest access that reaches every address of a copy in the segment."""
+    figures = [segment.address, segment.row_bytes, segment.token_bytes]
+    if segment.num_blocks > 1:
+        figures.append(segment.block_stride)
+    if segment.num_rows > 1:
+        figures.append(segment.row_stride)
+    return math.gcd(WIDTHS[0], *figures)

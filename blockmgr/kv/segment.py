@@ -1,0 +1,148 @@
+"""Segment: where the bytes of every block lie in one tensor, whatever the layout."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+
+from blockmgr.errors import LayoutError
+
+__all__ = ["Segment"]
+
+SIZES = ("block_stride", "num_rows", "row_stride", "row_bytes", "num_blocks")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Segment:
+    """The bytes that one tensor, or a part of it, keeps for each block.
+
+    A block is ``num_rows`` runs of ``row_bytes``; row ``r`` of block ``b`` starts at
+    ``address + b * block_stride + r * row_stride``. All figures are in bytes::
+
+        address                        block_stride
+        |<------------------------------------------------------->|
+        [ row 0 of block 0 )....[ row 1 of block 0 )..............[ row 0 of block 1 )....
+        |<-- row_bytes --->|    |
+        |<----- row_stride ---->|
+
+    The tokens of a block stand one after the other in each row, ``token_bytes`` apart, so the
+    first ``n`` of them are the first ``min(row_bytes, n * token_bytes)`` bytes of every row.
+    ``token_bytes == 0`` means that a row cannot be split: it is copied whole.
+
+    Attributes:
+        name: What errors call it, as in ``layers.3.k``.
+        tensor: Keeps the storage alive and says on which device it is.
+        block_stride: From a block to the next. May be below ``row_stride``: then blocks lie
+            between the rows of other blocks.
+        num_rows: Rows a block.
+        row_stride: From a row to the next, at least ``row_bytes``; of no account for one row.
+        row_bytes: Length of a row.
+        num_blocks: Blocks, ids ``[0, num_blocks)``.
+        offset: From ``tensor.data_ptr()`` to block 0. May point anywhere in the storage.
+        token_bytes: From a token to the next within a row; 0 if rows are never split.
+
+    Raises:
+        LayoutError: A size is below 1, rows overlap, tokens do not divide a row, the base is not
+            aligned to the element size, or bytes lie outside the storage.
+        TypeError: A value is of the wrong type.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    block_stride: int
+    num_rows: int
+    row_stride: int
+    row_bytes: int
+    num_blocks: int
+    offset: int = 0
+    token_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a str, got {self.name!r}")
+        check_tensor(self.name, self.tensor)
+        for field in (*SIZES, "offset", "token_bytes"):
+            object.__setattr__(self, field, self._whole(field))
+        for field in SIZES:
+            if getattr(self, field) < 1:
+                raise LayoutError(self.name, f"{field} must be >= 1, got {getattr(self, field)}")
+        self._check_row()
+        self._check_range()
+
+    def _whole(self, field: str) -> int:
+        value = getattr(self, field)
+        if isinstance(value, bool):
+            raise TypeError(f"{field} must be an int, got {value!r}")
+        try:
+            return operator.index(value)
+        except TypeError:
+            raise TypeError(f"{field} must be an int, got {value!r}") from None
+
+    def _check_row(self) -> None:
+        if self.num_rows > 1 and self.row_stride < self.row_bytes:
+            raise LayoutError(
+                self.name,
+                f"rows overlap: row_stride {self.row_stride} is below row_bytes {self.row_bytes}",
+            )
+        if self.token_bytes < 0:
+            raise LayoutError(self.name, f"token_bytes must be >= 0, got {self.token_bytes}")
+        if self.token_bytes and self.row_bytes % self.token_bytes:
+            raise LayoutError(
+                self.name,
+                f"row_bytes {self.row_bytes} is no multiple of token_bytes {self.token_bytes}",
+            )
+
+    def _check_range(self) -> None:
+        element = self.tensor.element_size()
+        if self.address % element:
+            raise LayoutError(
+                self.name,
+                f"base {self.address:#x} is not aligned to the {element}-byte elements of the"
+                f" tensor (offset {self.offset})",
+            )
+        storage = self.tensor.untyped_storage()
+        first = self.address - storage.data_ptr()
+        if first < 0 or first + self.span_bytes > storage.nbytes():
+            raise LayoutError(
+                self.name,
+                f"bytes [{first}, {first + self.span_bytes}) are not all inside the storage"
+                f" of {storage.nbytes()} bytes",
+            )
+
+    @property
+    def address(self) -> int:
+        """Address of row 0 of block 0."""
+        return self.tensor.data_ptr() + self.offset
+
+    @property
+    def span_bytes(self) -> int:
+        """From the first byte of any block to one past the last."""
+        return (
+            (self.num_blocks - 1) * self.block_stride
+            + (self.num_rows - 1) * self.row_stride
+            + self.row_bytes
+        )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one whole block."""
+        return self.num_rows * self.row_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensor."""
+        return self.tensor.device
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raises unless ``tensor`` is memory whose addresses can be computed from its strides."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"segment {name!r}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise LayoutError(name, f"needs a plain strided tensor, got layout {tensor.layout}")
+    if tensor.is_meta:
+        raise LayoutError(name, "a meta tensor has no memory")
+    if tensor.numel() == 0:
+        raise LayoutError(name, f"the tensor is empty: shape {tuple(tensor.shape)}")

@@ -1,0 +1,259 @@
+"""How much memory the K/V of a model takes: from a shape or a Hugging Face style config."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["ModelShape", "num_blocks_for"]
+
+# Names of one fact in the configs of different families, the usual one first.
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+HEADS = ("num_attention_heads", "n_head")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+DTYPE = ("dtype", "torch_dtype")
+
+# Kinds of layers in `layer_types`: those with K/V of every token, and those that keep a state of
+# constant size or nothing instead. A kind in neither makes sizing a guess, so it is refused.
+PER_TOKEN = {
+    "attention",
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "window_attention",
+    "reference_sliding_attention",
+}
+STATE_ONLY = {"linear_attention", "mamba", "conv", "recurrent", "moe"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What decides the size of a model's K/V.
+
+    Attributes:
+        num_layers: Layers that keep K/V.
+        num_kv_heads: K/V heads a layer on this device: divide by the tensor-parallel size.
+        head_dim: Elements of one head of K, and of V.
+        dtype: Element type of the cache, which may be narrower than the model's.
+        latent_dim: Elements of the one vector that MLA keeps a token and layer in place of K and
+            V (``kv_lora_rank + qk_rope_head_dim``); the heads do not count then. None for
+            ordinary attention.
+
+    Raises:
+        ValueError: A number is below 1.
+        TypeError: A value is of the wrong type.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    latent_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("num_layers", "num_kv_heads", "head_dim", "latent_dim"):
+            value = getattr(self, field)
+            if field != "latent_dim" or value is not None:
+                object.__setattr__(self, field, whole(field, value))
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all layers."""
+        heads = 2 * self.num_kv_heads * self.head_dim
+        return self.num_layers * (self.latent_dim or heads) * self.dtype.itemsize
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one block in all layers.
+
+        Args:
+            block_size: Tokens a block, at least 1.
+        """
+        return whole("block_size", block_size) * self.bytes_per_token
+
+    @classmethod
+    def from_config(
+        cls,
+        config: object | Mapping[str, Any] | str | os.PathLike[str],
+        dtype: torch.dtype | None = None,
+    ) -> ModelShape:
+        """The shape of the model that a Hugging Face style config describes.
+
+        Fields of a nested ``text_config`` count before those outside it. Layers that keep no K/V
+        of each token (``layer_types`` such as ``linear_attention``), or share that of another
+        layer (``num_kv_shared_layers``), are left out; layers with a sliding window are counted,
+        since a block is kept for all layers or for none.
+
+        Args:
+            config: A config object, its fields as a mapping, or the path of a ``config.json`` or
+                of its folder.
+            dtype: Element type of the cache; None for the model's.
+
+        Returns:
+            The shape on a single device.
+
+        Raises:
+            ValueError: Names a field that is missing or has no usable value.
+            OSError: The file cannot be read.
+            TypeError: A field or an argument is of the wrong type.
+
+        >>> llama = dict(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        ...              hidden_size=4096, torch_dtype="bfloat16")
+        >>> ModelShape.from_config(llama).bytes_per_block(16)
+        2097152
+        """
+        fields = _Fields(_read(config) if isinstance(config, str | os.PathLike) else config)
+        kept = dtype if dtype is not None else _dtype(fields.get(*DTYPE))
+        num_layers = _kv_layers(fields)
+        rank = fields.get("kv_lora_rank")
+        if rank is not None:
+            rope = fields.need("qk_rope_head_dim")
+            latent = whole("kv_lora_rank", rank) + whole("qk_rope_head_dim", rope)
+            return cls(
+                num_layers=num_layers,
+                num_kv_heads=1,
+                head_dim=latent,
+                dtype=kept,
+                latent_dim=latent,
+            )
+        return cls(
+            num_layers=num_layers,
+            num_kv_heads=_kv_heads(fields),
+            head_dim=_head_dim(fields),
+            dtype=kept,
+        )
+
+
+def num_blocks_for(num_bytes: int, shape: ModelShape, block_size: int) -> int:
+    """How many blocks fit into a memory budget.
+
+    Args:
+        num_bytes: Bytes to fill with K/V.
+        shape: The model.
+        block_size: Tokens a block, at least 1.
+
+    Raises:
+        ValueError: Not even one block fits.
+        TypeError: An argument is of the wrong type.
+
+    >>> shape = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    >>> num_blocks_for(10 * 2**30, shape, 16)
+    5120
+    """
+    budget = whole("num_bytes", num_bytes)
+    if not isinstance(shape, ModelShape):
+        raise TypeError(f"shape must be a ModelShape, got {shape!r}")
+    block = shape.bytes_per_block(block_size)
+    if budget < block:
+        raise ValueError(f"num_bytes must be >= {block}, the size of one block, got {budget}")
+    return budget // block
+
+
+def whole(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
+    """``value`` as an int in ``[low, high]``; raises naming ``name`` otherwise."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what it refuses is the point
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
+    if number < low or (high is not None and number > high):
+        bounds = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise ValueError(f"{name} must be {bounds}, got {number}")
+    return number
+
+
+class _Fields:
+    """Reads fields of a config and of its text_config alike, be they objects or mappings."""
+
+    def __init__(self, config: object) -> None:
+        outer = _One(config)
+        inner = outer.get("text_config")
+        self._parts = (outer,) if inner is None else (_One(inner), outer)
+
+    def get(self, *names: str) -> Any:
+        """The first of these fields that has a value; None if there is none."""
+        found = (part.get(name) for part in self._parts for name in names)
+        return next((value for value in found if value is not None), None)
+
+    def need(self, *names: str) -> Any:
+        value = self.get(*names)
+        if value is None:
+            raise ValueError(f"config has no {names[0]}")
+        return value
+
+
+class _One:
+    def __init__(self, config: object) -> None:
+        self._config = config
+
+    def get(self, name: str) -> Any:
+        if isinstance(self._config, Mapping):
+            return self._config.get(name)
+        return getattr(self._config, name, None)
+
+
+def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    file = Path(path)
+    if file.is_dir():
+        file /= "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return config
+
+
+def _dtype(value: Any) -> torch.dtype:
+    if value is None:
+        raise ValueError("config has no dtype or torch_dtype; pass dtype")
+    named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if not isinstance(named, torch.dtype):
+        raise ValueError(f"dtype of the config names no torch.dtype: {value!r}; pass dtype")
+    return named
+
+
+def _kv_layers(fields: _Fields) -> int:
+    num_layers = whole("num_hidden_layers", fields.need(*LAYERS))
+    shared = fields.get("num_kv_shared_layers")
+    if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
+        num_layers -= whole("num_kv_shared_layers", shared)
+    # Some families list more kinds than the model has layers.
+    kinds = (fields.get("layer_types") or ["attention"] * num_layers)[: max(num_layers, 0)]
+    strange = sorted(set(kinds) - PER_TOKEN - STATE_ONLY)
+    if strange:
+        raise ValueError(
+            f"layer_types of the config names {', '.join(strange)}, whose K/V is not known;"
+            " give a ModelShape"
+        )
+    return whole("attention layers", sum(kind in PER_TOKEN for kind in kinds))
+
+
+def _kv_heads(fields: _Fields) -> int:
+    # A single K/V head for all, unless the config says how many (Falcon, StarCoder).
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1
+    given = fields.get(*KV_HEADS)
+    return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given)
+
+
+def _head_dim(fields: _Fields) -> int:
+    given = fields.get("head_dim")
+    if given is not None:
+        return whole("head_dim", given)
+    hidden = whole("hidden_size", fields.need(*HIDDEN))
+    heads = whole("num_attention_heads", fields.need(*HEADS))
+    if hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return hidden // heads

@@ -1,0 +1,131 @@
+"""Allocation of K/V tensors in a named layout, and the views that hide the layout again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from blockmgr.kv.layout import PRESETS, axes_of
+
+if TYPE_CHECKING:
+    from blockmgr.kv.shape import ModelShape
+
+__all__ = ["KVPair", "LayerTensors", "PagedTensors", "as_words", "layout_for"]
+
+LayerTensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""What a layer's kernels take: one tensor, or K and V."""
+
+KVPair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""K and V; no V for MLA."""
+
+# Elements move as the widest words that divide a head: whatever the dtype, and the fewer the
+# faster. Values are never computed with, so every bit arrives. A kernel takes integers; torch on
+# the CPU moves 16 bytes as one complex number in a fifth of the time of 8 bfloat16.
+KERNEL_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+TORCH_WORDS = (torch.complex128, torch.float64, torch.float32, torch.int16, torch.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedTensors:
+    """The tensors of all layers.
+
+    Attributes:
+        layers: What each layer's kernels take.
+        allocated: The same memory as it was allocated, for ``segments_from``.
+        views: K and V of each layer, ``[num_blocks, block_size, heads, dim]``, strided.
+    """
+
+    layers: list[LayerTensors]
+    allocated: list[LayerTensors] | torch.Tensor
+    views: list[KVPair]
+
+    @classmethod
+    def zeros(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        shape: ModelShape,
+        *,
+        layout: str,
+        device: torch.device,
+        pin_memory: bool,
+    ) -> PagedTensors:
+        """Tensors full of zeros. ``layout`` is a name out of ``PRESETS`` that fits the shape."""
+        axes = axes_of(layout)
+        sizes = {
+            "block": num_blocks,
+            "token": block_size,
+            "layer": shape.num_layers,
+            "kv": 2,
+            "head": shape.num_kv_heads,
+            "dim": shape.head_dim,
+            "latent": shape.latent_dim or 0,
+        }
+        lengths = [sizes[axis] for axis in axes]
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(lengths, dtype=shape.dtype, device=device, pin_memory=pin_memory)
+
+        layers: list[LayerTensors]
+        allocated: list[LayerTensors] | torch.Tensor
+        if "layer" in axes:
+            allocated = zeros()
+            layers = list(allocated.unbind(axes.index("layer")))
+        else:
+            # An allocation each: then each begins at a multiple of 16, whatever its length.
+            one = "kv" in axes or "latent" in axes
+            layers = [zeros() if one else (zeros(), zeros()) for _ in range(shape.num_layers)]
+            allocated = layers
+        return cls(layers, allocated, [_keys_and_values(layer, axes) for layer in layers])
+
+    def words(self, *, for_kernel: bool) -> list[KVPair]:
+        """The views with their innermost axis in the widest words that divide it."""
+        key = self.views[0][0]
+        head_bytes = key.shape[-1] * key.element_size()
+        choices = KERNEL_WORDS if for_kernel else TORCH_WORDS
+        word = next(word for word in choices if head_bytes % word.itemsize == 0)
+        return [(k.view(word), None if v is None else v.view(word)) for k, v in self.views]
+
+
+def layout_for(shape: ModelShape, layout: str | None) -> str:
+    """The name in ``PRESETS`` of a layout for this shape.
+
+    Raises:
+        ValueError: There is no such layout, or the shape's K/V cannot lie so.
+        TypeError: ``layout`` is not a str.
+    """
+    if layout is None:
+        return "NHD" if shape.latent_dim is None else "MLA"
+    if not isinstance(layout, str):
+        raise TypeError(f"layout must be a str, got {layout!r}")
+    name = layout.strip().upper()
+    if name not in PRESETS:
+        raise ValueError(f"layout must be one of {', '.join(PRESETS)}, got {layout!r}")
+    if (name == "MLA") != (shape.latent_dim is not None):
+        needed = "layout MLA" if shape.latent_dim is not None else "another layout"
+        raise ValueError(f"a shape with latent_dim {shape.latent_dim} needs {needed}, got {name}")
+    return name
+
+
+def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
+    """The innermost axis in words of another width: a view if strides allow it, else a copy."""
+    try:
+        return tensor.view(word)
+    except RuntimeError:  # its innermost axis is strided, or its rows are not aligned to a word
+        return tensor.clone(memory_format=torch.contiguous_format).view(word)
+
+
+def _keys_and_values(layer: LayerTensors, axes: tuple[str, ...]) -> KVPair:
+    """K and V as ``[block, token, head, dim]``."""
+    axes = tuple(axis for axis in axes if axis != "layer")
+    if isinstance(layer, tuple):
+        k, v = layer
+    elif "kv" in axes:
+        k, v = layer.unbind(axes.index("kv"))
+    else:
+        return layer.unsqueeze(2), None  # MLA: one vector a token, as of a single head
+    left = [axis for axis in axes if axis != "kv"]
+    order = [left.index(axis) for axis in ("block", "token", "head", "dim")]
+    return k.permute(order), v.permute(order)

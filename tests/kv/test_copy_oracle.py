@@ -1,0 +1,112 @@
+"""The KV oracle of the manager's tests, with its memory in tensors and its copies through KVBlocks.
+
+Copies that the oracle runs word by word elsewhere are the real ones here: a copy that came late, or
+brought the wrong block or too few tokens, is read back wrong inside the step.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+from blockmgr import BlockManager
+from blockmgr.kv import KVBlocks, segments_from
+from tests import soak
+from tests.oracle import Device, KVMismatchError, Step
+from tests.stateful.machine import ManagerMachine
+from tests.stateful.world import World
+
+
+class TensorDevice(Device):
+    """Slots are the elements of a tensor; step by step, a plan is copied by ``KVBlocks.copy``."""
+
+    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, backend: str) -> None:
+        super().__init__(num_blocks, block_size, rng, check=True)
+        # Two words a slot, so that blocks of one token allow the widest access, too.
+        memory = torch.zeros(num_blocks, block_size, 1, 2, dtype=torch.int64)
+        self.blocks = KVBlocks(
+            segments_from(memory, layout="NHD"),
+            block_size=block_size,
+            backend=backend,
+            max_pairs=64,
+        )
+        self.memory = memory
+        self.cells = memory.view(-1, 2)[:, 0].numpy()
+        self.plans: dict[int, Any] = {}
+        self.num_copied = 0
+
+    def launch(self, plan: Any) -> Step:
+        self.plans[plan.ticket] = plan
+        return super().launch(plan)
+
+    def _copy(self, step: Step) -> None:
+        plan = self.plans.pop(step.ticket)
+        self.blocks.copy(plan)
+        self.num_copied += len(plan)
+
+
+def on_tensors(world: World, backend: str) -> TensorDevice:
+    config = world.manager.config
+    world.device = TensorDevice(config.num_blocks, world.size, world.rng, backend)
+    return world.device
+
+
+def play(profile: str, seed: int, ops: int, backend: str) -> int:
+    run = soak.Run(profile, seed, manager=BlockManager)
+    device = on_tensors(run.world, backend)
+    for _ in range(ops):
+        run.one()
+    run.finish_up()
+    return device.num_copied
+
+
+@pytest.mark.parametrize("profile", ["balanced", "beam", "aborts", "large"])
+def test_every_sequence_reads_its_own_tokens(profile: str) -> None:
+    assert sum(play(profile, seed, 300, "torch") for seed in range(8)) > 50
+
+
+def test_every_sequence_reads_its_own_tokens_through_the_kernel(backend: str) -> None:
+    assert sum(play("large", seed, 100, backend) for seed in range(2)) > 10
+
+
+def test_the_oracle_sees_a_copy_that_is_one_token_short() -> None:
+    class Short(TensorDevice):
+        def _copy(self, step: Step) -> None:
+            plan = self.plans[step.ticket]
+            plan.num_tokens[:] = (plan.num_tokens - 1).clip(1)
+            super()._copy(step)
+
+    run = soak.Run("beam", 1, manager=BlockManager)
+    run.world.device = Short(
+        run.world.manager.config.num_blocks, run.world.size, run.world.rng, "torch"
+    )
+
+    def play_on() -> None:
+        for _ in range(2_000):
+            run.one()
+
+    with pytest.raises(KVMismatchError):
+        play_on()
+
+
+class TensorMachine(ManagerMachine):
+    """The manager's state machine on tensors."""
+
+    manager = BlockManager
+
+    @property
+    def world(self) -> World:
+        return self.__dict__["world"]
+
+    @world.setter
+    def world(self, world: World) -> None:
+        on_tensors(world, "torch")
+        self.__dict__["world"] = world
+
+
+TestTensorMachine = TensorMachine.TestCase
+TestTensorMachine.settings = settings(max_examples=40, stateful_step_count=25)
