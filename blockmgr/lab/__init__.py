@@ -3,6 +3,8 @@
 * ``trace``: requests, and the files they come from.
 * ``workloads``: seeded generators of requests.
 * ``replay``: a trace through a ``BlockManager``, with concurrency.
+* ``moment``: a replay stopped on its way, to look at the manager.
+* ``block_map``: a manager drawn, as a web page or as SVG.
 * ``attainable``: the hit rate of an unbounded pool on the same trace.
 * ``study``: one trace at several capacities, beside what was attainable.
 * ``report`` and ``plot``: the results as a table, as JSON and as a picture.

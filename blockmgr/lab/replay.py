@@ -33,7 +33,15 @@ from blockmgr.manager import BlockManager
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
 
-__all__ = ["Clock", "Progress", "ReplayConfig", "ReplayResult", "held_blocks", "replay"]
+__all__ = [
+    "Clock",
+    "EventLoop",
+    "Progress",
+    "ReplayConfig",
+    "ReplayResult",
+    "held_blocks",
+    "replay",
+]
 
 Clock = Callable[[], float]
 """Seconds that only grow, such as ``time.perf_counter``."""
@@ -173,33 +181,40 @@ def replay(
     Cost: one admission, commit and free a request, and one more attempt to admit for each instant
     at which something ends while a request waits. Prompts are expanded one at a time.
     """
-    trace.check_block_size(config.block_size)
-    return _Replay(trace, num_blocks, config, progress, clock).run()
+    return EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
 
 
 @dataclass(slots=True)
 class _Waiting:
     """A request in the queue, with its prompt expanded at the first attempt to admit it."""
 
+    number: int
     request: Request
     tokens: Tokens | None = None
 
 
-class _Replay:
-    """The event loop. ``_running`` is a heap by end of service, admission number on ties."""
+class EventLoop:
+    """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
+
+    Takes what ``replay`` takes, and the number of a step, from 1, to stop after.
+    """
 
     def __init__(
         self,
         trace: Trace,
         num_blocks: int,
         config: ReplayConfig,
-        progress: Progress | None,
-        clock: Clock,
+        *,
+        progress: Progress | None = None,
+        clock: Clock = time.perf_counter,
+        stop_after: int | None = None,
     ) -> None:
+        trace.check_block_size(config.block_size)
         self._requests = trace.requests
         self._config = config
         self._progress = progress or _ignore
         self._clock = clock
+        self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
         sequences = sum(request.num_samples for request in trace.requests)
         widest = max(held_blocks(request, config) for request in trace.requests)
@@ -216,8 +231,9 @@ class _Replay:
         )
         self._num_blocks = num_blocks
         self._waiting: deque[_Waiting] = deque()
+        # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
-        self._admitted = 0
+        self._numbers: list[int] = []  # of the requests admitted, in that order
         self._rejected = 0
         self._rejected_tokens = 0
         self._waited = 0
@@ -228,11 +244,14 @@ class _Replay:
         self._host_s = 0.0
 
     def run(self) -> ReplayResult:
-        for request in self._requests:
+        """Drive the manager, once."""
+        for number, request in enumerate(self._requests, start=1):
             self._end_until(request.arrival_ms)
-            self._waiting.append(_Waiting(request))
+            if self._is_over(request.arrival_ms):
+                break
+            self._waiting.append(_Waiting(number, request))
             self._admit_waiting(request.arrival_ms)
-        while self._running:
+        while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
         stats = self._manager.stats()
         return ReplayResult(
@@ -253,10 +272,36 @@ class _Replay:
             host_s=self._host_s,
         )
 
+    @property
+    def manager(self) -> BlockManager:
+        """The manager that is driven."""
+        return self._manager
+
+    @property
+    def time_ms(self) -> int:
+        """Simulated milliseconds at the last step so far; -1 before the first."""
+        return self._last_step_ms
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have come and were not admitted yet."""
+        return len(self._waiting)
+
+    def running(self) -> list[tuple[int, list[int]]]:
+        """Running requests in order of admission: number in the trace, from 1, and handles."""
+        by_admission = sorted(self._running, key=lambda entry: entry[1])
+        return [(self._numbers[order], list(handles)) for _, order, _, handles in by_admission]
+
+    def _is_over(self, now: int) -> bool:
+        """Whether what happens at ``now`` lies behind the last step that was asked for."""
+        return self._steps == self._stop_after and now > self._last_step_ms
+
     def _end_until(self, now: int) -> None:
         """End everything that ends up to ``now``, admitting who waits after each instant."""
         while self._running and self._running[0][0] <= now:
             instant = self._running[0][0]
+            if self._is_over(instant):
+                return
             while self._running and self._running[0][0] == instant:
                 _, _, request, handles = heapq.heappop(self._running)
                 self._end(request, handles)
@@ -295,8 +340,8 @@ class _Replay:
             return False
         self._free_rows -= len(handles)
         end_ms = now + self._config.service_ms(request)
-        heapq.heappush(self._running, (end_ms, self._admitted, request, handles))
-        self._admitted += 1
+        heapq.heappush(self._running, (end_ms, len(self._numbers), request, handles))
+        self._numbers.append(waiting.number)
         return True
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:

@@ -248,7 +248,7 @@ def test_version_is_printed(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (0, f"blockmgr {__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["replay", "doctor"])
+@pytest.mark.parametrize("command", ["replay", "show", "doctor"])
 def test_help_is_data(run: Run, command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -1,0 +1,42 @@
+"""The command line: parses, calls the lab, prints.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the result says no, 2 the
+command is wrong, 3 the input is.
+
+One module a command; ``common`` and ``options`` hold what commands share.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from blockmgr import __version__
+from blockmgr.errors import MissingExtraError
+
+try:
+    import click
+    import rich  # noqa: F401  (for the modules below, which could not say what is missing)
+except ImportError as error:
+    raise MissingExtraError("cli", "the command line") from error
+
+from blockmgr.cli import doctor, generate, replay, show
+from blockmgr.cli.common import Group
+
+__all__ = ["cli", "main"]
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="blockmgr", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Paged KV-cache block manager: measure hit rates without a GPU."""
+
+
+cli.add_command(replay.replay)
+cli.add_command(show.show)
+cli.add_command(generate.generate)
+cli.add_command(doctor.doctor)
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    cli.main(prog_name="blockmgr")

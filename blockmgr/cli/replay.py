@@ -1,0 +1,117 @@
+"""``blockmgr replay``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.options import (
+    DEFAULT_WORKLOAD,
+    check_one_source,
+    chosen_trace,
+    debug_option,
+    how_options,
+    share,
+    trace_options,
+)
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance, as_json, print_study
+from blockmgr.lab.study import Capacity, parse_capacities, study
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+__all__ = ["replay"]
+
+RESULT_SAYS_NO: Final = 1
+# Defaults that shape every result, and so are spelled out for whoever repeats it.
+ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "seed"})
+
+
+def _capacities(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Capacity, ...]:
+    try:
+        return parse_capacities(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@trace_options
+@click.option(
+    "--capacity",
+    "capacities",
+    callback=_capacities,
+    default="5%,10%,20%,50%,100%",
+    show_default=True,
+    metavar="SIZES",
+    help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
+)
+@how_options
+@click.option(
+    "--min-hit-rate",
+    callback=share,
+    metavar="SHARE",
+    help="Exit with 1 if a capacity stays below this, such as 30%.",
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw the curve into a .png or .svg, with the data beside it as .csv.",
+)
+@debug_option
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    /,
+    *,
+    trace_path: Path | None,
+    workload: str | None,
+    capacities: tuple[Capacity, ...],
+    seed: int,
+    min_hit_rate: Fraction | None,
+    json_wanted: bool,
+    plot_path: Path | None,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Replay requests through the block manager and print the hit rate at each capacity.
+
+    Without --trace and --workload it replays the built-in shared-prompt workload.
+    """
+    check_one_source(ctx, trace_path, workload)
+    with one_line_errors(ctx, show_traceback=debug):
+        if plot_path is not None:
+            # Before the work, so that a missing extra does not waste it.
+            from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
+
+            plot.check_path(plot_path)
+        config = ReplayConfig(**settings)
+        trace = chosen_trace(trace_path, workload, seed)
+        total = len(trace.requests) * len(capacities)
+        with progress_bar("replaying", "requests", total) as progress:
+            outcome = study(trace, capacities, config, progress=progress)
+        chosen = {} if trace_path is not None else {"workload": workload or DEFAULT_WORKLOAD}
+        command = repeat_command(ctx, ALWAYS_REPEATED, chosen)
+        provenance = Provenance(command=command, seed=seed)
+        if json_wanted:
+            click.echo(as_json(outcome, provenance))
+        else:
+            print_study(outcome, sys.stdout)
+            click.echo(provenance.line, err=True)
+        if plot_path is not None:
+            for path in plot.save_plot(outcome, plot_path):
+                click.echo(f"wrote {path}", err=True)
+    if min_hit_rate is not None and outcome.lowest_hit_rate < min_hit_rate:
+        click.echo(
+            f"hit rate {float(outcome.lowest_hit_rate):.2%} is below --min-hit-rate "
+            f"{float(min_hit_rate):.2%}",
+            err=True,
+        )
+        ctx.exit(RESULT_SAYS_NO)

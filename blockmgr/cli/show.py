@@ -1,0 +1,189 @@
+"""``blockmgr show``."""
+
+from __future__ import annotations
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from blockmgr.blocks import BlockState
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.options import (
+    DEFAULT_WORKLOAD,
+    check_one_source,
+    chosen_trace,
+    debug_option,
+    how_options,
+    share,
+    trace_options,
+)
+from blockmgr.inspect import LETTERS, pieces
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.block_map import block_map, check_path, save_block_map
+from blockmgr.lab.moment import Moment, replay_until
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.report import Provenance
+from blockmgr.lab.study import Capacity, parse_capacities, parse_share
+
+if TYPE_CHECKING:
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["show"]
+
+# Defaults that shape the result, and so are spelled out for whoever repeats it.
+ALWAYS_REPEATED: Final = frozenset({"workload", "capacity", "block_size", "seed", "at"})
+
+STYLES: Final = {
+    LETTERS[BlockState.CACHED]: "bold green",
+    LETTERS[BlockState.OWNED]: "yellow",
+    LETTERS[BlockState.IDLE]: "cyan",
+    LETTERS[BlockState.FENCED]: "magenta",
+    LETTERS[BlockState.FREE]: "dim",
+    LETTERS[BlockState.NULL]: "dim",
+}
+
+
+def _capacity(_ctx: click.Context, _param: click.Parameter, text: str) -> Capacity:
+    try:
+        capacities = parse_capacities(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if len(capacities) > 1:
+        raise click.BadParameter(f"capacity must be one pool size, got {text!r}")
+    return capacities[0]
+
+
+@click.command()
+@trace_options
+@click.option(
+    "--capacity",
+    callback=_capacity,
+    default="10%",
+    show_default=True,
+    metavar="SIZE",
+    help="Pool size: blocks, or a percentage of the working set.",
+)
+@how_options
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    help="Show the pool after this step: an instant at which requests were admitted or ended.",
+)
+@click.option(
+    "--at",
+    callback=share,
+    metavar="SHARE",
+    help="Show the pool after this share of the steps.  [default: 50%]",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw a map into a .html or .svg instead of printing text.",
+)
+@debug_option
+@click.pass_context
+def show(
+    ctx: click.Context,
+    /,
+    *,
+    trace_path: Path | None,
+    workload: str | None,
+    capacity: Capacity,
+    seed: int,
+    step: int | None,
+    at: Fraction | None,
+    output: Path | None,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Show the blocks of a pool in the middle of a replay: states, sharing, who holds what.
+
+    Without --trace and --workload it replays the built-in shared-prompt workload.
+    """
+    check_one_source(ctx, trace_path, workload)
+    if step is not None and at is not None:
+        raise click.UsageError("--step and --at exclude each other", ctx)
+    with one_line_errors(ctx, show_traceback=debug):
+        if output is not None:
+            check_path(output)
+        config = ReplayConfig(**settings)
+        trace = chosen_trace(trace_path, workload, seed)
+        blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
+        if step is None:
+            at = Fraction(1, 2) if at is None else at
+            step = _step_at(at, trace, blocks, config)
+        with progress_bar("replaying", "requests", len(trace.requests)) as progress:
+            moment = replay_until(trace, blocks, config, step, progress=progress)
+        chosen: dict[str, object] = {} if at is None else {"at": _percent(at)}
+        if trace_path is None:
+            chosen["workload"] = workload or DEFAULT_WORKLOAD
+        _print_or_draw(ctx, moment, trace.name, chosen, output)
+
+
+def _step_at(at: Fraction, trace: Trace, num_blocks: int, config: ReplayConfig) -> int:
+    """The step that ends this share of the replay, from a replay that counts them."""
+    with progress_bar("counting steps", "requests", len(trace.requests)) as progress:
+        steps = replay(trace, num_blocks, config, progress=progress).steps
+    if not steps:
+        raise ValueError(f"no request fits a pool of {num_blocks} blocks: there is no step to show")
+    return max(1, int(at * steps))
+
+
+def _print_or_draw(
+    ctx: click.Context, moment: Moment, trace: str, chosen: dict[str, object], output: Path | None
+) -> None:
+    capacity: Capacity = ctx.params["capacity"]
+    title = f"{trace}: step {moment.step:,}"
+    stats = moment.manager.stats()
+    share_of = "" if isinstance(capacity.value, int) else f", {capacity.text} of the working set"
+    facts = [
+        ("simulated time", f"{moment.time_ms / 1000:,.1f} s"),
+        ("pool", f"{stats.capacity:,} blocks{share_of}"),
+        ("waiting requests", f"{moment.waiting:,}"),
+        ("token hit rate so far", f"{stats.hit_rate:.2%}"),
+    ]
+    provenance = Provenance(
+        command=repeat_command(ctx, ALWAYS_REPEATED, chosen), seed=ctx.params["seed"]
+    )
+    if output is None:
+        _print(title, facts, moment, sys.stdout)
+        click.echo(provenance.line, err=True)
+        return
+    # Where the file lies is no part of what it shows: the same moment gives the same bytes.
+    of_moment = repeat_command(ctx, ALWAYS_REPEATED, chosen, leave_out={"output"})
+    facts.append(("seen with", of_moment))
+    shown = block_map(moment.manager, title=title, names=moment.names, facts=facts)
+    path = save_block_map(shown, output)
+    click.echo(provenance.line, err=True)
+    click.echo(f"wrote {path}", err=True)
+
+
+def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextIO) -> None:
+    """Print the moment as text: states in colour on a terminal, plain anywhere else."""
+    console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    text = Text.assemble((f"{title}\n", "bold"))
+    text.append("".join(f"{name}: {value}\n" for name, value in facts) + "\n")
+    for piece in pieces(moment.manager, names=moment.names):
+        if piece.is_strip:
+            for letter in piece.text:
+                text.append(letter, STYLES.get(letter, ""))
+        else:
+            text.append(piece.text)
+    if console.is_terminal and not console.no_color:
+        console.print(text, end="")
+    else:
+        # Without colours rich would still write bold, which some ask to be spared as well.
+        click.echo(text.plain, file=file, nl=False)
+
+
+def _percent(share: Fraction) -> str:
+    """A share as people write it, or exactly where that would be another one."""
+    text = f"{float(100 * share):g}%"
+    return text if parse_share(text) == share else str(share)

@@ -1,0 +1,168 @@
+"""The shapes that panels are made of, and what they look like by state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree as ET
+
+import numpy as np
+
+from blockmgr.blocks import BlockState
+from blockmgr.lab.block_map.facts import STATES
+
+if TYPE_CHECKING:
+    from blockmgr.lab.block_map.facts import BlockMap
+
+__all__ = [
+    "LETTER",
+    "LINE_HEIGHT",
+    "MOST_SHAPES",
+    "SMALLEST_WITH_ID",
+    "Look",
+    "Place",
+    "add",
+    "block_shape",
+    "blocks_a_shape",
+    "looks",
+    "rect",
+    "write",
+]
+
+MOST_SHAPES: Final = 3072
+"""Shapes in a panel, about; beyond that, one shape stands for several blocks."""
+
+SMALLEST_WITH_ID: Final = 24
+"""Width of a shape that has room for a block id, in user units."""
+
+LETTER: Final = 6.4
+"""Width of a letter on a shape, about."""
+
+LINE_HEIGHT: Final = 13.5
+"""From one line of text on a shape to the next."""
+
+
+def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: object) -> ET.Element:
+    """A child element; ``_`` in names of attributes stands for ``-``, and one at the end is cut."""
+    names = {
+        name.rstrip("_").replace("_", "-"): _written(value) for name, value in attributes.items()
+    }
+    child = ET.SubElement(parent, tag, names)
+    child.text = text
+    return child
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How some blocks are drawn.
+
+    Attributes:
+        name: What they are called.
+        classes: Classes of the style sheet.
+        meaning: What that means, in a few words.
+        number: How many there are.
+    """
+
+    name: str
+    classes: str
+    meaning: str
+    number: int
+
+
+def looks(shown: BlockMap, chosen: slice = slice(None)) -> list[Look]:
+    """How many blocks look how; owned blocks without tokens look otherwise, on their own."""
+    states = shown.blocks.state[chosen]
+    unused = (states == BlockState.OWNED) & (shown.blocks.num_tokens[chosen] == 0)
+    found = []
+    for state, meaning in STATES.items():
+        name = state.name.lower()
+        of_state = states == state
+        found.append(Look(name, name, meaning, int(np.count_nonzero(of_state & ~unused))))
+        if state is BlockState.OWNED:
+            waiting = "owned, no tokens", "owned-rest unused", "taken, for tokens to come"
+            found.append(Look(*waiting, int(np.count_nonzero(unused))))
+    return [look for look in found if look.number]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rectangle, in user units."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def block_shape(
+    group: ET.Element,
+    shown: BlockMap,
+    block: int,
+    place: Place,
+    *,
+    label: str,
+    ids: str,
+    whole: bool = False,
+) -> ET.Element:
+    """A block, or several like it: filled as far as there are tokens, pale where none is computed.
+
+    Args:
+        group: Where to put it.
+        shown: The map.
+        block: The block, or the first of those that look like it.
+        place: Where.
+        label: Its title.
+        ids: The blocks, as ranges.
+        whole: Whether to leave out how full it is.
+    """
+    state = BlockState(shown.blocks.state[block])
+    name = state.name.lower()
+    shape = add(group, "g", class_=f"b {name}-block", role="img", data_b=ids)
+    add(shape, "title", label)
+    tokens = int(shown.blocks.num_tokens[block])
+    computed = int(shown.blocks.num_computed_tokens[block])
+    filled = state in {BlockState.OWNED, BlockState.CACHED, BlockState.IDLE} and not whole
+    if not filled or computed == shown.block_size:
+        rect(shape, place, name)
+        return shape
+    rect(shape, place, f"{name}-rest" if tokens else f"{name}-rest unused")
+    for upto, look in ((tokens, f"{name} awaited"), (computed, name)):
+        if upto:
+            width = place.width * upto / shown.block_size
+            rect(shape, Place(place.x, place.y, width, place.height), look)
+    return shape
+
+
+def rect(shape: ET.Element, place: Place, look: str) -> None:
+    """A rectangle that looks as these classes say."""
+    add(
+        shape,
+        "rect",
+        x=place.x,
+        y=place.y,
+        width=place.width,
+        height=place.height,
+        class_=look,
+    )
+
+
+def write(parent: ET.Element, place: Place, *lines: str, look: str = "on-block") -> None:
+    """Text in the middle of a shape."""
+    x, y = place.x + place.width / 2, place.y + place.height / 2 + 3.6
+    y -= (len(lines) - 1) * LINE_HEIGHT / 2
+    for line in lines:
+        add(parent, "text", line, x=x, y=y, class_=look)
+        y += LINE_HEIGHT
+
+
+def blocks_a_shape(number: int) -> int:
+    """How many blocks a shape must stand for, a power of two."""
+    each = 1
+    while number > each * MOST_SHAPES:
+        each *= 2
+    return each
+
+
+def _written(value: object) -> str:
+    # Two decimals are less than a pixel shows, and the same on every machine.
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,0 +1,246 @@
+"""``blockmgr show``: the moment asked for, as text or as a file, with the errors of the others."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner, Result
+
+from blockmgr import BlockState, __version__
+from blockmgr.cli import cli
+from blockmgr.inspect import describe
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.moment import Moment, replay_until
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.workloads import generate
+
+Run = Callable[..., Result]
+
+SMALL = ("show", "--workload", "parallel-sampling", "--capacity", "300")
+GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}\n'
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run the command line as a program without a terminal would."""
+    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
+
+
+@pytest.fixture(scope="module")
+def moment() -> Moment:
+    return replay_until(generate("parallel-sampling", 0), 300, ReplayConfig(), 40)
+
+
+def test_the_text_is_that_of_the_manager_at_that_step(run: Run, moment: Moment) -> None:
+    result = run(*SMALL, "--step", 40)
+
+    assert result.exit_code == 0
+    head, _, text = result.stdout.partition("\n\n")
+    assert text == describe(moment.manager, names=moment.names) + "\n"
+    assert head.splitlines() == [
+        "parallel-sampling: step 40",
+        f"simulated time: {moment.time_ms / 1000:,.1f} s",
+        "pool: 300 blocks",
+        f"waiting requests: {moment.waiting}",
+        f"token hit rate so far: {moment.manager.stats().hit_rate:.2%}",
+    ]
+
+
+def test_the_svg_shows_the_blocks_of_that_step(run: Run, moment: Moment, tmp_path: Path) -> None:
+    target = tmp_path / "map.svg"
+
+    result = run(*SMALL, "--step", 40, "--output", target)
+
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == f"wrote {target}"
+    root = ET.parse(target).getroot()
+    states = Counter(
+        group.get("class", "").split()[1].removesuffix("-block")
+        for group in root.findall("{*}g")[-1].iter("{http://www.w3.org/2000/svg}g")
+        if group.get("data-b")
+    )
+    blocks = moment.manager.blocks()
+    assert states == {
+        state.name.lower(): blocks.count(state) for state in BlockState if blocks.count(state)
+    }
+    texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert texts >= set(moment.names.values())
+
+
+def test_the_same_command_writes_the_same_bytes_wherever(run: Run, tmp_path: Path) -> None:
+    for suffix in ("html", "svg"):
+        one, other = tmp_path / f"one.{suffix}", tmp_path / f"other.{suffix}"
+        run(*SMALL, "-o", one)
+        run(*SMALL, "-o", other)
+        assert one.read_bytes() == other.read_bytes()
+    assert run(*SMALL).stdout_bytes == run(*SMALL).stdout_bytes
+
+
+def test_another_process_writes_the_same_bytes(run: Run, tmp_path: Path) -> None:
+    """Nothing depends on hash seeds, or on managers that the process has made before."""
+    one, other = tmp_path / "one.html", tmp_path / "other.html"
+    run(*SMALL, "-o", one)
+    subprocess.run(
+        [sys.executable, "-m", "blockmgr", *SMALL, "-o", str(other)],
+        check=True,
+        capture_output=True,
+        env={"PYTHONHASHSEED": "7", "PATH": "", "PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_share_of_the_steps_is_counted_over_the_whole_replay(run: Run) -> None:
+    steps = replay(generate("parallel-sampling", 0), 300, ReplayConfig()).steps
+    for share, step in (("30%", int(0.3 * steps)), ("0.5", steps // 2), ("100%", steps), ("0", 1)):
+        first = run(*SMALL, "--at", share).stdout.splitlines()[0]
+        assert first == f"parallel-sampling: step {step:,}"
+
+
+def test_without_a_place_it_shows_the_middle(run: Run) -> None:
+    assert run(*SMALL).stdout == run(*SMALL, "--at", "50%").stdout
+
+
+def test_a_percentage_is_of_the_working_set(run: Run) -> None:
+    result = run("show", "--workload", "chat", "--step", 3)
+    working_set = unbounded(generate("chat", 0), ReplayConfig()).working_set_blocks
+    assert f"pool: {working_set // 10:,} blocks, 10% of the working set" in result.stdout
+
+
+@pytest.mark.parametrize("place", [("--at", "30%"), ("--at", "1/3"), ("--step", "7"), ()])
+def test_stderr_says_how_to_see_it_again(run: Run, place: tuple[str, ...]) -> None:
+    result = run(*SMALL, *place, "--seed", 4)
+    told = result.stderr.splitlines()[-1]
+    assert told.startswith(f"blockmgr {__version__}, seed 4, repeat with: blockmgr show ")
+    command = shlex.split(told.partition("repeat with: ")[2])
+    assert ("--at" in command) != ("--step" in command)
+    assert run(*command[1:]).stdout == result.stdout
+
+
+def test_the_file_says_how_to_see_it_without_saying_where_it_lies(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "map.html"
+    run(*SMALL, "--step", 7, "-o", target)
+    text = target.read_text(encoding="utf-8")
+    [told] = re.findall(r"seen with: ([^<]*)<", text)
+    assert str(tmp_path) not in text
+    assert run(*shlex.split(told)[1:]).stdout.startswith("parallel-sampling: step 7\n")
+
+
+def test_the_picture_in_the_guide_is_what_its_command_draws(run: Run, tmp_path: Path) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    guide = (docs / "guides" / "inspect.md").read_text(encoding="utf-8")
+    [command] = [line for line in guide.splitlines() if "--output docs/images/" in line]
+    picture = shlex.split(command)[-1]
+    target = tmp_path / "picture.svg"
+    result = run(*shlex.split(command)[1:-1], target)
+    assert result.exit_code == 0
+    assert target.read_bytes() == (docs.parent / picture).read_bytes()
+
+
+def test_a_trace_file_is_shown(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD * 3, encoding="utf-8")
+    result = run("show", "--trace", path, "--capacity", 200, "--step", 1)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("trace.jsonl: step 1\n")
+    assert "request 3" in result.stdout
+    assert "--workload" not in result.stderr
+
+
+def test_options_of_the_replay_reach_it(run: Run) -> None:
+    usual, other = run(*SMALL, "--step", 20), run(*SMALL, "--step", 20, "--block-size", 32)
+    assert "300 blocks of 16 tokens" in usual.stdout
+    assert "300 blocks of 32 tokens" in other.stdout
+    chat = ("show", "--workload", "chat", "--step", 600)
+    whole, parts = run(*chat), run(*chat, "--min-partial-tokens", 1)
+    rates = [re.search(r"so far: (\S+)%", result.stdout) for result in (whole, parts)]
+    assert float(rates[0][1]) < float(rates[1][1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", "0"), "0 is not in the range"),
+        (("--step", "x"), "'x' is not a valid integer"),
+        (("--step", "99999"), "step must be at most"),
+        (("--at", "130%"), "got '130%'"),
+        (("--at", "10%", "--step", "3"), "--step and --at exclude each other"),
+        (("--capacity", "10%,20%"), "capacity must be one pool size, got '10%,20%'"),
+        (("--capacity", "none"), "got 'none'"),
+        (("--capacity", "9" * 15), "num_blocks"),
+        (("--capacity", "3"), "no request fits a pool of 3 blocks: there is no step to show"),
+        (("--block-size", "0"), "block_size must be at least 1, got 0"),
+        (("--output", "map.png"), "output must end in .html or .svg, got 'map.png'"),
+        (("--output", "no/map.svg"), "output must go into a folder that exists, got 'no'"),
+        (("--trace", "no-such-file"), "no-such-file"),
+        (("--workload", "nothing"), "'nothing' is not one of"),
+        (("--no-such-option",), "--no-such-option"),
+        (("surplus",), "surplus"),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_a_hint(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("show", *arguments)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.endswith("(try 'blockmgr show --help')\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_wrong_output_is_told_before_the_replay(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.cli.show.chosen_trace", lambda *_: pytest.fail("too late"))
+    assert run(*SMALL, "-o", "map.gif").exit_code == 2
+
+
+def test_a_trace_and_a_workload_exclude_each_other(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD, encoding="utf-8")
+    result = run("show", "--trace", path, "--workload", "chat")
+    assert result.exit_code == 2
+    assert "--trace and --workload exclude each other" in result.stderr
+
+
+def test_a_malformed_trace_is_bad_input(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("[]\n", encoding="utf-8")
+    result = run("show", "--trace", path)
+    assert result.exit_code == 3
+    assert result.stderr == f"error: {path}:1:1: found a list, expected a JSON object\n"
+
+
+def test_a_file_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "map.html"
+    link.symlink_to(tmp_path / "no" / "such" / "folder.html")
+    result = run(*SMALL, "-o", link)
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_states_have_colours_on_a_terminal_and_none_where_they_are_not_wanted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run(*SMALL, "--step", 20)
+    assert "\x1b" not in plain.output
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = CliRunner().invoke(cli, [*SMALL, "--step", "20"], color=True)
+    assert "\x1b[1;32mC" in coloured.stdout
+    assert "\x1b[33mo" in coloured.stdout
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.stdout) == plain.stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in CliRunner().invoke(cli, [*SMALL, "--step", "20"], color=True).stdout
