@@ -1,0 +1,41 @@
+"""A call of a port and the core's own calls that do the same work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["CALLS", "Loop", "Pair"]
+
+CALLS = 50
+"""Calls in a timed run: one alone is near the resolution of the clock."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``port`` and ``core`` build a call each, which leaves the state as it found it."""
+
+    name: str
+    port: Callable[[], Call]
+    core: Callable[[], Call]
+
+
+class Loop:
+    """A call as a case for ``benchmarks.measure``."""
+
+    count = CALLS
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        for _ in range(CALLS):
+            self._call()
+
+    def check(self) -> None:
+        self._call()  # which asserts what it is for, where that can be told

@@ -1,0 +1,46 @@
+"""The block allocators of Aphrodite and of vLLM before its V1 core, on the one core.
+
+The calls and meanings are those of ``aphrodite.processing.block`` and ``vllm.core.block``:
+allocators hand out ``Block`` objects, one at a time or as chains; a ``BlockTable`` keeps the blocks
+of one sequence; ``BlockSpaceManager`` those of all. Sharing is proved by comparing tokens, and what
+is cached is evicted in the order of the core.
+"""
+
+from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
+from blockmgr.ports.aphrodite.blocks import NaiveBlock, PrefixCachingBlock
+from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator, NullBlock
+from blockmgr.ports.aphrodite.interfaces import (
+    AllocStatus,
+    Block,
+    BlockAllocator,
+    Device,
+    NoFreeBlocksError,
+)
+from blockmgr.ports.aphrodite.manager import BlockSpaceManager
+from blockmgr.ports.aphrodite.table import BlockTable
+from blockmgr.ports.aphrodite.tracking import (
+    CopyOnWriteTracker,
+    HitCounter,
+    ReadOnlyRefCounter,
+    RefCounter,
+)
+
+__all__ = [
+    "AllocStatus",
+    "Block",
+    "BlockAllocator",
+    "BlockSpaceManager",
+    "BlockTable",
+    "CopyOnWriteTracker",
+    "CpuGpuBlockAllocator",
+    "Device",
+    "HitCounter",
+    "NaiveBlock",
+    "NaiveBlockAllocator",
+    "NoFreeBlocksError",
+    "NullBlock",
+    "PrefixCachingBlock",
+    "PrefixCachingBlockAllocator",
+    "ReadOnlyRefCounter",
+    "RefCounter",
+]

@@ -1,0 +1,74 @@
+"""The two allocators: one whose blocks are shared by forks only, one that caches prefixes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from blockmgr.ports.aphrodite.blocks import NaiveBlock, PrefixCachingBlock
+from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NaiveBlockAllocator", "PrefixCachingBlockAllocator"]
+
+
+class NaiveBlockAllocator(PoolAllocator):
+    """Blocks that only forks share.
+
+    Args:
+        create_block: The kind of block, ``NaiveBlock`` or a subclass of it.
+        num_blocks: Blocks of the pool.
+        block_size: Tokens a block.
+        block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
+            given.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+    """
+
+    caches: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        create_block: type[NaiveBlock],
+        num_blocks: int,
+        block_size: int,
+        block_ids: Iterable[int] | None = None,
+    ) -> None:
+        if not (isinstance(create_block, type) and issubclass(create_block, NaiveBlock)):
+            raise TypeError(f"create_block must be NaiveBlock or a subclass, got {create_block!r}")
+        self.block_class = create_block
+        super().__init__(num_blocks, block_size, block_ids)
+
+
+class PrefixCachingBlockAllocator(PoolAllocator):
+    """Blocks that are found by the prefix they end, as soon as they are full.
+
+    Args:
+        num_blocks: Blocks of the pool.
+        block_size: Tokens a block.
+        block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
+            given.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    >>> allocator = PrefixCachingBlockAllocator(num_blocks=4, block_size=2)
+    >>> first = allocator.allocate_immutable(None, [1, 2])
+    >>> again = allocator.allocate_immutable(None, [1, 2])
+    >>> first.block_id == again.block_id, allocator.get_num_free_blocks()
+    (True, 3)
+
+    Source: the block allocators of vLLM 0.4 to 0.7 and Aphrodite 0.5.3 to 0.9.
+    """
+
+    caches: ClassVar[bool] = True
+
+    def __init__(
+        self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
+    ) -> None:
+        self.block_class = PrefixCachingBlock
+        super().__init__(num_blocks, block_size, block_ids)

@@ -1,0 +1,337 @@
+"""Block objects: light views of runs of blocks.
+
+A *run* holds consecutive blocks of one sequence as columns: physical block, tokens, what they are
+cached for. A ``Block`` is a place in a run, made when somebody looks at it, and the same object for
+as long as somebody holds it. So a fork of ten thousand blocks copies columns instead of making ten
+thousand objects, and no chain of blocks is ever walked by recursion.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+import xxhash
+
+from blockmgr.errors import BlockStateError
+from blockmgr.ports.aphrodite.interfaces import Block
+from blockmgr.ports.aphrodite.tokens import extra_bytes
+
+if TYPE_CHECKING:
+    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+
+__all__ = ["FREED", "BlockView", "NaiveBlock", "PoolBlock", "PrefixCachingBlock", "Run", "segments"]
+
+FREED = -1
+_DIGEST_BYTES = 16
+
+
+class Run:
+    """Consecutive blocks of one sequence, as columns. Only allocators write to it.
+
+    Attributes:
+        allocator: Whose blocks they are.
+        size: Tokens a block.
+        before: The block that the first one follows.
+        blocks: Blocks of the pool; ``FREED`` where one was given back.
+        num_freed: How many those are.
+        tokens: The tokens of each.
+        promoted: Whether each is cached, and held, under this very prefix; 0 or 1.
+        extras: The extra keys, by index; few blocks have one.
+        hashes: ``content_hash`` by index, as far as anybody has asked.
+    """
+
+    __slots__ = (
+        "_views",
+        "allocator",
+        "before",
+        "blocks",
+        "extras",
+        "hashes",
+        "num_freed",
+        "promoted",
+        "size",
+        "tokens",
+    )
+
+    def __init__(self, allocator: PoolAllocator, before: PoolBlock | None = None) -> None:
+        self.allocator = allocator
+        self.size = allocator.block_size
+        self.before = before
+        self.blocks: list[int] = []
+        self.num_freed = 0
+        self.tokens: list[tuple[int, ...]] = []
+        self.promoted = bytearray()
+        self.extras: dict[int, int] = {}
+        self.hashes: dict[int, int] = {}
+        self._views: dict[int, weakref.ref[PoolBlock]] = {}
+
+    def extend(
+        self,
+        blocks: list[int],
+        tokens: list[tuple[int, ...]],
+        extra: int | None,
+        num_promoted: int,
+    ) -> None:
+        """Adds blocks at the end; the first ``num_promoted`` of them are cached."""
+        start = len(self.blocks)
+        self.blocks += blocks
+        self.tokens += tokens
+        self.promoted += bytes([1]) * num_promoted + bytes(len(blocks) - num_promoted)
+        if extra is not None:
+            self.extras.update(dict.fromkeys(range(start, len(self.blocks)), extra))
+
+    def add_slice(self, other: Run, stop: int) -> None:
+        """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
+        start = len(self.blocks)
+        self.blocks += other.blocks[:stop]
+        self.num_freed += other.num_freed if stop == len(other.blocks) else 0
+        self.tokens += other.tokens[:stop]
+        self.promoted += other.promoted[:stop]
+        self.extras.update((start + i, x) for i, x in other.extras.items() if i < stop)
+        self.hashes.update((start + i, x) for i, x in other.hashes.items() if i < stop)
+
+    def held(self) -> list[int]:
+        """The blocks that were not given back."""
+        if not self.num_freed:
+            return self.blocks
+        return [block for block in self.blocks if block != FREED]
+
+    def drop(self, index: int) -> None:
+        """Takes note that a block was given back."""
+        self.blocks[index] = FREED
+        self.promoted[index] = 0
+        self.num_freed += 1
+
+    def drop_all(self) -> None:
+        """Takes note that all were given back."""
+        self.num_freed = len(self.blocks)
+        self.blocks[:] = [FREED] * self.num_freed
+        self.promoted[:] = bytes(self.num_freed)
+
+    def place_before(self, index: int) -> tuple[Run, int] | None:
+        """Where the block in front of this one is; None at the start of a sequence."""
+        if index:
+            return self, index - 1
+        return None if self.before is None else self.before.place
+
+    def view(self, index: int) -> PoolBlock:
+        """The block at this place."""
+        known = self._views.get(index)
+        block = known() if known is not None else None
+        if block is None:
+            block = self.allocator.block_class(self, index)
+            self._views[index] = weakref.ref(block)
+        return block
+
+
+def segments(last: PoolBlock) -> list[tuple[Run, int]]:
+    """The runs that a sequence is made of, first to last, and how many blocks of each."""
+    found: list[tuple[Run, int]] = []
+    block: PoolBlock | None = last
+    while block is not None:
+        found.append((block._run, block._index + 1))
+        block = block._run.before
+    return found[::-1]
+
+
+class BlockView(Sequence[Block]):
+    """Consecutive blocks of one sequence, made as they are read; otherwise like a tuple."""
+
+    __slots__ = ("_stop", "run", "start")
+
+    run: Run
+    """The columns behind it."""
+
+    start: int
+    """Where the first of the blocks is in the run."""
+
+    def __init__(self, run: Run, start: int, stop: int) -> None:
+        self.run, self.start, self._stop = run, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self.start
+
+    @overload
+    def __getitem__(self, index: int) -> PoolBlock: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PoolBlock]: ...
+    def __getitem__(self, index: int | slice) -> PoolBlock | list[PoolBlock]:
+        places = range(self.start, self._stop)[index]
+        if isinstance(places, range):
+            return [self.run.view(place) for place in places]
+        return self.run.view(places)
+
+    def __iter__(self) -> Iterator[PoolBlock]:
+        return map(self.run.view, range(self.start, self._stop))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} blocks: {[block.block_id for block in self]}>"
+
+
+class PoolBlock(Block):
+    """A place in a run: what both kinds of blocks are."""
+
+    __slots__ = ("__weakref__", "_index", "_run")
+
+    def __init__(self, run: Run, index: int) -> None:
+        self._run = run
+        self._index = index
+
+    def __repr__(self) -> str:
+        tokens = f"{len(self._run.tokens[self._index])} of {self.block_size} tokens"
+        return f"<{type(self).__name__} {self.block_id}: {tokens}>"
+
+    def append_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Puts tokens into the next empty slots.
+
+        A shared block is moved to a copy first. A block of a prefix caching allocator that becomes
+        full becomes findable, and may change its ``block_id`` to that of a twin.
+
+        Args:
+            token_ids: At least one, and no more than ``num_empty_slots``.
+
+        Raises:
+            NoFreeBlocksError: The block is shared, and none is free to copy it to.
+            BlockStateError: The block was freed.
+            ValueError: No tokens, too many, or one out of ``[0, 2**32)``.
+            TypeError: A token that is no int.
+
+        Leaves:
+            A copy, for ``clear_copy_on_writes``.
+        """
+        self._run.allocator.append(self._run, self._index, token_ids)
+
+    @property
+    def block_id(self) -> int | None:
+        """The physical block; None once freed."""
+        block = self._run.blocks[self._index]
+        return None if block == FREED else self._run.allocator.physical_id(block)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens in the block, a copy."""
+        return list(self._run.tokens[self._index])
+
+    @property
+    def num_tokens_total(self) -> int:
+        """Tokens in the block and in all before it."""
+        return sum(len(t) for run, stop in segments(self) for t in run.tokens[:stop])
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._run.size
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots without a token."""
+        run = self._run
+        return run.size - len(run.tokens[self._index])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot has a token."""
+        run = self._run
+        return len(run.tokens[self._index]) == run.size
+
+    @property
+    def prev_block(self) -> PoolBlock | None:
+        """The block before this one in its sequence."""
+        return self._run.view(self._index - 1) if self._index else self._run.before
+
+    @property
+    def extra_hash(self) -> int | None:
+        """What changes the K/V of the block besides its tokens: an adapter, an image."""
+        return self._run.extras.get(self._index)
+
+    @property
+    def computed(self) -> bool:
+        """Whether the block is cached, and its K/V was marked computed."""
+        block = self._run.blocks[self._index]
+        return block != FREED and self._run.allocator.is_computed(block)
+
+    @property
+    def place(self) -> tuple[Run, int]:
+        """The run and the index in it."""
+        return self._run, self._index
+
+    def held(self) -> int:
+        """The pool's block, of a block that was not freed."""
+        block = self._run.blocks[self._index]
+        if block == FREED:
+            raise BlockStateError(FREED, "the block was freed, and holds nothing")
+        return block
+
+
+class NaiveBlock(PoolBlock):
+    """A block that is never shared by its content."""
+
+    __slots__ = ()
+
+    @property
+    def content_hash(self) -> int | None:
+        """None: such blocks are not found by their content."""
+        return None
+
+
+class PrefixCachingBlock(PoolBlock):
+    """A block that can be found by the prefix it ends, once it is full."""
+
+    __slots__ = ()
+
+    @property
+    def content_hash(self) -> int | None:
+        """A name for the whole prefix that ends with this block; None before it is full.
+
+        Nothing rests on it: blocks are shared after a comparison of all their tokens.
+
+        Cost: O(blocks) when first asked for, without recursion.
+        """
+        before: int | None = None
+        first = True
+        for run, stop in segments(self):
+            for i in range(stop):
+                known = run.hashes.get(i)
+                if known is None:
+                    if len(run.tokens[i]) < run.size:
+                        return None
+                    known = self.hash_block_tokens(first, before, run.tokens[i], run.extras.get(i))
+                    run.hashes[i] = known
+                before, first = known, False
+        return before
+
+    @staticmethod
+    def hash_block_tokens(
+        is_first_block: bool,
+        prev_block_hash: int | None,
+        cur_block_token_ids: Sequence[int],
+        extra_hash: int | None = None,
+    ) -> int:
+        """The ``content_hash`` of a block: xxh3_128 in the layout of ``blockmgr.digest``.
+
+        The same in every process and on every machine.
+
+        Args:
+            is_first_block: Whether the block begins a sequence.
+            prev_block_hash: ``content_hash`` of the block before; None exactly if there is none.
+            cur_block_token_ids: The tokens of the block, each in ``[0, 2**32)``.
+            extra_hash: What changes its K/V besides its tokens.
+
+        Raises:
+            ValueError: A previous hash for a first block, or none for a later one; a token out of
+                bounds.
+        """
+        if (prev_block_hash is None) is not is_first_block:
+            raise ValueError(
+                "prev_block_hash must be None for a first block and for no other, got "
+                f"{prev_block_hash} with is_first_block={is_first_block}"
+            )
+        tokens = np.asarray(cur_block_token_ids, dtype=np.int64)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < 2**32:
+            raise ValueError("cur_block_token_ids must be in [0, 2**32)")
+        parent = (prev_block_hash or 0).to_bytes(_DIGEST_BYTES, "little")
+        message = parent + extra_bytes(extra_hash) + tokens.astype("<u4").tobytes()
+        return int.from_bytes(xxhash.xxh3_128_digest(message), "little")

@@ -1,0 +1,396 @@
+"""Two pools, on the device and on the host, and sequences that move between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from blockmgr.errors import BlockStateError
+from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
+from blockmgr.ports.aphrodite.blocks import FREED, BlockView, NaiveBlock, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.interfaces import Block, Device
+from blockmgr.ports.aphrodite.tokens import extra_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+
+__all__ = ["CpuGpuBlockAllocator", "NullBlock"]
+
+
+class NullBlock(Block):
+    """Stands in a block table for a block that nobody reads any more; never written or freed."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: PoolBlock) -> None:
+        self._block = block
+
+    def append_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Refused: nothing may be written there."""
+        raise BlockStateError(self._block.held(), "the null block is never written")
+
+    @property
+    def block_id(self) -> int | None:
+        """The physical block that is kept back for it."""
+        return self._block.block_id
+
+    @property
+    def token_ids(self) -> list[int]:
+        """None at all."""
+        return []
+
+    @property
+    def num_tokens_total(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._block.block_size
+
+    @property
+    def num_empty_slots(self) -> int:
+        """As many as a block has."""
+        return self._block.num_empty_slots
+
+    @property
+    def is_full(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def prev_block(self) -> Block | None:
+        """None."""
+        return None
+
+    @property
+    def extra_hash(self) -> int | None:
+        """None."""
+        return None
+
+    @property
+    def content_hash(self) -> int | None:
+        """None."""
+        return None
+
+    @property
+    def computed(self) -> bool:
+        """Never."""
+        return False
+
+
+class CpuGpuBlockAllocator:
+    """A pool of the device, a pool of the host, and swaps between them.
+
+    Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks those after.
+
+    Args:
+        gpu: The allocator of the device.
+        cpu: The allocator of the host, with other ids; None without host blocks.
+
+    Raises:
+        ValueError: Different block sizes, or ids in common.
+    """
+
+    __slots__ = ("_allocators", "_null", "block_size", "caches")
+
+    def __init__(self, gpu: PoolAllocator, cpu: PoolAllocator | None = None) -> None:
+        if cpu is not None:
+            if cpu.block_size != gpu.block_size:
+                raise ValueError(
+                    f"cpu must have blocks of {gpu.block_size} tokens, got {cpu.block_size}"
+                )
+            if common := cpu.all_block_ids & gpu.all_block_ids:
+                raise ValueError(f"cpu must have ids of its own, got {min(common)} in both")
+        self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
+        self._null: NullBlock | None = None
+        self.block_size = gpu.block_size
+        self.caches = gpu.caches
+
+    @classmethod
+    def create(
+        cls,
+        allocator_type: Literal["naive", "prefix_caching"],
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+    ) -> Self:
+        """An allocator with two pools of one kind.
+
+        Args:
+            allocator_type: ``"naive"`` or ``"prefix_caching"``.
+            num_gpu_blocks: Blocks of the device.
+            num_cpu_blocks: Blocks of the host; 0 for none.
+            block_size: Tokens a block.
+
+        Raises:
+            ValueError: A value is out of its bounds.
+        """
+        if allocator_type not in {"naive", "prefix_caching"}:
+            raise ValueError(
+                f"allocator_type must be 'naive' or 'prefix_caching', got {allocator_type!r}"
+            )
+
+        def build(num_blocks: int, first: int) -> PoolAllocator:
+            ids = range(first, first + num_blocks)
+            if allocator_type == "naive":
+                return NaiveBlockAllocator(NaiveBlock, num_blocks, block_size, ids)
+            return PrefixCachingBlockAllocator(num_blocks, block_size, ids)
+
+        gpu = build(num_gpu_blocks, 0)
+        return cls(gpu, build(num_cpu_blocks, num_gpu_blocks) if num_cpu_blocks else None)
+
+    # One pool.
+
+    def pool_of(self, device: Device) -> PoolAllocator:
+        """The allocator of a device.
+
+        Raises:
+            ValueError: There are no blocks on that device.
+        """
+        if device not in self._allocators:
+            raise ValueError(f"device must have blocks, got {device}")
+        return self._allocators[device]
+
+    def device_of(self, allocator: PoolAllocator) -> Device:
+        """Where an allocator's blocks are."""
+        return next(device for device, known in self._allocators.items() if known is allocator)
+
+    def allocate_mutable_block(
+        self, prev_block: Block | None, device: Device, extra_hash: int | None = None
+    ) -> PoolBlock:
+        """``BlockAllocator.allocate_mutable_block`` of that device."""
+        return self.pool_of(device).allocate_mutable_block(prev_block, extra_hash)
+
+    def allocate_immutable_block(
+        self,
+        prev_block: Block | None,
+        token_ids: Sequence[int],
+        device: Device,
+        extra_hash: int | None = None,
+    ) -> PoolBlock:
+        """``BlockAllocator.allocate_immutable_block`` of that device."""
+        return self.pool_of(device).allocate_immutable_block(prev_block, token_ids, extra_hash)
+
+    def allocate_immutable_blocks(
+        self,
+        prev_block: Block | None,
+        block_token_ids: Sequence[Sequence[int]],
+        device: Device,
+        extra_hash: int | None = None,
+    ) -> BlockView:
+        """``BlockAllocator.allocate_immutable_blocks`` of that device."""
+        allocator = self.pool_of(device)
+        return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
+
+    def get_num_free_blocks(self, device: Device) -> int:
+        """Blocks that could be handed out; 0 on a device without any."""
+        known = self._allocators.get(device)
+        return 0 if known is None else known.get_num_free_blocks()
+
+    def get_num_total_blocks(self, device: Device) -> int:
+        """All blocks of a device; 0 on one without any."""
+        known = self._allocators.get(device)
+        return 0 if known is None else known.get_num_total_blocks()
+
+    def get_prefix_cache_hit_rate(self, device: Device) -> float:
+        """Full blocks found over full blocks looked up, in ``0 … 1``."""
+        return self.pool_of(device).get_prefix_cache_hit_rate()
+
+    def get_physical_block_id(self, device: Device, absolute_id: int) -> int:
+        """The number of a block within the pool of its device.
+
+        Raises:
+            ValueError: No block of that device.
+        """
+        return self.pool_of(device).pool_block(absolute_id)
+
+    # Whichever pool a block is of.
+
+    @property
+    def all_block_ids(self) -> frozenset[int]:
+        """The ids of the blocks of both pools."""
+        return frozenset().union(*(a.all_block_ids for a in self._allocators.values()))
+
+    def free(self, block: Block) -> None:
+        """Gives a block back; the null block stays.
+
+        Raises:
+            BlockStateError: The block was freed before.
+            TypeError: No block of this kind.
+        """
+        if block is not self._null:
+            self._allocator_of(block).free(block)
+
+    def fork(self, last_block: Block) -> BlockView:
+        """``BlockAllocator.fork`` of the block's device."""
+        return self._allocator_of(last_block).fork(last_block)
+
+    def _allocator_of(self, block: Block) -> PoolAllocator:
+        if not isinstance(block, PoolBlock):
+            raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
+        return block.place[0].allocator
+
+    def clear_copy_on_writes(self) -> list[tuple[int, int]]:
+        """(source, destination) of the copies to run on the device before the next forward."""
+        copies = self.pool_of(Device.GPU).clear_copy_on_writes()
+        return [(source, to) for source, many in copies.items() for to in many]
+
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
+        """Declares the K/V of cached device blocks written."""
+        self.pool_of(Device.GPU).mark_blocks_as_computed(block_ids)
+
+    def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
+        """Makes idle device blocks the last to be evicted."""
+        self.pool_of(Device.GPU).mark_blocks_as_accessed(block_ids, now)
+
+    def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
+        """The leading device blocks that every one of these sequences need not compute."""
+        return self.pool_of(Device.GPU).get_common_computed_block_ids(seq_block_ids)
+
+    def reset_prefix_cache(self, device: Device | None = None) -> bool:
+        """Forgets what is cached on one device or on all, where no block is in use."""
+        chosen = list(self._allocators) if device is None else [device]
+        done = [self.pool_of(each).reset_prefix_cache() for each in chosen]
+        return all(done)
+
+    def allocate_or_get_null_block(self) -> NullBlock:
+        """The block that stands for those out of a sliding window.
+
+        Raises:
+            NoFreeBlocksError: It was not asked for before, and none is free to be kept back.
+        """
+        if self._null is None:
+            self._null = NullBlock(self.pool_of(Device.GPU).allocate_mutable_block(None))
+        return self._null
+
+    @property
+    def null_block_id(self) -> int:
+        """The physical block of the null block."""
+        block_id = self.allocate_or_get_null_block().block_id
+        assert block_id is not None
+        return block_id
+
+    # Swaps.
+
+    def swap(
+        self, blocks: Sequence[Block], src_device: Device, dst_device: Device
+    ) -> dict[int, int]:
+        """Moves a sequence from one pool to the other, all or nothing.
+
+        Its full blocks stay cached where they were, and are shared where they go if they are cached
+        there.
+
+        Args:
+            blocks: Every block of one sequence, in order.
+            src_device: Where they are.
+            dst_device: Where to move them.
+
+        Returns:
+            Destination by source: the copies to run before the next forward, and before those of
+            ``clear_copy_on_writes``. Blocks found computed at the destination need none.
+
+        Raises:
+            NoFreeBlocksError: The destination has too few blocks available.
+            BlockStateError: A block was freed, or waits for a copy.
+            ValueError: Not a whole sequence, or not of ``src_device``; no other device.
+            TypeError: No block of an allocator.
+        """
+        source, destination = self.pool_of(src_device), self.pool_of(dst_device)
+        if source is destination:
+            raise ValueError(f"dst_device must be another device than {src_device}")
+        runs = self._whole_sequence(blocks, source)
+        return _move(runs, source, destination)
+
+    def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
+        """The blocks that moving a sequence to a device would take from its pool.
+
+        Raises:
+            ValueError: No whole sequence of the other device.
+            TypeError: No block of an allocator.
+        """
+        destination = self.pool_of(device)
+        source = next((a for a in self._allocators.values() if a is not destination), destination)
+        runs = self._whole_sequence(blocks, source)
+        held = sum(len(run.blocks) - run.num_freed for run in runs)
+        found = _found(runs, destination)
+        idle = int(destination.pool.are_idle(found).sum()) if found else 0
+        return held - len(found) + idle
+
+    def _whole_sequence(self, blocks: Sequence[Block], source: PoolAllocator) -> list[Run]:
+        if not blocks:
+            raise ValueError("blocks must not be empty")
+        last = blocks[-1]
+        if self._allocator_of(last) is not source:
+            raise ValueError("blocks must be of the device they are moved from")
+        assert isinstance(last, PoolBlock)
+        parts = segments(last)
+        places = [(run, i) for run, stop in parts for i in range(stop)]
+        if any(stop < len(run.blocks) for run, stop in parts) or places != [
+            block.place if isinstance(block, PoolBlock) else None for block in blocks
+        ]:
+            raise ValueError("blocks must be every block of one sequence, in order")
+        return [run for run, _ in parts]
+
+
+def _found(runs: list[Run], destination: PoolAllocator) -> list[int]:
+    # What of the cached beginning of a sequence is cached at the destination, too.
+    count = _num_cached(runs)
+    tokens = [token for run in runs for chunk in run.tokens for token in chunk]
+    found: list[int] = destination.pool.find(
+        tokens[: count * destination.block_size], extras=_extras(runs, 0, count)
+    ).tolist()
+    return found
+
+
+def _num_cached(runs: list[Run]) -> int:
+    promoted = b"".join(run.promoted for run in runs)
+    return promoted.index(0) if 0 in promoted else len(promoted)
+
+
+def _extras(runs: list[Run], start: int, stop: int) -> dict[int, bytes] | None:
+    keys = [extra_bytes(run.extras.get(i)) for run in runs for i in range(len(run.blocks))]
+    return {i: key for i, key in enumerate(keys[start:stop]) if key} or None
+
+
+def _move(runs: list[Run], source: PoolAllocator, destination: PoolAllocator) -> dict[int, int]:
+    olds = [block for run in runs for block in run.blocks]
+    held = [block for block in olds if block != FREED]
+    source.refuse_waiting(held)
+    num_cached = _num_cached(runs)
+    found = _found(runs, destination)
+    num_found = len(found)
+    fresh = destination.take_beside(found, len(held) - num_found)
+    cache = destination.prefix_cache
+    ready = [cache.is_computed(block) for block in found]
+    if num_cached > num_found:
+        size = destination.block_size
+        tokens = [token for run in runs for chunk in run.tokens for token in chunk]
+        destination.pool.promote_chain(
+            fresh[: num_cached - num_found],
+            tokens[num_found * size : num_cached * size],
+            parent=found[-1] if found else -1,
+            extras=_extras(runs, num_found, num_cached),
+        )
+        cache.add(fresh[: num_cached - num_found])
+    arrived = iter(found + fresh)
+    news = [FREED if old == FREED else next(arrived) for old in olds]
+    copies = {
+        source.physical_id(old): destination.physical_id(new)
+        for i, (old, new) in enumerate(zip(olds, news, strict=True))
+        if old != FREED and not (i < num_found and ready[i])
+    }
+    computed = source.prefix_cache.is_computed
+    cache.mark_computed([n for o, n in zip(olds[:num_cached], news, strict=False) if computed(o)])
+    source.pool.release(held[::-1])
+    at = 0
+    for run in runs:
+        source.prefix_cache.leave(run)
+        count = len(run.blocks)
+        run.allocator = destination
+        run.promoted[:] = bytes(at + i < num_cached for i in range(count))
+        run.blocks[:] = news[at : at + count]
+        at += count
+    return copies

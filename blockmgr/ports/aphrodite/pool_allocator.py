@@ -1,0 +1,450 @@
+"""What both allocators do, on a ``BlockPool``.
+
+Longer than other modules, because it is one class with the whole interface; most of it is what the
+calls promise.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, takewhile
+from typing import TYPE_CHECKING, ClassVar
+
+from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.caching import PrefixCache
+from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
+from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, extra_bytes, whole_tokens
+from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["PoolAllocator"]
+
+
+class PoolAllocator(BlockAllocator):
+    """What both allocators do: everything, on a ``BlockPool``.
+
+    Attributes:
+        pool: The core. Its block ids count from 0; ``block_ids`` gives them their names here.
+        refcounter: References to each physical block.
+        cow_tracker: The copies to run before the next forward.
+        hits: Full blocks looked up and found by ``allocate_immutable_*``.
+        prefix_cache: Which blocks are cached and computed.
+    """
+
+    block_class: type[PoolBlock]
+    caches: ClassVar[bool]
+
+    def __init__(
+        self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
+    ) -> None:
+        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches)
+        self.block_size = self.pool.block_size
+        self._ids = block_names(block_ids, self.pool.num_blocks)
+        self._places = (
+            None
+            if isinstance(self._ids, range)
+            else {name: block for block, name in enumerate(self._ids)}
+        )
+        self.refcounter = RefCounter(self)
+        self.cow_tracker = CopyOnWriteTracker(self)
+        self.hits = HitCounter()
+        self.prefix_cache = PrefixCache(self.pool)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.get_num_free_blocks()} of {len(self._ids)} free>"
+
+    # Allocation.
+
+    def allocate_mutable_block(
+        self, prev_block: Block | None = None, extra_hash: int | None = None
+    ) -> PoolBlock:
+        """An empty block after ``prev_block``; evicts the least recently used if it must.
+
+        Raises:
+            NoFreeBlocksError: None is available.
+            TypeError: ``prev_block`` is no block of this kind.
+            ValueError: It belongs to another allocator.
+        """
+        previous = self._previous(prev_block)
+        checked_extra(extra_hash)
+        try:
+            block = int(self.pool.take(1)[0])
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+        run = self._run_after(previous)
+        run.extend([block], [()], extra_hash, 0)
+        return run.view(len(run.blocks) - 1)
+
+    def allocate_immutable_blocks(
+        self,
+        prev_block: Block | None,
+        block_token_ids: Sequence[Sequence[int]],
+        extra_hash: int | None = None,
+    ) -> BlockView:
+        """Blocks with these tokens, one after the other; those that are cached are shared.
+
+        Args:
+            prev_block: The full block they follow; None at the start of a sequence.
+            block_token_ids: The tokens of each; ``block_size`` of them for all but the last block
+                of a ``NaiveBlockAllocator``.
+            extra_hash: What changes their K/V besides tokens.
+
+        Returns:
+            The blocks, in order, made as they are read.
+
+        Raises:
+            NoFreeBlocksError: Too few are available; nothing is allocated.
+            BlockStateError: ``prev_block`` is not full.
+            TypeError: ``prev_block`` is no block of this kind, or a token no int.
+            ValueError: It belongs to another allocator; or blocks without the right number of
+                tokens; or a token out of ``[0, 2**32)``.
+        """
+        sizes = [len(chunk) for chunk in block_token_ids]
+        for i, size in enumerate(sizes):
+            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
+            if not least <= size <= self.block_size:
+                raise ValueError(
+                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
+                    f"{size} in block {i}"
+                )
+        return self.extend(prev_block, tuple(chain.from_iterable(block_token_ids)), 0, extra_hash)
+
+    def allocate_immutable_block(
+        self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
+    ) -> PoolBlock:
+        """``allocate_immutable_blocks`` of one."""
+        view = self.allocate_immutable_blocks(prev_block, (token_ids,), extra_hash)
+        return view.run.view(view.start)
+
+    def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
+        """``allocate_mutable_block`` by its earlier name."""
+        return self.allocate_mutable_block(prev_block)
+
+    def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> PoolBlock:
+        """``allocate_immutable_block`` by its earlier name."""
+        return self.allocate_immutable_block(prev_block, token_ids)
+
+    def extend(
+        self,
+        prev_block: Block | None,
+        tokens: tuple[int, ...],
+        num_empty: int,
+        extra_hash: int | None,
+    ) -> BlockView:
+        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables."""
+        previous = self._previous(prev_block)
+        checked_extra(extra_hash)
+        if previous is not None and tokens and not previous.is_full:
+            raise BlockStateError(
+                previous.held(), f"prev_block has {previous.num_empty_slots} empty slots"
+            )
+        size = self.block_size
+        num_full = len(tokens) // size
+        parent = self.prefix_cache.node(None if previous is None else previous.place)
+        keep = self.caches and parent is not None and num_full > 0
+        key = extra_bytes(extra_hash)
+        # The look-up is what checks the tokens, so it is made even where it cannot find any.
+        found: list[int] = self.pool.find(
+            tokens,
+            parent=-1 if parent is None else parent,
+            extras=dict.fromkeys(range(num_full), key) if key else None,
+        ).tolist()
+        if not keep:
+            found = []
+        num_blocks = -(-len(tokens) // size) + num_empty
+        fresh = self.take_beside(found, num_blocks - len(found))
+        num_fresh = num_full - len(found)
+        if keep and num_fresh:
+            assert parent is not None
+            self.pool.promote_chain(
+                fresh[:num_fresh],
+                tokens[len(found) * size : num_full * size],
+                parent=found[-1] if found else parent,
+                extras=dict.fromkeys(range(num_fresh), key) if key else None,
+            )
+            self.prefix_cache.add(fresh[:num_fresh])
+        run = self._run_after(previous)
+        start = len(run.blocks)
+        chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        run.extend(found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0)
+        if self.caches:
+            self.hits.count(num_full, len(found))
+            if not keep:
+                for i in range(start, start + num_full):
+                    self.prefix_cache.promote(run, i)
+        return BlockView(run, start, len(run.blocks))
+
+    def take_beside(self, found: list[int], n: int) -> list[int]:
+        """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
+        # All counting before any change: idle blocks that are found are not available any more.
+        pool = self.pool
+        available = pool.num_available
+        if n + len(found) > available:
+            needed = n + pool.are_idle(found).tolist().count(True)
+            if needed > available:
+                raise NoFreeBlocksError(needed, available)
+        if found:
+            pool.acquire(found)
+        return pool.take(n).tolist() if n else []
+
+    # Writing.
+
+    def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
+        """What ``Block.append_token_ids`` does."""
+        tokens = whole_tokens(token_ids)
+        present = run.tokens[index]
+        empty = self.block_size - len(present)
+        count = len(tokens)
+        if not 0 < count <= empty:
+            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
+        self._make_writable(run, index)
+        run.tokens[index] = present + tokens
+        if count == empty and self.caches:
+            self.prefix_cache.promote(run, index)
+
+    def _make_writable(self, run: Run, index: int) -> int:
+        block = run.blocks[index]
+        if block == FREED:
+            run.view(index).held()
+        try:
+            run.blocks[index] = block = self.pool.make_writable(block, len(run.tokens[index]))
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+        return block
+
+    def is_appendable(self, block: Block) -> bool:
+        """Whether tokens can be put into the block without moving it."""
+        mine = self._mine(block)
+        return not mine.is_full and self.pool.ref_count(mine.held()) == 1
+
+    def cow_block_if_not_appendable(self, block: Block) -> int | None:
+        """Moves a shared block to a copy of its own, as appending to it would.
+
+        Returns:
+            The physical block to write to; None if the block was freed. A full block takes no
+            more tokens, so it stays where it is.
+
+        Raises:
+            NoFreeBlocksError: None is available; the block keeps what it has.
+            TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
+
+        Leaves:
+            A copy, for ``clear_copy_on_writes``.
+        """
+        mine = self._mine(block)
+        if mine.block_id is not None and not mine.is_full:
+            self._make_writable(mine._run, mine._index)
+        return mine.block_id
+
+    def clear_copy_on_writes(self) -> dict[int, list[int]]:
+        """The copies to run before the next forward, and from here on counted as run.
+
+        Returns:
+            Destinations by source, physical blocks. Safe in any order.
+
+        Leaves:
+            Blocks that became full while they waited for their copy, cached.
+        """
+        plan = self.pool.take_copies()
+        copies: dict[int, list[int]] = {}
+        for source, destination, _ in plan:
+            copies.setdefault(self._ids[source], []).append(self._ids[destination])
+        self.pool.copies_applied(plan.ticket)
+        self.prefix_cache.promote_waiting()
+        return copies
+
+    # The prefix cache.
+
+    def promote_to_immutable_block(self, block: Block) -> int:
+        """Makes a full block findable, as filling it does already.
+
+        Returns:
+            The physical block that stands for its content: its own, or a twin that was cached
+            before. One that waits for a copy is cached when ``clear_copy_on_writes`` is called.
+
+        Raises:
+            BlockStateError: The block was freed, or is not full.
+            TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
+        """
+        mine = self._mine(block)
+        held = mine.held()
+        if not mine.is_full:
+            raise BlockStateError(held, f"it has {mine.num_empty_slots} empty slots")
+        if self.caches:
+            self.prefix_cache.promote(mine._run, mine._index)
+        return self._ids[mine.held()]
+
+    def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
+        """Declares the K/V of cached blocks written.
+
+        Args:
+            block_ids: Physical blocks; None for all that are cached. Those that are not cached
+                are passed over.
+
+        Raises:
+            ValueError: No block of this allocator.
+        """
+        self.prefix_cache.mark_computed(
+            None if block_ids is None else [self.pool_block(name) for name in block_ids]
+        )
+
+    def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
+        """The leading blocks that every one of these sequences need not compute.
+
+        The last block of each is left out, so that there is something to compute.
+
+        Args:
+            seq_block_ids: The physical blocks of each sequence, in order.
+
+        Raises:
+            ValueError: No block of this allocator.
+        """
+        places = [[self.pool_block(name) for name in names] for names in seq_block_ids]
+        computed = [
+            list(takewhile(self.prefix_cache.is_computed, blocks[:-1])) for blocks in places
+        ]
+        same = takewhile(lambda column: len(set(column)) == 1, zip(*computed, strict=False))
+        return [self._ids[column[0]] for column in same]
+
+    def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
+        """Makes idle blocks the last to be evicted; the order of calls stands for ``now``.
+
+        Raises:
+            BlockStateError: Nobody holds a block, and it is not cached.
+            ValueError: No block of this allocator.
+        """
+        self.pool.touch([self.pool_block(name) for name in block_ids])
+
+    def get_prefix_cache_hit_rate(self) -> float:
+        """Full blocks found over full blocks looked up, in ``0 … 1``."""
+        return self.hits.hit_rate
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything cached, if no block is in use; says whether it did."""
+        return self.prefix_cache.reset()
+
+    # Sharing and release.
+
+    def fork(self, last_block: Block) -> BlockView:
+        """A new sequence of blocks that shares the memory of one, given its last block.
+
+        Returns:
+            The blocks, first to last, made as they are read.
+
+        Raises:
+            BlockStateError: A block of the sequence was freed.
+            TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
+
+        Cost: O(blocks), without recursion and without an object a block.
+        """
+        parts = segments(self._mine(last_block))
+        if any(run.num_freed and FREED in run.blocks[:stop] for run, stop in parts):
+            raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
+        run = self._fork(parts)
+        return BlockView(run, 0, len(run.blocks))
+
+    def fork_run(self, run: Run) -> Run:
+        """The same for a table, some of whose blocks may have left its window."""
+        return self._fork([(run, len(run.blocks))])
+
+    def _fork(self, parts: list[tuple[Run, int]]) -> Run:
+        copy = Run(self)
+        for run, stop in parts:
+            copy.add_slice(run, stop)
+        self.pool.acquire(copy.held())
+        self.prefix_cache.fork(parts, copy)
+        return copy
+
+    def free(self, block: Block) -> None:
+        """Gives a block back. What was cached stays findable until it is evicted.
+
+        Raises:
+            BlockStateError: The block was freed before.
+            TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
+        """
+        mine = self._mine(block)
+        self.pool.release((mine.held(),))
+        mine._run.drop(mine._index)
+
+    def free_run(self, run: Run) -> None:
+        """Frees all blocks of a run that are held, the last first. For block tables."""
+        self.pool.release(run.held()[::-1])
+        run.drop_all()
+
+    def refuse_waiting(self, blocks: list[int]) -> None:
+        """Raises for blocks of the pool that wait for a copy. For swaps.
+
+        Raises:
+            BlockStateError: One does.
+        """
+        for block in blocks:
+            if block != FREED and self.pool.waits_for_copy(block):
+                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
+
+    # Names and numbers.
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that could be handed out, cached ones in no use included."""
+        return self.pool.num_available
+
+    def get_num_total_blocks(self) -> int:
+        """All blocks of the pool."""
+        return self.pool.num_blocks
+
+    @property
+    def all_block_ids(self) -> frozenset[int]:
+        """The ids of all blocks of the pool."""
+        return frozenset(self._ids)
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a block of the pool is cached, and its K/V was marked computed."""
+        return self.prefix_cache.is_computed(block)
+
+    def physical_ids(self, blocks: list[int]) -> list[int]:
+        """The ids here of blocks of the pool."""
+        ids = self._ids
+        return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
+
+    def physical_id(self, block: int) -> int:
+        """The id here of a block of the pool."""
+        return self._ids[block]
+
+    def pool_block(self, block_id: int) -> int:
+        """The block of the pool with this id; also ``get_physical_block_id``.
+
+        Raises:
+            ValueError: No block of this allocator.
+        """
+        try:
+            if self._places is not None:
+                return self._places[block_id]
+            assert isinstance(self._ids, range)
+            return self._ids.index(block_id)
+        except (KeyError, ValueError):
+            raise ValueError(f"block_id {block_id} is no block of this allocator") from None
+
+    get_physical_block_id = pool_block
+
+    def _mine(self, block: Block) -> PoolBlock:
+        if not isinstance(block, self.block_class):
+            raise TypeError(
+                f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
+            )
+        if block._run.allocator is not self:
+            raise ValueError("block belongs to another allocator")
+        return block
+
+    def _previous(self, prev_block: Block | None) -> PoolBlock | None:
+        return None if prev_block is None else self._mine(prev_block)
+
+    def _run_after(self, previous: PoolBlock | None) -> Run:
+        if previous is not None and previous._index + 1 == len(previous._run.blocks):
+            return previous._run
+        return Run(self, previous)

@@ -1,0 +1,291 @@
+"""The blocks of one sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.errors import SequenceStateError
+from blockmgr.ports.aphrodite.blocks import BlockView, Run
+from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
+from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+
+__all__ = ["BlockTable"]
+
+
+class BlockTable:
+    """Maps the tokens of a sequence to physical blocks, and grows with it.
+
+    Args:
+        block_size: Tokens a block.
+        block_allocator: Where blocks come from.
+        max_block_sliding_window: Blocks that attention reaches back, the one being written
+            included; older ones are given back and the null block stands for them. Only without
+            prefix caching, where a block keeps what it continues.
+
+    Raises:
+        NoFreeBlocksError: No block is left to be the null block of a window.
+        ValueError: ``block_size`` is not the allocator's; a window below 1, or beside prefix
+            caching.
+    """
+
+    __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size")
+
+    block_size: int
+    """Tokens a block."""
+
+    def __init__(
+        self,
+        block_size: int,
+        block_allocator: CpuGpuBlockAllocator,
+        *,
+        max_block_sliding_window: int | None = None,
+    ) -> None:
+        if block_size != block_allocator.block_size:
+            raise ValueError(
+                f"block_size must be the allocator's, {block_allocator.block_size}, got "
+                f"{block_size}"
+            )
+        if max_block_sliding_window is not None:
+            if max_block_sliding_window < 1:
+                raise ValueError(
+                    f"max_block_sliding_window must be at least 1, got {max_block_sliding_window}"
+                )
+            if block_allocator.caches:
+                raise ValueError(
+                    "max_block_sliding_window needs the naive allocator: a cached block keeps "
+                    "what it continues"
+                )
+            block_allocator.allocate_or_get_null_block()
+        self.block_size = block_size
+        self._allocator = block_allocator
+        self._window = max_block_sliding_window
+        self._run: Run | None = None
+        self._dropped = 0  # leading blocks given back for the window
+
+    def __repr__(self) -> str:
+        return f"<BlockTable: {self.physical_block_ids if self._run else 'not allocated'}>"
+
+    @staticmethod
+    def get_num_required_blocks(
+        token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0
+    ) -> int:
+        """Blocks that so many tokens and look-ahead slots take, none of them shared."""
+        return -(-(len(token_ids) + num_lookahead_slots) // block_size)
+
+    def allocate(
+        self,
+        token_ids: Sequence[int],
+        device: Device = Device.GPU,
+        extra_hash: int | None = None,
+    ) -> None:
+        """Gives the sequence its first blocks; full ones that are cached are shared.
+
+        Raises:
+            NoFreeBlocksError: Too few are available; nothing is allocated.
+            SequenceStateError: The table has blocks already.
+            ValueError: No tokens, or one out of ``[0, 2**32)``.
+            TypeError: A token that is no int.
+        """
+        if self._run is not None:
+            raise SequenceStateError("the block table is allocated already")
+        if not len(token_ids):
+            raise ValueError("token_ids must not be empty")
+        self._run = (
+            self._allocator.pool_of(device).extend(None, tuple(token_ids), 0, extra_hash).run
+        )
+
+    def append_token_ids(
+        self,
+        token_ids: Sequence[int],
+        num_lookahead_slots: int = 0,
+        num_computed_slots: int | None = None,
+        extra_hash: int | None = None,
+    ) -> None:
+        """Puts tokens after those that are there, with empty slots beyond them.
+
+        Args:
+            token_ids: At least one.
+            num_lookahead_slots: Empty slots to have after them.
+            num_computed_slots: Leading slots whose K/V is written; needed for a sliding window,
+                which gives blocks back.
+            extra_hash: What changes the K/V of blocks that are added, besides tokens.
+
+        Raises:
+            NoFreeBlocksError: Too few are available; nothing is appended or given back.
+            SequenceStateError: The table has no blocks.
+            ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, or no
+                ``num_computed_slots`` for a sliding window.
+            TypeError: A token that is no int.
+
+        Leaves:
+            Copies, for ``clear_copy_on_writes``, where blocks to be written are shared.
+        """
+        tokens = whole_tokens(token_ids)
+        if not tokens:
+            raise ValueError("token_ids must not be empty")
+        if self._window is not None and num_computed_slots is None:
+            raise ValueError("num_computed_slots must be given for a sliding window")
+        start = self.num_full_slots
+        run = self._grow(
+            len(tokens) + _at_least(num_lookahead_slots, "num_lookahead_slots"),
+            len(tokens),
+            _at_least(num_computed_slots or 0, "num_computed_slots"),
+            extra_hash,
+        )
+        size = self.block_size
+        at, taken = start // size, 0
+        while taken < len(tokens):
+            chunk = tokens[taken : taken + size - len(run.tokens[at])]
+            run.allocator.append(run, at, chunk)
+            at, taken = at + 1, taken + len(chunk)
+
+    def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
+        """Makes sure of so many empty slots after the tokens.
+
+        Raises:
+            NoFreeBlocksError: Too few are available; nothing is allocated.
+            SequenceStateError: The table has no blocks.
+            ValueError: A negative number.
+        """
+        self._grow(_at_least(num_empty_slots, "num_empty_slots"), 0, 0, extra_hash)
+
+    def _grow(
+        self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
+    ) -> Run:
+        # All counting before any change: blocks to add, and shared ones that must be moved.
+        run = self._allocated()
+        checked_extra(extra_hash)
+        pool = run.allocator.pool
+        start = self.num_full_slots
+        size = self.block_size
+        num_new = max(-(-(start + num_slots) // size) - len(run.blocks), 0)
+        written = run.blocks[start // size : -(-(start + num_written) // size)]
+        needed = num_new + int((pool.ref_counts(written) > 1).sum())
+        stale = self._out_of_window(run, num_computed)
+        if needed > pool.num_available + self._gain(run, stale):
+            raise NoFreeBlocksError(needed, pool.num_available)
+        for i in stale:
+            run.allocator.free(run.view(i))
+        self._dropped += len(stale)
+        if num_new:
+            run.allocator.extend(run.view(len(run.blocks) - 1), (), num_new, extra_hash)
+        return run
+
+    def _out_of_window(self, run: Run, num_computed: int) -> range:
+        if self._window is None:
+            return range(0)
+        end = min(num_computed // self.block_size - self._window, len(run.blocks))
+        return range(self._dropped, max(end, self._dropped))
+
+    def _gain(self, run: Run, stale: range) -> int:
+        # Copies that are not run may still read one of them: then it does not count on any.
+        pool = run.allocator.pool
+        if not stale or pool.num_pending_copies:
+            return 0
+        return int((pool.ref_counts(run.blocks[stale.start : stale.stop]) == 1).sum())
+
+    def get_num_blocks_touched_by_append_slots(
+        self, token_ids: Sequence[int], num_lookahead_slots: int = 0
+    ) -> int:
+        """The most blocks that appending could take: those written, and those added."""
+        start = self.num_full_slots
+        last = -(-(start + len(token_ids) + num_lookahead_slots) // self.block_size)
+        return max(last - start // self.block_size, 0)
+
+    def fork(self) -> BlockTable:
+        """A table of a sequence that shares every block of this one.
+
+        Raises:
+            SequenceStateError: The table has no blocks.
+
+        Cost: O(blocks), without recursion and without an object a block.
+        """
+        run = self._allocated()
+        child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
+        child._run = run.allocator.fork_run(run)
+        child._dropped = self._dropped
+        return child
+
+    def free(self) -> None:
+        """Gives all blocks back, the last first. What was cached stays findable.
+
+        Raises:
+            SequenceStateError: The table has no blocks (freeing twice ends here).
+        """
+        run = self._allocated()
+        run.allocator.free_run(run)
+        self._run = None
+        self._dropped = 0
+
+    def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:
+        """The tokens of the whole sequence that the table does not have yet.
+
+        Args:
+            sequence_token_ids: All tokens of the sequence, those in the table first.
+        """
+        return list(sequence_token_ids[self.num_full_slots :])
+
+    @property
+    def run(self) -> Run:
+        """The blocks as columns.
+
+        Raises:
+            SequenceStateError: The table has no blocks.
+        """
+        return self._allocated()
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The blocks, in order, made as they are read; of those given back ``block_id`` is None."""
+        run = self._run
+        return BlockView(run, 0, len(run.blocks)) if run is not None else ()
+
+    @property
+    def physical_block_ids(self) -> list[int]:
+        """The physical block of each block, the null block's for those out of the window.
+
+        Raises:
+            SequenceStateError: The table has no blocks.
+        """
+        run = self._allocated()
+        ids = run.allocator.physical_ids(run.blocks[self._dropped :])
+        if not self._dropped:
+            return ids
+        return [self._allocator.null_block_id] * self._dropped + ids
+
+    @property
+    def num_full_slots(self) -> int:
+        """Slots with a token; 0 without blocks."""
+        run = self._run
+        if run is None:
+            return 0
+        full = len(run.blocks)
+        while full and len(run.tokens[full - 1]) < self.block_size:
+            full -= 1  # over look-ahead blocks, which are few
+        tail = len(run.tokens[full]) if full < len(run.blocks) else 0
+        return full * self.block_size + tail
+
+    @property
+    def device(self) -> Device:
+        """Where the blocks are.
+
+        Raises:
+            SequenceStateError: The table has no blocks.
+        """
+        return self._allocator.device_of(self._allocated().allocator)
+
+    def _allocated(self) -> Run:
+        if self._run is None:
+            raise SequenceStateError("the block table has no blocks; allocate them first")
+        return self._run
+
+
+def _at_least(value: int, name: str) -> int:
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+    return value

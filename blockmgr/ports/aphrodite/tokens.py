@@ -1,0 +1,47 @@
+"""Arguments of the port, checked before anything is changed."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["block_names", "checked_extra", "extra_bytes", "whole_tokens"]
+
+_LIMIT = 2**32
+
+
+def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens as ints, each in ``[0, 2**32)``."""
+    tokens = tuple(map(operator.index, token_ids))
+    for token in tokens:
+        if not 0 <= token < _LIMIT:
+            raise ValueError(f"token_ids must be in [0, 2**32), got {token}")
+    return tokens
+
+
+def checked_extra(extra_hash: int | None) -> None:
+    """Refuses an extra hash that is no int."""
+    if extra_hash is not None and not isinstance(extra_hash, int):
+        raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")
+
+
+def extra_bytes(extra_hash: int | None) -> bytes:
+    """An extra hash as the core takes it: any int, of any size and sign."""
+    return b"" if extra_hash is None else b"%d" % extra_hash
+
+
+def block_names(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[int]:
+    """The ids of the blocks of an allocator: a range, if they are in a row."""
+    if block_ids is None:
+        return range(num_blocks)
+    names = tuple(map(operator.index, block_ids))
+    if len(names) != num_blocks or len(set(names)) != num_blocks or min(names) < 0:
+        raise ValueError(
+            f"block_ids must be {num_blocks} distinct ids of 0 or more, got {len(names)} of which "
+            f"{len(set(names))} are distinct, the smallest {min(names, default=None)}"
+        )
+    in_a_row = range(names[0], names[0] + num_blocks)
+    return in_a_row if names == tuple(in_a_row) else names

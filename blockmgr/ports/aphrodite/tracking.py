@@ -1,0 +1,107 @@
+"""Reference counts and copy-on-write as objects of their own: views of an allocator's pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blockmgr.ports.aphrodite.interfaces import Block
+    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+
+__all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
+
+
+class ReadOnlyRefCounter:
+    """How often each physical block is held."""
+
+    __slots__ = ("_allocator",)
+
+    def __init__(self, allocator: PoolAllocator) -> None:
+        self._allocator = allocator
+
+    def get(self, block_id: int) -> int:
+        """References to a physical block.
+
+        Raises:
+            ValueError: No block of this allocator.
+        """
+        return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
+
+    def incr(self, block_id: int) -> int:
+        """Refused: this counter is only for reading."""
+        raise TypeError(f"cannot add a reference to block {block_id}: this counter is read-only")
+
+    def decr(self, block_id: int) -> int:
+        """Refused: this counter is only for reading."""
+        raise TypeError(f"cannot drop a reference to block {block_id}: this counter is read-only")
+
+
+class RefCounter(ReadOnlyRefCounter):
+    """The same, for callers that hold blocks without ``Block`` objects."""
+
+    __slots__ = ()
+
+    def incr(self, block_id: int) -> int:
+        """Adds a reference to a held or cached block; returns how many there are.
+
+        Raises:
+            BlockStateError: Nobody holds the block, and it is not cached.
+            ValueError: No block of this allocator.
+        """
+        self._allocator.pool.acquire((self._allocator.pool_block(block_id),))
+        return self.get(block_id)
+
+    def decr(self, block_id: int) -> int:
+        """Drops a reference; returns how many are left.
+
+        Raises:
+            BlockStateError: Nobody holds the block.
+            ValueError: No block of this allocator.
+        """
+        self._allocator.pool.release((self._allocator.pool_block(block_id),))
+        return self.get(block_id)
+
+    def as_readonly(self) -> ReadOnlyRefCounter:
+        """The same counts, only for reading."""
+        return ReadOnlyRefCounter(self._allocator)
+
+
+class CopyOnWriteTracker:
+    """Which blocks have to be copied before the next forward."""
+
+    __slots__ = ("_allocator",)
+
+    def __init__(self, allocator: PoolAllocator) -> None:
+        self._allocator = allocator
+
+    def is_appendable(self, block: Block) -> bool:
+        """Whether tokens can be put into the block without moving it."""
+        return self._allocator.is_appendable(block)
+
+    def cow_block_if_not_appendable(self, block: Block) -> int | None:
+        """As ``BlockAllocator.cow_block_if_not_appendable``."""
+        return self._allocator.cow_block_if_not_appendable(block)
+
+    def clear_cows(self) -> dict[int, list[int]]:
+        """As ``BlockAllocator.clear_copy_on_writes``."""
+        return self._allocator.clear_copy_on_writes()
+
+
+class HitCounter:
+    """Full blocks looked up, and those of them that were cached."""
+
+    __slots__ = ("num_hits", "num_queries")
+
+    def __init__(self) -> None:
+        self.num_queries = 0
+        self.num_hits = 0
+
+    def count(self, num_queries: int, num_hits: int) -> None:
+        """Adds a look-up of so many blocks."""
+        self.num_queries += num_queries
+        self.num_hits += num_hits
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over queries, in ``0 … 1``; 0 before the first."""
+        return self.num_hits / self.num_queries if self.num_queries else 0.0

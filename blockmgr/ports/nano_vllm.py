@@ -1,0 +1,397 @@
+"""nano-vllm's ``BlockManager``, in both generations of its interface.
+
+Its scheduler runs unmodified on either class: it asks ``can_allocate`` and ``can_append``, then
+calls ``allocate``, ``may_append`` and ``deallocate``, and reads ``block_table`` and
+``num_cached_tokens`` off the sequence. What the original gets wrong is different here:
+
+- a hit is proved, not trusted to a 64-bit hash, and found only once its K/V has been computed;
+- one token of a prompt is always left to compute, so nothing is scheduled with zero tokens;
+- of two sequences that fill equal blocks, both end with the same block;
+- wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
+
+There is no ``blocks`` and no ``hash_to_block_id``, which its scheduler does not touch:
+``manager.blocks()`` shows every block.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+import xxhash
+
+import blockmgr
+from blockmgr.blocks import Admission, BlockState
+from blockmgr.errors import NeverFitsError, SequenceStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BlockManager", "ChunkedSequence", "LegacyBlockManager", "NanoSequence"]
+
+
+class NanoSequence(Protocol):
+    """What is read and written of nano-vllm's ``Sequence``."""
+
+    token_ids: list[int]
+    """Prompt and sampled tokens. May grow between calls, and only at its end."""
+    block_table: list[int]
+    """Block ids in logical order; written here, empty while the sequence holds no blocks."""
+    num_cached_tokens: int
+    """Set by ``allocate`` and ``deallocate``; advanced by the scheduler."""
+
+
+class ChunkedSequence(NanoSequence, Protocol):
+    """The same in schedulers with chunked prefill."""
+
+    num_scheduled_tokens: int
+    """Tokens, from ``num_cached_tokens`` on, that this step's forward computes."""
+
+
+class _Holder:
+    """A sequence that holds blocks, kept alive for as long, and what the core knows of it."""
+
+    __slots__ = ("handle", "num_computed_tokens", "num_tokens", "seq")
+
+    def __init__(self, seq: NanoSequence, handle: int, num_cached_tokens: int) -> None:
+        self.seq = seq
+        self.handle = handle
+        self.num_tokens = len(seq.token_ids)
+        self.num_computed_tokens = num_cached_tokens
+
+
+class _Tables:
+    """What both generations share: who holds which blocks, growth, and the attributes."""
+
+    __slots__ = ("_holders", "_most_blocks", "block_size", "manager")
+
+    manager: blockmgr.BlockManager
+    """The manager that does the work, for its statistics. Its sequences belong to the port."""
+
+    block_size: int
+    """Tokens per block."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_seqs: int = 512,
+        prefix_caching: bool = True,
+        digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        dedup: Literal["remap", "append_only"] = "remap",
+    ) -> None:
+        self.manager = blockmgr.BlockManager(
+            num_blocks,
+            block_size,
+            max_seqs=max_seqs,
+            prefix_caching=prefix_caching,
+            digest=digest,
+            dedup=dedup,
+        )
+        self.block_size = self.manager.config.block_size
+        self._most_blocks = self.manager.config.row_width
+        self._holders: dict[int, _Holder] = {}  # by identity of the sequence
+
+    @staticmethod
+    def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
+        """The chained 64-bit hash by which nano-vllm names a full block; not used for matching.
+
+        Args:
+            token_ids: The tokens of the block.
+            prefix: The hash of the block before, in ``[0, 2**64)``; -1 for the first.
+
+        Raises:
+            ValueError: ``prefix`` out of its bounds.
+
+        >>> BlockManager.compute_hash(list(range(1, 17)))
+        12258205949268247123
+        """
+        if not -1 <= prefix < 2**64:
+            raise ValueError(f"prefix must be in [-1, 2**64), got {prefix}")
+        before = b"" if prefix == -1 else prefix.to_bytes(8, "little")
+        return xxhash.xxh64_intdigest(before + np.asarray(token_ids, "<i8").tobytes())
+
+    def can_append(self, seq: NanoSequence) -> bool:
+        """Whether ``may_append`` has the block it needs.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; preempting others
+                cannot help.
+            SequenceStateError: The sequence holds no blocks.
+        """
+        self._holder(seq)
+        needed = -(-len(seq.token_ids) // self.block_size)
+        lacking = needed - len(seq.block_table)
+        if lacking <= 0:
+            return True
+        if needed > self._most_blocks:
+            raise self._never_fits(seq)
+        return lacking <= self.manager.num_available
+
+    def may_append(self, seq: NanoSequence) -> None:
+        """Takes in the tokens sampled since the last call, with a block for them if one is needed.
+
+        Raises:
+            OutOfBlocksError: No block is available; ``can_append`` would have said so.
+            NeverFitsError: The sequence needs more blocks than there are.
+            SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
+            ValueError: A token out of bounds.
+            TypeError: A token that is not an int.
+        """
+        holder = self._holder(seq)
+        known, num_tokens = holder.num_tokens, len(seq.token_ids)
+        if num_tokens < known:
+            raise SequenceStateError(
+                f"the sequence had {known} tokens and has {num_tokens}; "
+                "tokens may be added only, deallocate it first"
+            )
+        if num_tokens == known:
+            return
+        self.manager.append(holder.handle, seq.token_ids[known:])
+        holder.num_tokens = num_tokens
+        table = seq.block_table
+        if num_tokens > len(table) * self.block_size:
+            block_ids = self.manager.sequence(holder.handle).block_ids
+            table.extend(block_ids[len(table) :].tolist())
+
+    def deallocate(self, seq: NanoSequence) -> None:
+        """Releases the blocks of a finished or preempted sequence, the last first.
+
+        Its full computed blocks stay findable until their room is needed, so a preempted sequence
+        finds most of itself again.
+
+        Raises:
+            SequenceStateError: The sequence holds no blocks: never allocated, or deallocated
+                already.
+        """
+        self.manager.free(self._holder(seq).handle)
+        del self._holders[id(seq)]
+        seq.block_table.clear()
+        seq.num_cached_tokens = 0
+
+    @property
+    def used_block_ids(self) -> set[int]:
+        """The blocks that cannot be handed out: named by a block table, or pinned. A snapshot.
+
+        Cost: O(blocks + entries of all block tables).
+        """
+        state = self.manager.blocks().state
+        used = (state == BlockState.OWNED) | (state == BlockState.CACHED)
+        return set(np.flatnonzero(used).tolist())
+
+    @property
+    def free_block_ids(self) -> deque[int]:
+        """The other blocks, empty ones before cached ones, as they are handed out. A snapshot.
+
+        Cost: O(blocks + entries of all block tables). ``manager.num_available`` is its length.
+        """
+        blocks = self.manager.blocks()
+        return deque([*blocks.ids(BlockState.FREE).tolist(), *blocks.eviction_order.tolist()])
+
+    def check_invariants(self) -> None:
+        """Recomputes the books of the core.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+        """
+        self.manager.check_invariants()
+
+    def _holder(self, seq: NanoSequence) -> _Holder:
+        holder = self._holders.get(id(seq))
+        if holder is None:
+            raise SequenceStateError(
+                "the sequence holds no blocks; it was never allocated, or deallocated already"
+            )
+        return holder
+
+    def _admission(self, seq: NanoSequence) -> bool:
+        """Whether the whole sequence can be admitted now; raises if it never can."""
+        answer = self.manager.can_admit(seq.token_ids)
+        if answer is Admission.NEVER:
+            raise self._never_fits(seq)
+        return answer is Admission.NOW
+
+    def _never_fits(self, seq: NanoSequence) -> NeverFitsError:
+        num_tokens = len(seq.token_ids)
+        return NeverFitsError(
+            f"{num_tokens} tokens need {-(-num_tokens // self.block_size)} blocks of "
+            f"{self.block_size}, there are {self._most_blocks}"
+        )
+
+    def _admit(self, seq: NanoSequence) -> None:
+        view = self.manager.sequence(self.manager.admit(seq.token_ids))
+        seq.num_cached_tokens = view.num_cached_tokens
+        seq.block_table[:] = view.block_ids.tolist()
+        self._holders[id(seq)] = _Holder(seq, view.handle, seq.num_cached_tokens)
+
+    def _check_holds_nothing(self, seq: NanoSequence) -> None:
+        if seq.block_table or id(seq) in self._holders:
+            raise SequenceStateError("the sequence holds blocks already; deallocate it first")
+
+    def _publish(self, holder: _Holder, num_computed_tokens: int) -> None:
+        """Makes what was computed findable; the core is told once a block is full."""
+        full = num_computed_tokens // self.block_size
+        if full > holder.num_computed_tokens // self.block_size:
+            self.manager.commit(holder.handle, num_computed_tokens)
+            for remap in self.manager.take_remaps():
+                # A commit changes the table of its own sequence only. A log that ran over lists
+                # the tables of all, whose entries are what they were.
+                if remap.handle == holder.handle:
+                    holder.seq.block_table[remap.index] = remap.new
+        holder.num_computed_tokens = num_computed_tokens
+
+
+class BlockManager(_Tables):
+    """The present interface: ``can_allocate`` counts cached blocks, ``hash_blocks`` publishes.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers -1.
+        prefix_caching: Off, nothing is found again.
+        digest: As in ``ManagerConfig``.
+        dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
+            ``block_table`` to the blocks of a sequence with the same content.
+
+    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
+    """
+
+    __slots__ = ()
+
+    def can_allocate(self, seq: NanoSequence) -> int:
+        """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        if not self._has_room_for_all_of(seq) and not self._admission(seq):
+            return -1
+        return self._num_cached_blocks(seq)
+
+    def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
+        """Gives the sequence blocks for all its tokens, the cached ones first.
+
+        Fills ``block_table`` and sets ``num_cached_tokens``.
+
+        Args:
+            seq: A sequence that holds no blocks.
+            num_cached_blocks: What ``can_allocate`` has just answered: the scheduler has planned
+                its step by it.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: The sequence needs more blocks than there are.
+            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
+            SequenceStateError: The sequence holds blocks already.
+            ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
+                out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        self._check_holds_nothing(seq)
+        found = self._num_cached_blocks(seq)
+        if num_cached_blocks != found:
+            raise ValueError(
+                f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
+                f"got {num_cached_blocks!r}"
+            )
+        self._admit(seq)
+
+    def hash_blocks(self, seq: ChunkedSequence) -> None:
+        """Makes the blocks that this step's forward has filled findable.
+
+        Comes after the forward and before the scheduler advances ``num_cached_tokens``.
+
+        Raises:
+            SequenceStateError: The sequence holds no blocks.
+            ValueError: ``num_cached_tokens`` and ``num_scheduled_tokens`` add up to less than is
+                computed already, or to more tokens than there are.
+        """
+        holder = self._holder(seq)
+        computed = seq.num_cached_tokens + seq.num_scheduled_tokens
+        if not holder.num_computed_tokens <= computed <= holder.num_tokens:
+            raise ValueError(
+                f"num_cached_tokens + num_scheduled_tokens must be in "
+                f"[{holder.num_computed_tokens}, {holder.num_tokens}], got {computed}"
+            )
+        self._publish(holder, computed)
+
+    def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
+        """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
+        needed = -(-len(seq.token_ids) // self.block_size)
+        has_row = len(self._holders) < self.manager.config.max_seqs
+        return has_row and needed <= self.manager.num_available
+
+    def _num_cached_blocks(self, seq: NanoSequence) -> int:
+        return len(self.manager.match(seq.token_ids).block_ids)
+
+
+class LegacyBlockManager(_Tables):
+    """The first interface: ``can_allocate`` answers yes or no, and nothing announces a forward.
+
+    A block becomes findable once the scheduler's own calls show that it has been computed: when
+    ``may_append`` or ``deallocate`` finds a token sampled since, or, in schedulers with chunked
+    prefill, by the chunks that ``num_cached_tokens`` counts. The original published whole prompts
+    before any of it was computed.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers False.
+        prefix_caching: Off, nothing is found again.
+        digest: As in ``ManagerConfig``.
+        dedup: As in ``ManagerConfig``. With ``"remap"``, ``may_append`` may change entries of
+            ``block_table`` to the blocks of a sequence with the same content.
+
+    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, up to 0.2.0.
+    """
+
+    __slots__ = ()
+
+    def can_allocate(self, seq: NanoSequence) -> bool:
+        """Whether ``allocate`` would succeed; blocks it would share are counted once.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        return self._admission(seq)
+
+    def allocate(self, seq: NanoSequence) -> None:
+        """Gives the sequence blocks for all its tokens, those that the cache holds first.
+
+        Fills ``block_table`` and sets ``num_cached_tokens``.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: The sequence needs more blocks than there are.
+            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
+            SequenceStateError: The sequence holds blocks already.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        self._check_holds_nothing(seq)
+        self._admit(seq)
+
+    def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
+        holder = self._holder(seq)
+        computed = self._computed(holder)
+        super().may_append(seq)
+        self._publish(holder, computed)
+
+    def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
+        holder = self._holder(seq)
+        self._publish(holder, self._computed(holder))
+        super().deallocate(seq)
+
+    def _computed(self, holder: _Holder) -> int:
+        """Tokens whose K/V must have been written by this time."""
+        seq, known = holder.seq, holder.num_tokens
+        if len(seq.token_ids) > known:
+            return known  # the last of them is what the new token was sampled from
+        # Schedulers count a token as cached when they sample it, one step early.
+        return max(holder.num_computed_tokens, min(seq.num_cached_tokens, known - 1))

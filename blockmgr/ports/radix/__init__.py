@@ -1,0 +1,45 @@
+"""A radix cache of token slots with mini-sglang's interface.
+
+``RadixCacheManager`` keeps finished prefixes and finds them again; ``CacheManager`` hands out slots
+and puts both together for requests. The tree is the core's own prefix index: a node is a page.
+
+Tokens and slots come as lists, NumPy arrays or torch tensors. Results are NumPy arrays, or, with a
+``device``, torch tensors on it; torch is imported only then. What the original gets wrong or leaves
+out is different here:
+
+- matching changes nothing: no node is split, no time stamp moves;
+- evicting takes the pages that are next, in time proportional to how many, whatever the tree;
+- ``reset`` and ``check_integrity`` work, pages may be of any size, sizes are always whole pages;
+- a handle knows whether its pages are still there, and whether it is locked;
+- wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
+"""
+
+from blockmgr.ports.radix.manager import CacheManager, Request
+from blockmgr.ports.radix.printing import format_tree, print_tree
+from blockmgr.ports.radix.sizing import (
+    create_page_table,
+    get_mha_cache_per_page,
+    get_num_pages_for_kv_cache,
+)
+from blockmgr.ports.radix.tree import (
+    MatchResult,
+    RadixCacheHandle,
+    RadixCacheManager,
+    RadixNode,
+    SizeInfo,
+)
+
+__all__ = [
+    "CacheManager",
+    "MatchResult",
+    "RadixCacheHandle",
+    "RadixCacheManager",
+    "RadixNode",
+    "Request",
+    "SizeInfo",
+    "create_page_table",
+    "format_tree",
+    "get_mha_cache_per_page",
+    "get_num_pages_for_kv_cache",
+    "print_tree",
+]

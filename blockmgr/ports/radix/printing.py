@@ -1,0 +1,146 @@
+"""The radix tree as a person would draw it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from blockmgr.ports.radix.arrays import whole
+from blockmgr.ports.radix.manager import CacheManager
+from blockmgr.ports.radix.tree import RadixCacheManager
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.pool import BlockPool
+
+__all__ = ["format_tree", "print_tree"]
+
+MOST_SHOWN = 8
+
+
+def format_tree(cache: RadixCacheManager | CacheManager, *, max_depth: int = 10) -> str:
+    """The tree as text, a line a node: its tokens, its slots, the locks at or below it.
+
+    A node is a run of pages without a fork in it, whatever inserted them. Children stand in the
+    order of their first tokens.
+
+    Args:
+        cache: What to draw.
+        max_depth: Nodes shown below one another; deeper ones are counted.
+
+    Raises:
+        ValueError: ``max_depth`` below 0.
+        TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
+
+    Cost: O(pages in the tree). For people and tests.
+
+    >>> cache = RadixCacheManager(None, num_pages=16)
+    >>> for slot, last in enumerate((9, 87)):
+    ...     _ = cache.insert_prefix([1, 3, 6, last], [0, 1, 2, 3 + slot])
+    >>> print(format_tree(cache))
+    root: 5 evictable, 0 protected
+    └── tokens 1 3 6, slots 0 1 2, no locks
+        ├── tokens 9, slots 3, no locks, leaf
+        └── tokens 87, slots 4, no locks, leaf
+    """
+    whole("max_depth", max_depth, 0)
+    manager = cache.manager if isinstance(cache, CacheManager) else cache
+    if not isinstance(manager, RadixCacheManager):
+        raise TypeError(f"cache must be a radix cache, got {cache!r}")
+    size = manager.size_info
+    lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
+    lines += _lines(_Runs.of(manager.pool), manager.page_size, max_depth)
+    return "\n".join(lines)
+
+
+def print_tree(
+    cache: RadixCacheManager | CacheManager, *, max_depth: int = 10, file: TextIO | None = None
+) -> None:
+    """Prints ``format_tree`` to a file, by default to standard output.
+
+    Raises:
+        ValueError: ``max_depth`` below 0.
+        TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
+    """
+    print(format_tree(cache, max_depth=max_depth), file=file or sys.stdout)
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The tree with its unforked runs of pages joined, by the first page of each; -1 is above."""
+
+    pool: BlockPool
+    pages: dict[int, list[int]]
+    children: dict[int, list[int]]
+    locks: dict[int, int]
+
+    @classmethod
+    def of(cls, pool: BlockPool) -> _Runs:
+        runs = cls(pool, {}, {}, {})
+        order = [-1]
+        for head in order:  # grows while it is walked: no chain is too long for that
+            order += runs.add(head)
+        for head in reversed(order):
+            own = pool.ref_count(runs.pages[head][-1]) if runs.pages[head] else 0
+            runs.locks[head] = own + sum(runs.locks[child] for child in runs.children[head])
+        return runs
+
+    def add(self, head: int) -> list[int]:
+        """Follows a run to where it forks, ends or is locked; the heads of those below it."""
+        page, pages = head, [head] if head >= 0 else []
+        below = self.pool.children(page).tolist()
+        while pages and len(below) == 1 and not self.pool.ref_count(page):
+            page = below[0]
+            pages.append(page)
+            below = self.pool.children(page).tolist()
+        self.pages[head] = pages
+        self.children[head] = sorted(below, key=lambda child: self.pool.tokens(child).tolist())
+        return self.children[head]
+
+    def num_below(self, head: int) -> int:
+        below = list(self.children[head])
+        for child in below:
+            below += self.children[child]
+        return len(below)
+
+
+def _lines(runs: _Runs, page_size: int, max_depth: int) -> Iterator[str]:
+    stack = [(-1, "", "", 0)]  # a node, its connector, what its children's lines begin with, depth
+    while stack:
+        head, connector, indent, depth = stack.pop()
+        if head >= 0:
+            yield connector + _describe(runs, head, page_size)
+        below = runs.children[head]
+        if below and depth == max_depth:
+            yield f"{indent}└── {runs.num_below(head)} more below"
+            continue
+        branches = [("├── ", "│   ")] * (len(below) - 1) + [("└── ", "    ")]
+        stack += reversed(
+            [
+                (child, indent + branch, indent + space, depth + 1)
+                for child, (branch, space) in zip(below, branches, strict=False)
+            ]
+        )
+
+
+def _describe(runs: _Runs, head: int, page_size: int) -> str:
+    pages = runs.pages[head]
+    shown = pages[: -(-MOST_SHOWN // page_size) + 1]
+    tokens = [token for page in shown for token in runs.pool.tokens(page).tolist()]
+    slots = [page * page_size + offset for page in shown for offset in range(page_size)]
+    total = len(pages) * page_size
+    locks = runs.locks[head]
+    parts = [
+        f"tokens {_some(tokens, total)}",
+        f"slots {_some(slots, total)}",
+        f"{locks or 'no'} lock{'s' * (locks != 1)}",
+    ]
+    return ", ".join(parts if runs.children[head] else [*parts, "leaf"])
+
+
+def _some(numbers: list[int], total: int) -> str:
+    if total <= MOST_SHOWN:
+        return " ".join(map(str, numbers))
+    return f"{' '.join(map(str, numbers[:MOST_SHOWN]))} … ({total})"

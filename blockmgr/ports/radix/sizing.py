@@ -1,0 +1,84 @@
+"""How many pages the memory holds, and the table that says where each request's tokens lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blockmgr.ports.radix.arrays import ToDevice, whole
+
+__all__ = ["create_page_table", "get_mha_cache_per_page", "get_num_pages_for_kv_cache"]
+
+
+def get_mha_cache_per_page(  # noqa: PLR0917  # the original's order
+    head_dim: int,
+    num_kv_heads: int,
+    num_layers: int,
+    page_size: int = 1,
+    tp_size: int = 1,
+    dtype_size: int = 2,
+) -> int:
+    """Bytes of K and V in one page, all layers, on one device.
+
+    Args:
+        head_dim: Elements of one head of K, and of V.
+        num_kv_heads: K/V heads of a layer, on all devices together.
+        num_layers: Layers that keep K/V.
+        page_size: Token slots a page.
+        tp_size: Devices that share the heads.
+        dtype_size: Bytes an element: 4 for float32, 2 for float16 and bfloat16, 1 for fp8.
+
+    Raises:
+        ValueError: A number below 1, or heads that do not divide evenly.
+        TypeError: A number that is not an int.
+
+    >>> get_mha_cache_per_page(head_dim=256, num_kv_heads=8, num_layers=1)
+    8192
+    """
+    size = 2 * whole("head_dim", head_dim, 1) * whole("num_layers", num_layers, 1)
+    size *= whole("page_size", page_size, 1) * whole("dtype_size", dtype_size, 1)
+    if whole("num_kv_heads", num_kv_heads, 1) % whole("tp_size", tp_size, 1):
+        raise ValueError(
+            f"num_kv_heads must be a multiple of tp_size, got {num_kv_heads} over {tp_size}"
+        )
+    return size * (num_kv_heads // tp_size)
+
+
+def get_num_pages_for_kv_cache(available_memory: int, cache_per_page: int) -> int:
+    """Whole pages that fit.
+
+    Args:
+        available_memory: Bytes; 0 or more.
+        cache_per_page: Bytes a page, from ``get_mha_cache_per_page``.
+
+    Raises:
+        ValueError: A number out of its bounds.
+        TypeError: A number that is not an int.
+
+    >>> get_num_pages_for_kv_cache(4 * 1024**3, 8192)
+    524288
+    """
+    return whole("available_memory", available_memory, 0) // whole(
+        "cache_per_page", cache_per_page, 1
+    )
+
+
+def create_page_table(max_running_req: int, max_seq_len: int, device: object = None) -> Any:
+    """The slot of each token of each running request, all 0.
+
+    Args:
+        max_running_req: Rows.
+        max_seq_len: Columns.
+        device: Where it lies, as a torch tensor; None for a NumPy array on the host.
+
+    Returns:
+        ``int32[max_running_req, max_seq_len]``, the caller's to write.
+
+    Raises:
+        MissingExtraError: A device, and torch is not installed.
+        ValueError: A number below 1.
+        TypeError: A number that is not an int.
+    """
+    shape = whole("max_running_req", max_running_req, 1), whole("max_seq_len", max_seq_len, 1)
+    return ToDevice(device)(np.zeros(shape, np.int32))

@@ -1,0 +1,139 @@
+"""Slots for whole sequences, handed out with a version."""
+
+from __future__ import annotations
+
+from typing import Protocol
+from weakref import WeakSet
+
+from blockmgr.config import MAX_BLOCKS
+from blockmgr.errors import BlockStateError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.arguments import whole
+
+__all__ = ["SlotAllocator"]
+
+
+class _Cache(Protocol):
+    """What is told of slots whose content goes."""
+
+    def _shrink(self, slot: int, keep: int) -> None: ...
+
+
+class SlotAllocator:
+    """Hands out slots, each for one whole sequence.
+
+    Args:
+        max_slots: How many there are, at least 1.
+
+    Raises:
+        ValueError: ``max_slots`` out of its bounds.
+        TypeError: ``max_slots`` is not an int.
+
+    >>> slots = SlotAllocator(max_slots=2)
+    >>> slots.alloc(), slots.alloc(), slots.alloc()
+    (0, 1, -1)
+    >>> slots.free(0)
+    >>> slots.alloc(), slots.version(0)
+    (0, 2)
+    """
+
+    __slots__ = ("_caches", "_occupied", "_pool", "_versions")
+
+    def __init__(self, max_slots: int) -> None:
+        count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
+        # A slot is a block, cached under its own number: so a slot that nobody uses keeps its
+        # content until it is the next in the eviction order, and can be had by its number.
+        self._pool = BlockPool(count, 1)
+        everything = self._pool.take(count)
+        everything.sort()
+        for slot in everything.tolist():
+            self._pool.promote(slot, [slot])
+        self._pool.release(everything)
+        self._occupied: set[int] = set()
+        self._versions = [0] * count
+        self._caches: WeakSet[_Cache] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<SlotAllocator: {len(self._versions)} slots, {self.free_count} free>"
+
+    def alloc(self) -> int:
+        """Takes the slot that was freed the longest ago; its version grows by one.
+
+        Returns:
+            The slot; -1 if all are occupied or pinned.
+        """
+        if not self._pool.num_available:
+            return -1
+        slot = int(self._pool.take(1)[0])
+        self._pool.promote(slot, [slot])
+        self._occupied.add(slot)
+        self._versions[slot] += 1
+        for cache in self._caches:
+            cache._shrink(slot, 0)
+        return slot
+
+    def free(self, idx: int) -> None:
+        """Gives a slot back. What it holds can be found until the slot is handed out again.
+
+        Raises:
+            BlockStateError: The slot is not occupied.
+            ValueError: There is no such slot.
+        """
+        slot = self._checked("idx", idx)
+        if slot not in self._occupied:
+            raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
+        self._pool.release([slot])
+        self._occupied.remove(slot)
+
+    def occupy(self, idx: int, prefix_len: int = 0) -> None:
+        """Takes this free slot, for what begins like its content; its version stays.
+
+        Args:
+            idx: A free slot.
+            prefix_len: Tokens at its beginning that will not be written over; caches joined to
+                these slots go on finding them, and nothing beyond.
+
+        Raises:
+            BlockStateError: The slot is occupied, or pinned.
+            ValueError: There is no such slot, or ``prefix_len`` below 0.
+        """
+        slot = self._checked("idx", idx)
+        keep = whole("prefix_len", prefix_len, 0, MAX_BLOCKS)
+        if not self.is_free(slot):
+            raise BlockStateError(slot, "is not free; it is occupied, or pinned by a cache")
+        self._pool.acquire([slot])
+        self._occupied.add(slot)
+        for cache in self._caches:
+            cache._shrink(slot, keep)
+
+    def is_free(self, idx: int) -> bool:
+        """Whether the slot is neither occupied nor pinned.
+
+        Raises:
+            ValueError: There is no such slot.
+        """
+        return self._pool.ref_count(self._checked("idx", idx)) == 0
+
+    def version(self, idx: int) -> int:
+        """How often the slot has been handed out by ``alloc``.
+
+        Raises:
+            ValueError: There is no such slot.
+        """
+        return self._versions[self._checked("idx", idx)]
+
+    @property
+    def free_count(self) -> int:
+        """Slots that are neither occupied nor pinned."""
+        return self._pool.num_available
+
+    def check_invariants(self) -> None:
+        """Recomputes the books of the core.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+        """
+        self._pool.check_invariants()
+
+    def _checked(self, name: str, slot: int) -> int:
+        return whole(name, slot, 0, len(self._versions) - 1)

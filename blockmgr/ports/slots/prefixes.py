@@ -1,0 +1,326 @@
+"""Which slot begins with which tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr.blocks import CopyPlan
+from blockmgr.config import MAX_BLOCKS
+from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.arguments import whole
+from blockmgr.ports.slots.allocator import SlotAllocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from blockmgr.kv import KVBlocks
+    from blockmgr.manager import Tokens
+
+__all__ = ["Copies", "PrefixCacheManager"]
+
+MAX_VERSION = 2**63 - 1
+_NO_TOKENS = np.empty(0, np.uint32)
+
+
+class Copies(Protocol):
+    """What ``copy_kv`` needs of a KV cache: ``KVBlocks`` and ``PagedKVCache`` have it."""
+
+    def copy(self, plan: CopyPlan) -> None:
+        """Runs the block copies of a plan."""
+
+
+class PrefixCacheManager:
+    """Finds the slot that begins with the most tokens of a prompt.
+
+    A slot stands for one token sequence at a time: the longest inserted for it, while each
+    insertion continues the one before.
+
+    Args:
+        max_capacity: Tokens of all prefixes together, shared beginnings counted once; beyond, the
+            ends of the least recently used give way.
+        slots: The slots it speaks of. Without, it takes its caller's word for what they hold, and
+            the caller compares versions.
+
+    Raises:
+        ValueError: ``max_capacity`` out of its bounds.
+        TypeError: A value of the wrong type.
+
+    >>> slots = SlotAllocator(max_slots=4)
+    >>> cache = PrefixCacheManager(slots=slots)
+    >>> slot = slots.alloc()
+    >>> cache.insert((1, 2, 3), slot, slots.version(slot))
+    >>> cache.find([1, 2, 9])
+    (2, 0, 1)
+    """
+
+    __slots__ = ("__weakref__", "_contents", "_pool", "_slot_of", "_slots", "_tensors", "_versions")
+
+    def __init__(self, max_capacity: int = 1000, *, slots: SlotAllocator | None = None) -> None:
+        capacity = whole("max_capacity", max_capacity, 1, MAX_BLOCKS)
+        if slots is not None and not isinstance(slots, SlotAllocator):
+            raise TypeError(f"slots must be a SlotAllocator, got {slots!r}")
+        # A token after a prefix is a block of one token, so a prefix is a chain of blocks.
+        self._pool = BlockPool(capacity, 1)
+        # By block that can be found: a slot whose content has this prefix; -1 if there is none
+        # any more. So along a chain, all that have one come first.
+        self._slot_of = np.full(capacity, -1, np.int64)
+        self._contents: dict[int, npt.NDArray[np.uint32]] = {}
+        self._versions: dict[int, int] = {}
+        self._slots = slots
+        self._tensors: tuple[Tensor, Tensor, int, KVBlocks] | None = None
+        if slots is not None:
+            slots._caches.add(self)
+
+    def __repr__(self) -> str:
+        pool = self._pool
+        return (
+            f"<PrefixCacheManager: {len(self._contents)} slots known, {pool.num_cached} of "
+            f"{pool.num_blocks} tokens kept>"
+        )
+
+    def insert(self, token_ids: Tokens, slot: int, slot_ver: int) -> None:
+        """Says that the slot holds the K/V of these tokens, and pins them until ``release``.
+
+        Args:
+            token_ids: The computed tokens, at least one.
+            slot: A slot.
+            slot_ver: Its version at the moment.
+
+        Raises:
+            OutOfBlocksError: Too many pinned tokens to keep these.
+            NeverFitsError: More tokens than ``max_capacity``.
+            SequenceStateError: The slot holds other tokens, which are pinned.
+            ValueError: A value out of its bounds, or a version that has passed.
+            TypeError: A value of the wrong type.
+        """
+        path = self._path(token_ids)
+        tokens = np.asarray(token_ids, np.uint32)
+        if not len(tokens):
+            raise ValueError("token_ids must not be empty")
+        slot, version = self._checked(slot, slot_ver)
+        same = self._versions.get(slot) == version
+        keep = _common(self._contents[slot], tokens) if same else 0
+        differs = same and keep < min(len(tokens), len(self._contents[slot]))
+        if differs and self._pins(slot, keep):
+            raise SequenceStateError(f"slot {slot} holds other tokens, which are pinned")
+        self._check_room(len(tokens), path)
+        if differs or not same:
+            self._shrink(slot, keep)
+        self._add(tokens, path, slot)
+        if len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
+            self._contents[slot] = tokens
+        self._versions[slot] = version
+        self._hold_slot(self._path(token_ids)[-1])
+
+    def find(self, token_ids: Tokens) -> tuple[int, int, int]:
+        """The longest prefix of these tokens that a slot holds; it counts as used.
+
+        Returns:
+            How many tokens, the slot, and its version when they were inserted; ``(0, -1, 0)`` if
+            there is none.
+
+        Raises:
+            ValueError: A token out of its bounds.
+            TypeError: Tokens of the wrong type.
+
+        Cost: O(tokens).
+        """
+        path = self._path(token_ids)
+        slots = self._slot_of[path]
+        length = int(np.count_nonzero(slots >= 0))
+        if not length:
+            return 0, -1, 0
+        self._pool.touch(path[length - 1 : length])
+        slot = int(slots[length - 1])
+        return length, slot, self._versions[slot]
+
+    def pin(self, token_ids: Tokens) -> None:
+        """Keeps a prefix, and the slot that ``find`` answers for it, until ``release``.
+
+        Raises:
+            ValueError: No slot holds these tokens.
+            TypeError: Tokens of the wrong type.
+        """
+        node, _ = self._held(token_ids)
+        self._pool.acquire([node])
+        self._hold_slot(node)
+
+    def release(self, token_ids: Tokens) -> None:
+        """Takes one pin back, of ``insert`` or of ``pin``. The prefix can still be found.
+
+        Raises:
+            ValueError: The tokens are not pinned.
+            TypeError: Tokens of the wrong type.
+        """
+        path = self._path(token_ids)
+        if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
+            raise ValueError("token_ids must be pinned, they are not")
+        if self._slots is not None:
+            self._slots._pool.release([int(self._slot_of[path[-1]])])
+        self._pool.release(path[-1:])
+
+    def copy_kv(
+        self,
+        token_ids: Tokens,
+        target_slot: int,
+        kv_cache: Copies | tuple[Tensor, Tensor],
+        n_layers: int | None = None,
+    ) -> None:
+        """Copies the K/V of a cached prefix to the beginning of another slot.
+
+        The target is not found with anything else that it held.
+
+        Args:
+            token_ids: Tokens that a slot begins with, as ``find`` says.
+            target_slot: An occupied slot to write to. To the slot they are in, nothing is copied.
+            kv_cache: A ``KVBlocks`` or ``PagedKVCache`` with a block for each slot, or a tensor of
+                keys and one of values, ``[max_slots, max_tokens, num_layers, ...]``.
+            n_layers: Copy these first layers of the tensors only. With fewer than all of them,
+                and in layouts that scatter tokens, the whole slot is copied.
+
+        Raises:
+            SequenceStateError: The target holds other tokens, which are pinned.
+            BlockStateError: The target is not occupied.
+            CopyError: The KV cache has no such slot, or a slot of it fewer tokens.
+            ValueError: No slot holds these tokens, or a value out of its bounds.
+        """
+        node, length = self._held(token_ids)
+        source = int(self._slot_of[node])
+        target = self._checked_slot("target_slot", target_slot)
+        if self._slots is not None and target not in self._slots._occupied:
+            raise BlockStateError(target, "is not occupied, so it must not be written to")
+        if source == target:
+            return
+        content = self._contents.get(target, _NO_TOKENS)
+        keep = _common(content, np.asarray(token_ids, np.uint32))
+        if keep < len(content) and self._pins(target, keep):
+            raise SequenceStateError(f"slot {target} holds other tokens, which are pinned")
+        kv = self._registered(kv_cache, n_layers)
+        columns = (np.array([number], np.int32) for number in (source, target, length))
+        kv.copy(CopyPlan(0, *columns))
+        self._shrink(target, keep)
+
+    def check_invariants(self) -> None:
+        """Recomputes the books of the core.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+        """
+        self._pool.check_invariants()
+
+    # Chains.
+
+    def _path(self, token_ids: Tokens) -> npt.NDArray[np.int32]:
+        """The blocks of the longest prefix that is known, whether or not a slot holds it."""
+        try:
+            return self._pool.find(token_ids)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"token_ids: {error}") from None
+
+    def _held(self, token_ids: Tokens) -> tuple[int, int]:
+        """The last block of a prefix that a slot holds, and its length."""
+        path = self._path(token_ids)
+        wanted = len(token_ids)  # type: ignore[arg-type]
+        found = int(np.count_nonzero(self._slot_of[path] >= 0))
+        if found < wanted or not wanted:
+            raise ValueError(
+                f"token_ids must be tokens that a slot holds, it holds {found} of {wanted}"
+            )
+        return int(path[-1]), wanted
+
+    def _check_room(self, num_tokens: int, path: npt.NDArray[np.int32]) -> None:
+        if num_tokens > self._pool.num_blocks:
+            raise NeverFitsError(
+                f"{num_tokens} tokens do not fit a cache of {self._pool.num_blocks} tokens"
+            )
+        needed = num_tokens - len(path)
+        room = self._pool.num_available - int(np.count_nonzero(self._pool.are_idle(path)))
+        if needed > room:
+            raise OutOfBlocksError(needed, room)
+
+    def _add(self, tokens: npt.NDArray[np.uint32], path: npt.NDArray[np.int32], slot: int) -> None:
+        """Makes the whole chain known, with a reference to its last block."""
+        pool = self._pool
+        pool.acquire(path[-1:])
+        fresh = pool.take(len(tokens) - len(path))
+        if len(fresh):
+            parent = int(path[-1]) if len(path) else -1
+            pool.promote_chain(fresh, tokens[len(path) :], parent=parent)
+            pool.release(fresh[:-1])
+            pool.release(path[-1:])
+        self._slot_of[fresh] = slot
+        self._slot_of[path[self._slot_of[path] < 0]] = slot
+
+    # Slots.
+
+    def _checked_slot(self, name: str, slot: int) -> int:
+        if self._slots is not None:
+            return self._slots._checked(name, slot)
+        return whole(name, slot, 0, MAX_BLOCKS)
+
+    def _checked(self, slot: int, slot_ver: int) -> tuple[int, int]:
+        slot = self._checked_slot("slot", slot)
+        known = self._versions.get(slot, 0)
+        if self._slots is None:
+            return slot, whole("slot_ver", slot_ver, known, MAX_VERSION)
+        version = self._slots.version(slot)
+        return slot, whole("slot_ver", slot_ver, version, version)
+
+    def _hold_slot(self, node: int) -> None:
+        if self._slots is not None:
+            self._slots._pool.acquire([int(self._slot_of[node])])
+
+    def _pins(self, slot: int, start: int) -> bool:
+        """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
+        path = self._path(self._contents[slot])[start:]
+        return bool(self._pool.ref_counts(path)[self._slot_of[path] == slot].any())
+
+    def _shrink(self, slot: int, keep: int) -> None:
+        """The slot holds no more than this many of its tokens; others answer for the rest."""
+        content = self._contents.get(slot)
+        if content is None or keep >= len(content):
+            return
+        path = self._path(content)
+        if keep:
+            self._contents[slot] = content[:keep]
+        else:
+            del self._contents[slot], self._versions[slot]
+        shared = {other: _common(held, content) for other, held in self._contents.items()}
+        heir = max(shared, key=lambda other: shared[other], default=-1)
+        until = shared.get(heir, 0)
+        mine = self._slot_of[path] == slot
+        mine[:keep] = False
+        self._slot_of[path[mine]] = -1
+        mine[until:] = False
+        self._slot_of[path[mine]] = heir
+
+    def _registered(self, kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:
+        if not isinstance(kv_cache, tuple):
+            if n_layers is not None:
+                raise ValueError(f"n_layers is for tensors, got {n_layers} and a KV cache")
+            return kv_cache
+        from blockmgr.kv import KVBlocks, segments_from  # noqa: PLC0415  # needs torch
+
+        keys, values = kv_cache
+        most = keys.shape[2]
+        layers = most if n_layers is None else whole("n_layers", n_layers, 1, most)
+        known = self._tensors
+        if known and known[0] is keys and known[1] is values and known[2] == layers:
+            return known[3]
+        rest = " ".join(f"axis{axis}" for axis in range(3, keys.ndim))
+        pair = [(keys[:, :, :layers], values[:, :, :layers])]
+        segments = segments_from(pair, layout=f"block token layer {rest}")
+        kv = KVBlocks(segments, block_size=keys.shape[1])
+        self._tensors = keys, values, layers, kv
+        return kv
+
+
+def _common(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    length = min(len(left), len(right))
+    differs = np.flatnonzero(left[:length] != right[:length])
+    return int(differs[0]) if len(differs) else length

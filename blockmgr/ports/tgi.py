@@ -1,0 +1,393 @@
+"""Text Generation Inference's ``BlockAllocator``, for many asyncio tasks at a time.
+
+``allocate`` reserves the whole future of a request at once and answers a ``BlockAllocation``, which
+gives its blocks back when it is closed, when its ``async with`` ends, or when nobody holds it any
+more. What the original gets wrong is different here:
+
+- prefixes are found token by token at any block size, not only 1; what ends within a block is
+  brought by a copy, which ``copies`` hands to the engine;
+- K/V is found only once it has been computed: after ``commit``, by running requests too, or after
+  a regular end. An allocation that is merely dropped vouches for nothing;
+- what an allocation uses is never evicted, and an allocation that fails evicts nothing;
+- one token of a prompt is always left to compute, so that nobody writes to a slot others read;
+- wrong calls raise and change nothing, where the original's background task died of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NoReturn, Self, cast
+from weakref import ref
+
+import numpy as np
+
+from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from blockmgr.errors import (
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    StepError,
+    UnknownSequenceError,
+)
+from blockmgr.manager import BlockManager, Sequence
+from blockmgr.ports.arguments import whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import numpy.typing as npt
+
+    from blockmgr.blocks import CopyPlan
+    from blockmgr.manager import Tokens
+
+__all__ = ["BlockAllocation", "BlockAllocator"]
+
+MAX_TOKENS = 2**31 - 1  # token positions are int32
+# The block table array has a row for each allocation, and memory only where rows are used. Some
+# systems refuse to promise much more than they have, so a gibibyte of it must do, or this many.
+MAX_TABLE_ENTRIES = 2**28
+MIN_ALLOCATIONS = 256
+# A prompt of one token finds nothing, and without a commit nothing finds it.
+_NO_PROMPT: Tokens = [0]
+
+
+class BlockAllocation:
+    """The blocks of one request, from ``allocate``. Frees itself when it is dropped.
+
+    ``async with`` closes it at the end, or discards it if the end is an exception, cancellation
+    included. It cannot be copied: two owners would free it twice.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_allocator",
+        "_num_prompt_tokens",
+        "allocation_id",
+        "blocks",
+        "prefix_len",
+        "slots",
+    )
+
+    allocation_id: int
+    """Names the allocation. Its allocator does not give it out again."""
+
+    blocks: npt.NDArray[np.int32]
+    """``int32[num_blocks]`` on the host: block ids in logical order. They never change."""
+
+    slots: npt.NDArray[np.int64]
+    """``int64[tokens]`` on the host: the slot of each token. With a window they wrap."""
+
+    prefix_len: int
+    """Leading tokens of the prompt whose K/V need not be computed: at most all but one."""
+
+    def __init__(
+        self, allocator: BlockAllocator, view: Sequence, num_tokens: int, num_prompt_tokens: int
+    ) -> None:
+        self._allocator = allocator
+        self._num_prompt_tokens = num_prompt_tokens
+        self.allocation_id = view.handle
+        self.prefix_len = view.num_cached_tokens
+        self.blocks = view.block_ids
+        num_slots = len(self.blocks) * allocator.block_size
+        self.slots = view.slot_mapping(0, min(num_tokens, num_slots))
+        if num_slots < num_tokens:
+            self.slots = np.resize(self.slots, num_tokens)  # over and over
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self.is_closed else ""
+        return (
+            f"<BlockAllocation {self.allocation_id}: {len(self.blocks)} blocks for "
+            f"{len(self.slots)} tokens, {self.prefix_len} cached{closed}>"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a BlockAllocation owns its blocks and cannot be copied or pickled")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self.is_closed:
+            self.discard() if kind else self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its blocks have been given back."""
+        return self.allocation_id not in self._allocator._links
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the K/V of the prefix is in place: no forward may read it before.
+
+        False at first if part of a block was found, until the next plan of copies is applied.
+        """
+        return self._allocator._is_ready(self.allocation_id)
+
+    def commit(self, num_computed_tokens: int | None = None) -> None:
+        """Declares the K/V of the first tokens of the prompt written, so that others find them.
+
+        Args:
+            num_computed_tokens: From the present value, ``prefix_len`` at first, up to
+                ``len(prefill_tokens)``; ``None`` for all of them.
+
+        Raises:
+            StepError: The prefix waits for a copy, so the forward cannot have run.
+            UnknownSequenceError: The allocation is closed.
+            ValueError: ``num_computed_tokens`` out of that range.
+            TypeError: ``num_computed_tokens`` is not an int.
+        """
+        self._allocator._commit(self, num_computed_tokens)
+
+    def close(self) -> None:
+        """The regular end of a request: its prompt was computed, and stays findable.
+
+        If the prefix still waits for a copy, no forward can have run, and this is ``discard``.
+
+        Raises:
+            UnknownSequenceError: The allocation is closed.
+        """
+        if self.is_ready:
+            self.commit()
+        self.discard()
+
+    def discard(self) -> None:
+        """Any other end, and what a drop does: only what was committed stays findable.
+
+        Raises:
+            UnknownSequenceError: The allocation is closed.
+        """
+        self._allocator._end(self.allocation_id)
+
+
+class _Link(ref[BlockAllocation]):
+    """Outlives an allocation that is dropped, to say which one it was."""
+
+    __slots__ = ("allocation_id",)
+
+    allocation_id: int
+
+
+class BlockAllocator:
+    """Hands blocks to many asyncio tasks of one event loop.
+
+    No call waits for another, so each is atomic among tasks, and none is lost to a cancellation.
+    An allocation may be dropped anywhere, in another thread too: its blocks are back by the next
+    call. All other calls belong to the loop's thread.
+
+    Args:
+        max_batch_total_tokens: Tokens the KV cache holds, those of block 0 included, which is kept
+            back; at least two blocks of them.
+        block_size: Tokens per block, ``1 … 65535``.
+        prefix_caching: Whether prompts share prefixes.
+        window_size: Tokens of a sliding window. No request holds more blocks than a window takes,
+            and its slots are used over and over. Not applied with ``prefix_caching``: a prefix
+            that was written over is of no use to others.
+
+    Raises:
+        ValueError: A value out of its bounds.
+        TypeError: A value of the wrong type.
+
+    >>> async def serve(allocator, prompt):
+    ...     async with await allocator.allocate(len(prompt) + 8, prompt) as allocation:
+    ...         async with allocator.copies() as plan:
+    ...             pass  # run the copies of the plan, then compute what is not cached
+    ...         return allocation.prefix_len
+    >>> async def main():
+    ...     allocator = BlockAllocator(max_batch_total_tokens=1024, block_size=16)
+    ...     return [await serve(allocator, [*range(40), last]) for last in (1, 2)]
+    >>> asyncio.run(main())
+    [0, 40]
+
+    Source: Text Generation Inference, ``backends/v3/src/block_allocator.rs`` and ``radix.rs``.
+    """
+
+    block_size: int
+    """Tokens per block."""
+
+    def __init__(
+        self,
+        max_batch_total_tokens: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        window_size: int | None = None,
+    ) -> None:
+        size = whole("block_size", block_size, 1, MAX_BLOCK_SIZE)
+        most = MAX_BLOCKS * size
+        total = whole("max_batch_total_tokens", max_batch_total_tokens, 2 * size, most)
+        window = MAX_TOKENS
+        if window_size is not None:
+            window = whole("window_size", window_size, 1, MAX_TOKENS)
+        capacity = total // size - 1
+        self._manager = BlockManager(
+            total // size,
+            size,
+            # Each allocation has a block that nobody shares, so no more rows are ever needed.
+            max_seqs=min(capacity, max(MIN_ALLOCATIONS, MAX_TABLE_ENTRIES // capacity)),
+            prefix_caching=prefix_caching,
+            dedup="append_only",  # the blocks of an allocation never change
+            min_partial_tokens=1,
+            null_block=True,
+        )
+        self.block_size = size
+        self._caching = prefix_caching
+        self._window_size = MAX_TOKENS if prefix_caching else window
+        self._links: dict[int, _Link] = {}
+        # Allocations are dropped anywhere: in other threads, and by the garbage collector in the
+        # middle of a call of the manager. Appending here is all that happens then.
+        self._dropped: deque[ref[BlockAllocation]] = deque()
+        # Whose prefix may wait for a copy of the plan to come, and of the plan that is open.
+        self._waiting: set[int] = set()
+        self._in_flight: set[int] = set()
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        available = self.num_available
+        return (
+            f"<BlockAllocator: {len(self._links)} allocations, {available} blocks of "
+            f"{self.block_size} tokens available>"
+        )
+
+    @property
+    def manager(self) -> BlockManager:
+        """The manager that does the work, for its statistics. Its sequences belong to the port."""
+        while self._dropped:
+            self._release(cast("_Link", self._dropped.popleft()).allocation_id)
+        return self._manager
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that could be handed out now: free and idle."""
+        return self.manager.num_available
+
+    async def allocate(
+        self, tokens: int, prefill_tokens: Tokens | None = None
+    ) -> BlockAllocation | None:
+        """Reserves slots for all tokens of a request: its prompt, and all it may generate.
+
+        Args:
+            tokens: Prompt and generated tokens together, ``1 … 2**31 - 1``.
+            prefill_tokens: The prompt, for finding its longest cached prefix; up to ``tokens``
+                tokens, at least one. ``None`` to share nothing.
+
+        Returns:
+            The allocation; ``None`` if there is no room for it at the moment.
+
+        Raises:
+            NeverFitsError: It would not fit if it were alone.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Leaves:
+            A copy for the next plan, if part of a block is found (``is_ready``).
+        """
+        num_tokens = whole("tokens", tokens, 1, MAX_TOKENS)
+        prompt, num_prompt_tokens = _NO_PROMPT, 0
+        if prefill_tokens is not None:
+            num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
+            if self._caching:
+                prompt = prefill_tokens
+        handle = self._admit(prompt, min(num_tokens, self._window_size))
+        if handle is None:
+            return None
+        try:
+            view = Sequence(self._manager, handle)
+            allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
+            link = _Link(allocation, self._dropped.append)
+        except BaseException:  # no memory, say
+            self._manager.free(handle)
+            raise
+        link.allocation_id = handle
+        self._links[handle] = link
+        if allocation.prefix_len % self.block_size:
+            self._waiting.add(handle)
+        return allocation
+
+    def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:
+        """Closes the allocation of this id, as its ``close`` does.
+
+        Raises:
+            UnknownSequenceError: No such allocation is open.
+            ValueError: ``blocks`` are not its blocks.
+        """
+        link = self._links.get(allocation_id)
+        allocation = link() if link else None
+        if allocation is None:
+            raise UnknownSequenceError(allocation_id)
+        if not np.array_equal(blocks, allocation.blocks):
+            raise ValueError(
+                f"blocks must be {allocation.blocks.tolist()}, those of allocation "
+                f"{allocation_id}, got {blocks!r}"
+            )
+        allocation.close()
+
+    @asynccontextmanager
+    async def copies(self) -> AsyncIterator[CopyPlan]:
+        """The block copies due before the next forward, for ``async with``.
+
+        Run them inside, all at once or in any order. An end by an exception makes them due again.
+        If another task has a plan open, this waits for it; allocating does not.
+        """
+        async with self._turn:
+            plan = self.manager.take_copies()
+            self._in_flight, self._waiting = self._waiting, set()
+            try:
+                yield plan
+            except BaseException:
+                self.manager.copies_aborted(plan.ticket)
+                self._waiting |= self._in_flight
+                self._in_flight.clear()
+                raise
+            self.manager.copies_applied(plan.ticket)
+            self._in_flight.clear()
+
+    def _admit(self, prompt: Tokens, num_slots: int) -> int | None:
+        try:
+            return self.manager.admit(prompt, num_slots=num_slots)
+        except (OutOfBlocksError, OutOfSequencesError):
+            return None
+        except NeverFitsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"prefill_tokens: {error}") from None
+
+    def _is_ready(self, allocation_id: int) -> bool:
+        return allocation_id not in self._waiting and allocation_id not in self._in_flight
+
+    def _commit(self, allocation: BlockAllocation, num_computed_tokens: int | None) -> None:
+        handle, most = allocation.allocation_id, allocation._num_prompt_tokens
+        if handle not in self._links:
+            raise UnknownSequenceError(handle)
+        wanted = most if num_computed_tokens is None else num_computed_tokens
+        wanted = whole("num_computed_tokens", wanted, 0, most)
+        if not self._is_ready(handle):
+            raise StepError(
+                f"allocation {handle} waits for a copy of its prefix; run the copies before the "
+                "forward, and commit after it"
+            )
+        if most and self._caching:
+            self.manager.commit(handle, wanted)
+
+    def _end(self, allocation_id: int) -> None:
+        if allocation_id not in self._links:
+            raise UnknownSequenceError(allocation_id)
+        _ = self.manager  # what was dropped before goes first
+        self._release(allocation_id)
+
+    def _release(self, allocation_id: int) -> None:
+        self._manager.free(allocation_id)
+        del self._links[allocation_id]
+        self._waiting.discard(allocation_id)
+        self._in_flight.discard(allocation_id)
+
+
+def _prompt_length(prefill_tokens: Tokens, tokens: int) -> int:
+    try:
+        count = len(cast("list[int]", prefill_tokens))
+    except TypeError:
+        kind = type(prefill_tokens).__name__
+        raise TypeError(f"prefill_tokens must be a list or array of ints, got {kind}") from None
+    if not 1 <= count <= tokens:
+        raise ValueError(f"prefill_tokens must hold 1 to {tokens} (tokens) tokens, got {count}")
+    return count

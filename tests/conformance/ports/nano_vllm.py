@@ -1,0 +1,89 @@
+"""Both generations of nano-vllm's block manager, driven as its scheduler does."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from blockmgr import NeverFitsError, OutOfBlocksError, SequenceStateError
+from blockmgr.ports import nano_vllm
+from tests.ports.nano_driver import Seq
+
+
+class Common:
+    shortage: ClassVar[Any] = (OutOfBlocksError, NeverFitsError)
+    misuse: ClassVar[type[Exception]] = SequenceStateError
+    kind: ClassVar[type[nano_vllm.BlockManager] | type[nano_vllm.LegacyBlockManager]]
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.blocks: Any = self.kind(num_blocks, block_size)
+        self.capacity = num_blocks
+        self.found: dict[Seq, int] = {}
+
+    def start(self, tokens: list[int]) -> Seq:
+        seq = Seq("seq", tokens, max_new_tokens=0)
+        self.allocate(seq)
+        self.found[seq] = seq.num_cached_tokens
+        return seq
+
+    def allocate(self, seq: Seq) -> None:
+        raise NotImplementedError
+
+    def append(self, seq: Seq, token: int) -> None:
+        seq.token_ids.append(token)
+        try:
+            self.blocks.may_append(seq)
+        except self.shortage:
+            del seq.token_ids[-1]
+            raise
+
+    def finish(self, seq: Seq) -> None:
+        self.blocks.deallocate(seq)
+
+    def slots(self, seq: Seq) -> list[int]:
+        size = self.blocks.block_size
+        return [seq.block_table[at // size] * size + at % size for at in range(len(seq))]
+
+    def num_cached(self, seq: Seq) -> int:
+        return self.found[seq]
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        return []
+
+    def num_available(self) -> int:
+        return len(self.blocks.free_block_ids)
+
+    def check(self) -> None:
+        self.blocks.check_invariants()
+
+
+class Present(Common):
+    """A block is shared from the moment that its forward is announced."""
+
+    features: ClassVar[frozenset[str]] = frozenset(
+        {"append", "shares", "caches", "evicts", "tail_first"}
+    )
+    kind = nano_vllm.BlockManager
+
+    def allocate(self, seq: Seq) -> None:
+        found = self.blocks.can_allocate(seq)
+        if found == -1:  # as allocate will say
+            found = len(self.blocks.manager.match(seq.token_ids).block_ids)
+        self.blocks.allocate(seq, found)
+
+    def computed(self, seq: Seq) -> None:
+        seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
+        self.blocks.hash_blocks(seq)
+        seq.num_cached_tokens = len(seq)
+
+
+class Legacy(Common):
+    """A block is shared from the next call for its sequence on."""
+
+    features: ClassVar[frozenset[str]] = frozenset({"append", "caches", "evicts", "tail_first"})
+    kind = nano_vllm.LegacyBlockManager
+
+    def allocate(self, seq: Seq) -> None:
+        self.blocks.allocate(seq)
+
+    def computed(self, seq: Seq) -> None:
+        seq.num_cached_tokens = len(seq)

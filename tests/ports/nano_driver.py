@@ -1,0 +1,276 @@
+"""A little nano-vllm: sequences, three schedulers and a model, each in as few lines as do the job.
+
+The schedulers call the block manager as nano-vllm's do, generation by generation: prompts before
+decoding, first come first served; the youngest running sequence is preempted when blocks run out.
+The model's K/V lives in the oracle's memory, and its next token is read from there through the
+block table, so K/V of a wrong prefix shows twice: in the oracle and in what the model says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+from tests.oracle import Device, Prefixes, Step, Work, extend_prefixes
+
+
+class Seq:
+    """A request, with the attributes that nano-vllm's sequences have."""
+
+    def __init__(self, name: str, prompt: list[int], max_new_tokens: int) -> None:
+        self.name = name
+        self.token_ids = list(prompt)
+        self.num_prompt_tokens = len(prompt)
+        self.max_new_tokens = max_new_tokens
+        self.block_table: list[int] = []
+        self.num_cached_tokens = 0
+        self.num_scheduled_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self) - self.num_prompt_tokens == self.max_new_tokens
+
+
+class Scheduler:
+    """What the three have in common; ``counts`` says what happened."""
+
+    def __init__(self, blocks: Any, token_budget: int, max_seqs: int) -> None:
+        self.blocks = blocks
+        self.token_budget = token_budget
+        self.max_seqs = max_seqs
+        self.waiting: deque[Seq] = deque()
+        self.running: deque[Seq] = deque()
+        self.is_prefill = False
+        self.counts: Counter[str] = Counter()
+
+    def schedule(self) -> list[Seq]:
+        batch = self.schedule_prompts()
+        self.is_prefill = bool(batch)
+        return batch or self.schedule_decodes()
+
+    def schedule_prompts(self) -> list[Seq]:
+        raise NotImplementedError
+
+    def schedule_decodes(self) -> list[Seq]:
+        batch: list[Seq] = []
+        while self.running and len(batch) < self.max_seqs:
+            seq = self.running.popleft()
+            if self.make_room(seq):
+                self.blocks.may_append(seq)
+                seq.num_scheduled_tokens = 1
+                batch.append(seq)
+        self.running.extendleft(reversed(batch))
+        return batch
+
+    def make_room(self, seq: Seq) -> bool:
+        while not self.blocks.can_append(seq):
+            victim = self.running.pop() if self.running else seq
+            self.blocks.deallocate(victim)
+            self.waiting.appendleft(victim)
+            self.counts["preemptions"] += 1
+            if victim is seq:
+                return False
+        return True
+
+    def started(self, seq: Seq) -> None:
+        self.counts["cached tokens"] += seq.num_cached_tokens
+
+    def sampled(self, seq: Seq, token: int) -> None:
+        seq.token_ids.append(token)
+        if seq.is_finished:
+            self.blocks.deallocate(seq)
+            self.running.remove(seq)
+
+    def computes(self, seq: Seq) -> tuple[int, int]:
+        """The positions that this step's forward computes."""
+        return seq.num_cached_tokens, seq.num_cached_tokens + seq.num_scheduled_tokens
+
+    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
+        raise NotImplementedError
+
+
+class ChunkedScheduler(Scheduler):
+    """The present generation: counts of cached blocks, chunks, blocks announced when computed."""
+
+    def schedule_prompts(self) -> list[Seq]:
+        batch: list[Seq] = []
+        budget = self.token_budget
+        while self.waiting and budget and len(batch) < self.max_seqs:
+            seq = self.waiting[0]
+            found = 0
+            if seq.block_table:
+                wanted = len(seq) - seq.num_cached_tokens
+            else:
+                found = self.blocks.can_allocate(seq)
+                if found == -1:
+                    break
+                wanted = len(seq) - found * self.blocks.block_size
+            if wanted > budget and batch:
+                break  # only the first of a step may be cut
+            if not seq.block_table:
+                self.blocks.allocate(seq, found)
+                self.started(seq)
+            seq.num_scheduled_tokens = min(wanted, budget)
+            budget -= seq.num_scheduled_tokens
+            batch.append(seq)
+            if seq.num_scheduled_tokens == wanted:
+                self.running.append(self.waiting.popleft())
+            else:
+                self.counts["chunks"] += 1
+        return batch
+
+    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
+        for seq, token in zip(batch, tokens, strict=True):
+            self.blocks.hash_blocks(seq)
+            seq.num_cached_tokens += seq.num_scheduled_tokens
+            seq.num_scheduled_tokens = 0
+            if seq.num_cached_tokens == len(seq):
+                self.sampled(seq, token)
+
+
+class FirstScheduler(Scheduler):
+    """The first generation: whole prompts, yes or no, and the manager is told of no forward."""
+
+    def schedule_prompts(self) -> list[Seq]:
+        batch: list[Seq] = []
+        budget = self.token_budget
+        while self.waiting and len(batch) < self.max_seqs:
+            seq = self.waiting[0]
+            if len(seq) > budget or not self.blocks.can_allocate(seq):
+                break
+            self.blocks.allocate(seq)
+            self.started(seq)
+            seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
+            budget -= seq.num_scheduled_tokens
+            self.running.append(self.waiting.popleft())
+            batch.append(seq)
+        return batch
+
+    def computes(self, seq: Seq) -> tuple[int, int]:
+        return len(seq) - seq.num_scheduled_tokens, len(seq)
+
+    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
+        for seq, token in zip(batch, tokens, strict=True):
+            self.sampled(seq, token)
+
+
+class FirstChunkedScheduler(Scheduler):
+    """The first interface under chunked prefill, as it stood between the two.
+
+    It counts a token as cached when it samples it, a step before its K/V is written, and computes
+    a preempted sequence without sampling from it.
+    """
+
+    def schedule_prompts(self) -> list[Seq]:
+        batch: list[Seq] = []
+        budget = self.token_budget
+        while self.waiting and budget and len(batch) < self.max_seqs:
+            seq = self.waiting[0]
+            if not seq.block_table and not self.blocks.can_allocate(seq):
+                break
+            if len(seq) - seq.num_cached_tokens > budget and batch:
+                break
+            if not seq.block_table:
+                self.blocks.allocate(seq)
+                self.started(seq)
+            wanted = len(seq) - seq.num_cached_tokens
+            seq.num_scheduled_tokens = min(wanted, budget)
+            budget -= seq.num_scheduled_tokens
+            batch.append(seq)
+            if seq.num_scheduled_tokens == wanted:
+                self.running.append(self.waiting.popleft())
+            else:
+                self.counts["chunks"] += 1
+        return batch
+
+    def computes(self, seq: Seq) -> tuple[int, int]:
+        return super().computes(seq) if self.is_prefill else (len(seq) - 1, len(seq))
+
+    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
+        for seq, token in zip(batch, tokens, strict=True):
+            if self.is_prefill:
+                seq.num_cached_tokens += seq.num_scheduled_tokens
+                if seq.num_cached_tokens < len(seq) or len(seq) > seq.num_prompt_tokens:
+                    continue
+            seq.num_cached_tokens += 1
+            self.sampled(seq, token)
+
+
+class Engine:
+    """Runs a scheduler's steps on a memory whose slots remember what they were computed from."""
+
+    def __init__(self, scheduler: Scheduler, num_blocks: int, vocabulary: int) -> None:
+        self.scheduler = scheduler
+        self.vocabulary = vocabulary
+        self.num_steps = 0
+        block_size = scheduler.blocks.block_size
+        self.device = Device(num_blocks, block_size, random.Random(0), check=True)
+
+    def step(self) -> None:
+        """One step; the books are checked before the forward and after it."""
+        batch = self.scheduler.schedule()
+        assert batch, "nothing could be scheduled"
+        self.check_accounts(batch)
+        tokens = self.forward(batch)
+        self.scheduler.postprocess(batch, tokens)
+        self.check_accounts([])
+
+    def forward(self, batch: list[Seq]) -> list[int]:
+        self.num_steps += 1
+        work = []
+        for seq in batch:
+            start, stop = self.scheduler.computes(seq)
+            prefixes = prefixes_of(seq.token_ids[:stop], self.device.block_size)
+            work.append(Work(seq.name, self.slots(seq, stop), np.array(prefixes), start))
+        step = Step(self.num_steps, [], work)
+        self.device.queue.append(step)
+        self.device.run(step)
+        return [int(self.device.cells[w.slots[-1]]) % self.vocabulary for w in work]
+
+    def slots(self, seq: Seq, stop: int) -> np.ndarray:
+        positions = np.arange(stop)
+        blocks = np.array(seq.block_table)[positions // self.device.block_size]
+        return blocks * self.device.block_size + positions % self.device.block_size
+
+    def check_accounts(self, batch: list[Seq]) -> None:
+        """Every block is in exactly the tables it should be, and nobody else's is written."""
+        blocks = self.scheduler.blocks
+        holders = [s for s in [*self.scheduler.waiting, *self.scheduler.running] if s.block_table]
+        named = Counter(block for seq in holders for block in seq.block_table)
+        shown, used, free = blocks.manager.blocks(), blocks.used_block_ids, blocks.free_block_ids
+        assert shown.ref_count.tolist() == [named[block] for block in range(len(shown))]
+        # Beside what the tables name, a cached twin is kept for the blocks that continue it.
+        assert set(named) <= used <= set(named) | set(shown.twin.tolist())
+        assert sorted([*used, *free]) == list(range(len(shown)))
+        assert len(free) == blocks.manager.num_available
+        assert len(blocks.manager.handles()) == len(holders)
+        for seq in batch:
+            assert len(seq.block_table) == -(-len(seq) // blocks.block_size)
+            start, stop = self.scheduler.computes(seq)
+            assert start < stop <= len(seq)
+            first = start // blocks.block_size
+            last = (stop - 1) // blocks.block_size
+            assert all(named[block] == 1 for block in seq.block_table[first : last + 1])
+        blocks.check_invariants()
+
+
+def prefixes_of(tokens: list[int], block_size: int) -> Prefixes:
+    prefixes: Prefixes = []
+    extend_prefixes(prefixes, tokens, block_size, b"", {})
+    return prefixes
+
+
+def said_alone(seq: Seq, block_size: int, vocabulary: int) -> list[int]:
+    """What the model says to this prompt without a cache, a scheduler or company."""
+    tokens = seq.token_ids[: seq.num_prompt_tokens]
+    prefixes = prefixes_of(tokens, block_size)
+    while len(tokens) < seq.num_prompt_tokens + seq.max_new_tokens:
+        tokens.append(prefixes[-1] % vocabulary)
+        extend_prefixes(prefixes, tokens[-1:], block_size, b"", {})
+    return tokens

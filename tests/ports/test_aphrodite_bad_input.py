@@ -1,0 +1,174 @@
+"""The Aphrodite port: wrong calls of allocators and blocks, refused with nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockMgrError, BlockStateError, OutOfBlocksError
+from blockmgr.ports.aphrodite import (
+    Block,
+    NaiveBlock,
+    NaiveBlockAllocator,
+    NoFreeBlocksError,
+    PrefixCachingBlock,
+)
+from tests.ports.aphrodite_support import Make, caching, chain, naive, refused
+
+BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
+    "append nothing": (lambda a, b: b[2].append_token_ids([]), ValueError, "1 to 2 tokens, got 0"),
+    "append too much": (lambda a, b: b[2].append_token_ids([1] * 3), ValueError, "got 3"),
+    "append to a full block": (lambda a, b: b[0].append_token_ids([1]), ValueError, "got 1"),
+    "append a negative token": (
+        lambda a, b: b[2].append_token_ids([-1]),
+        ValueError,
+        r"token_ids must be in \[0, 2\*\*32\)",
+    ),
+    "append text": (lambda a, b: b[2].append_token_ids(["1"]), TypeError, "str"),
+    "promote a block that is not full": (
+        lambda a, b: a.promote_to_immutable_block(b[2]),
+        BlockStateError,
+        "2 empty slots",
+    ),
+    "allocate after a block that is not full": (
+        lambda a, b: a.allocate_immutable(b[2], [1] * 4),
+        BlockStateError,
+        "2 empty slots",
+    ),
+    "allocate half a block in front": (
+        lambda a, b: a.allocate_immutable_blocks(None, [[1], [1] * 4]),
+        ValueError,
+        "got 1 in block 0",
+    ),
+    "allocate a block too long": (
+        lambda a, b: a.allocate_immutable(None, [1] * 5),
+        ValueError,
+        "got 5 in block 0",
+    ),
+    "allocate an empty block": (
+        lambda a, b: a.allocate_immutable(None, []),
+        ValueError,
+        "got 0 in block 0",
+    ),
+    "allocate with an extra that is no int": (
+        lambda a, b: a.allocate_immutable_block(None, [1] * 4, extra_hash="lora"),
+        TypeError,
+        "extra_hash must be an int or None, got str",
+    ),
+    "free no block": (lambda a, b: a.free("block"), TypeError, "block must be a .*, got str"),
+    "follow a number": (lambda a, b: a.allocate_mutable(3), TypeError, "got int"),
+    "free another's block": (
+        lambda a, b: a.free(type(b[0])(_elsewhere(type(b[0])), 0)),
+        ValueError,
+        "another allocator",
+    ),
+    "count an unknown block": (
+        lambda a, b: a.refcounter.get(99),
+        ValueError,
+        "block_id 99 is no block of this allocator",
+    ),
+    "acquire a free block": (
+        lambda a, b: a.refcounter.incr(7),
+        BlockStateError,
+        "nobody holds it",
+    ),
+    "release a free block": (
+        lambda a, b: a.refcounter.decr(7),
+        BlockStateError,
+        "released more often",
+    ),
+    "mark an unknown block": (lambda a, b: a.mark_blocks_as_computed([0, 99]), ValueError, "99"),
+    "ask for unknown blocks": (
+        lambda a, b: a.get_common_computed_block_ids([[0], [99]]),
+        ValueError,
+        "99",
+    ),
+    "touch an unknown block": (lambda a, b: a.mark_blocks_as_accessed([99], 1.0), ValueError, "99"),
+}
+
+
+def _elsewhere(kind: type[Block]) -> Any:
+    other = naive() if issubclass(kind, NaiveBlock) else caching()
+    return other.allocate_mutable(None).place[0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_call_is_refused_and_changes_nothing(make_allocator: Make, name: str) -> None:
+    call, error, match = BAD[name]
+    allocator = make_allocator()
+    blocks = chain(allocator, list(range(10)))
+    before = [block.token_ids for block in blocks]
+    with refused(allocator, error, match):
+        call(allocator, blocks)
+    assert [block.token_ids for block in blocks] == before
+
+
+AFTER_FREE: dict[str, Callable[[Any, Any], object]] = {
+    "free": lambda a, b: a.free(b[1]),
+    "append": lambda a, b: b[1].append_token_ids([1]),
+    "promote": lambda a, b: a.promote_to_immutable_block(b[1]),
+    "fork": lambda a, b: a.fork(b[1]),
+    "fork what follows": lambda a, b: a.fork(b[2]),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_FREE)
+def test_a_freed_block_is_refused(make_allocator: Make, name: str) -> None:
+    allocator = make_allocator()
+    first = chain(allocator, [1] * 4)
+    blocks = [first[0], allocator.allocate_mutable(first[0])]
+    blocks += [allocator.allocate_mutable(blocks[1])]
+    allocator.free(blocks[1])
+    with refused(allocator, BlockStateError, "freed"):
+        AFTER_FREE[name](allocator, blocks)
+
+
+def test_an_append_that_finds_no_block_to_copy_to_changes_nothing(make_allocator: Make) -> None:
+    allocator = make_allocator(1)
+    [block] = chain(allocator, [1, 2])
+    fork = allocator.fork(block)[0]
+    with refused(allocator, NoFreeBlocksError):
+        fork.append_token_ids([3])
+    assert (fork.token_ids, fork.block_id) == ([1, 2], block.block_id)
+    with refused(allocator, NoFreeBlocksError):
+        allocator.cow_block_if_not_appendable(fork)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"block_ids": [1, 2]}, ValueError, "block_ids must be 4 distinct ids"),
+        ({"block_ids": [1, 1, 2, 3]}, ValueError, "3 are distinct"),
+        ({"block_ids": [-1, 0, 1, 2]}, ValueError, "the smallest -1"),
+        ({"num_blocks": 0}, ValueError, "num_blocks must be in"),
+        ({"block_size": 0}, ValueError, "block_size must be in"),
+    ],
+)
+def test_an_allocator_that_cannot_be_is_refused(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    for build in (naive, caching):
+        with pytest.raises(error, match=match):
+            build(**{"num_blocks": 4, "block_size": 4, **options})
+
+
+def test_the_kind_of_naive_block_is_chosen_by_class() -> None:
+    class Named(NaiveBlock):
+        name = "mine"
+
+    allocator = NaiveBlockAllocator(create_block=Named, num_blocks=4, block_size=4)
+    assert isinstance(allocator.allocate_mutable(None), Named)
+    with pytest.raises(TypeError, match="create_block must be NaiveBlock or a subclass"):
+        NaiveBlockAllocator(create_block=PrefixCachingBlock, num_blocks=4, block_size=4)  # type: ignore[arg-type]
+
+
+def test_every_error_is_one_of_the_librarys() -> None:
+    assert issubclass(NoFreeBlocksError, BlockMgrError)
+
+
+def test_the_shortage_is_the_cores_and_a_value_error() -> None:
+    """Either of the two handlers that callers have will catch it."""
+    assert issubclass(NoFreeBlocksError, OutOfBlocksError)
+    assert issubclass(NoFreeBlocksError, ValueError)

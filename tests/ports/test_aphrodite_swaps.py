@@ -1,0 +1,295 @@
+"""The Aphrodite port: swaps between two pools, and the manager of all block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockStateError, SequenceStateError, UnknownSequenceError
+from blockmgr.ports.aphrodite import (
+    AllocStatus,
+    BlockSpaceManager,
+    BlockTable,
+    CpuGpuBlockAllocator,
+    Device,
+    NaiveBlock,
+    NaiveBlockAllocator,
+    NoFreeBlocksError,
+    PrefixCachingBlockAllocator,
+)
+from tests.ports.aphrodite_support import MakePools, check, refused_tables, table_of
+
+# ---- swaps ------------------------------------------------------------------------------
+
+
+def test_a_sequence_moves_to_the_host_and_back(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, list(range(10)))
+    before = table.physical_block_ids
+    copies = allocator.swap(table.blocks, Device.GPU, Device.CPU)
+    assert list(copies) == before
+    assert list(copies.values()) == table.physical_block_ids
+    assert table.device is Device.CPU
+    assert allocator.get_num_free_blocks(Device.GPU) == 8
+    assert allocator.get_num_free_blocks(Device.CPU) == 5
+    assert [t for b in table.blocks for t in b.token_ids] == list(range(10))
+    back = allocator.swap(table.blocks, Device.CPU, Device.GPU)
+    assert set(back.values()) <= set(table.physical_block_ids)
+    assert allocator.get_num_free_blocks(Device.CPU) == 8
+    table.append_token_ids([10])
+    assert table.device is Device.GPU
+
+
+def test_what_is_cached_and_computed_where_it_goes_needs_no_copy() -> None:
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 8, 4)
+    table = table_of(allocator, list(range(10)))
+    allocator.mark_blocks_as_computed()
+    allocator.swap(table.blocks, Device.GPU, Device.CPU)
+    back = allocator.swap(table.blocks, Device.CPU, Device.GPU)
+    assert list(back.values()) == table.physical_block_ids[2:]  # only the tail
+    assert all(block.computed for block in table.blocks[:2])
+    later = table_of(allocator, [*range(8), 1])
+    assert later.physical_block_ids[:2] == table.physical_block_ids[:2]
+
+
+def test_what_was_not_computed_is_copied_and_stays_so() -> None:
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 8, 4)
+    table = table_of(allocator, list(range(8)))
+    allocator.swap(table.blocks, Device.GPU, Device.CPU)
+    back = allocator.swap(table.blocks, Device.CPU, Device.GPU)
+    assert len(back) == 2
+    assert not any(block.computed for block in table.blocks)
+
+
+def test_extra_hashes_move_along() -> None:
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 8, 4)
+    table = BlockTable(4, allocator)
+    table.allocate(list(range(8)), extra_hash=3)
+    allocator.swap(table.blocks, Device.GPU, Device.CPU)
+    plain, keyed = BlockTable(4, allocator), BlockTable(4, allocator)
+    plain.allocate(list(range(8)), device=Device.CPU)
+    keyed.allocate(list(range(8)), device=Device.CPU, extra_hash=3)
+    assert keyed.physical_block_ids == table.physical_block_ids
+    assert not set(plain.physical_block_ids) & set(table.physical_block_ids)
+
+
+def test_a_swap_that_finds_no_room_changes_nothing(make_pools: MakePools) -> None:
+    allocator = make_pools(gpu=8, cpu=2)
+    table = table_of(allocator, list(range(10)))
+    assert allocator.get_num_full_blocks_touched(table.blocks, Device.CPU) == 3
+    with refused_tables(allocator, NoFreeBlocksError, tables=[table]) as caught:
+        allocator.swap(table.blocks, Device.GPU, Device.CPU)
+    assert (caught.value.needed, caught.value.available) == (3, 2)
+
+
+def test_a_block_that_waits_for_its_copy_is_not_swapped(make_pools: MakePools) -> None:
+    """Swaps run before copies: the block would be read before it is written."""
+    allocator = make_pools()
+    parent = table_of(allocator, [1, 2])
+    child = parent.fork()
+    child.append_token_ids([3])
+    with refused_tables(allocator, BlockStateError, "waits for a copy", tables=[parent, child]):
+        allocator.swap(child.blocks, Device.GPU, Device.CPU)
+    allocator.clear_copy_on_writes()
+    allocator.swap(child.blocks, Device.GPU, Device.CPU)
+
+
+def test_swaps_that_make_no_sense_are_refused(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, list(range(10)))
+    wrong: list[tuple[Any, Device, Device, str]] = [
+        (table.blocks[:2], Device.GPU, Device.CPU, "every block of one sequence"),
+        (table.blocks[1:], Device.GPU, Device.CPU, "every block of one sequence"),
+        ([], Device.GPU, Device.CPU, "must not be empty"),
+        (table.blocks, Device.CPU, Device.GPU, "of the device they are moved from"),
+        (table.blocks, Device.GPU, Device.GPU, "another device"),
+    ]
+    for blocks, source, destination, match in wrong:
+        with refused_tables(allocator, ValueError, match, tables=[table]):
+            allocator.swap(blocks, source, destination)
+    with refused_tables(allocator, TypeError, "got str"):
+        allocator.swap(["block"], Device.GPU, Device.CPU)  # type: ignore[list-item]
+
+
+def test_blocks_of_either_device_by_hand(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    host = allocator.allocate_mutable_block(None, Device.CPU)
+    device = allocator.allocate_immutable_block(None, [1] * 4, Device.GPU)
+    more = allocator.allocate_immutable_blocks(device, [[2] * 4], Device.GPU)
+    assert len(allocator.fork(more[0])) == 2
+    assert len(allocator.all_block_ids) == 16
+    allocator.free(host)
+    assert allocator.get_num_free_blocks(Device.CPU) == 8
+    with refused_tables(allocator, TypeError, "must be one of an allocator"):
+        allocator.free("block")  # type: ignore[arg-type]
+
+
+def test_pools_that_do_not_go_together_are_refused() -> None:
+    gpu = NaiveBlockAllocator(NaiveBlock, 4, 4)
+    with pytest.raises(ValueError, match="blocks of 4 tokens, got 2"):
+        CpuGpuBlockAllocator(gpu, NaiveBlockAllocator(NaiveBlock, 4, 2, range(4, 8)))
+    with pytest.raises(ValueError, match="got 3 in both"):
+        CpuGpuBlockAllocator(gpu, PrefixCachingBlockAllocator(4, 4, range(3, 7)))
+    with pytest.raises(ValueError, match="allocator_type must be"):
+        CpuGpuBlockAllocator.create("lru", 4, 4, 4)  # type: ignore[arg-type]
+    alone = CpuGpuBlockAllocator(gpu)
+    assert alone.get_num_total_blocks(Device.CPU) == 0
+    with pytest.raises(ValueError, match="device must have blocks"):
+        alone.pool_of(Device.CPU)
+
+
+# ---- the manager of all tables ----------------------------------------------------------
+
+
+@dataclass
+class Seq:
+    seq_id: int
+    tokens: list[int] = field(default_factory=list)
+
+    def get_token_ids(self) -> list[int]:
+        return self.tokens
+
+
+@dataclass
+class Group:
+    seqs: list[Seq]
+
+    def get_seqs(self) -> list[Seq]:
+        return self.seqs
+
+
+def group(*prompts: Sequence[int], first: int = 0) -> Group:
+    return Group([Seq(first + i, list(p)) for i, p in enumerate(prompts)])
+
+
+def space(gpu: int = 8, cpu: int = 8, **options: Any) -> BlockSpaceManager:
+    return BlockSpaceManager(4, gpu, cpu, **{"watermark": 0, **options})
+
+
+@pytest.mark.parametrize("enable_caching", [False, True])
+def test_a_group_lives_from_its_prompt_to_its_end(enable_caching: bool) -> None:
+    manager = space(enable_caching=enable_caching)
+    both = group([1] * 6, [1] * 6)
+    assert manager.can_allocate(both) is AllocStatus.OK
+    manager.allocate(both)
+    one, two = both.seqs
+    assert manager.get_block_table(one) == manager.get_block_table(two)
+    assert manager.get_num_free_gpu_blocks() == 6
+    manager.mark_blocks_as_computed(both)
+    shared = manager.get_block_table(one)[:1] if enable_caching else []
+    assert manager.get_common_computed_block_ids([one, two]) == shared
+    one.tokens.append(2)
+    two.tokens.append(3)
+    assert manager.can_append_slots(both)
+    copies = manager.append_slots(one)
+    assert copies == [(manager.get_block_table(two)[1], manager.get_block_table(one)[1])]
+    assert manager.append_slots(two, num_lookahead_slots=3) == []
+    assert len(manager.get_block_table(two)) == 3
+    assert manager.append_slots(two, num_lookahead_slots=3) == []  # no token since: no change
+    three = Seq(2, list(one.tokens))
+    manager.fork(one, three)
+    manager.access_all_blocks_in_seq(three, 1.0)
+    for seq in (one, two, three):
+        manager.free(seq)
+    assert manager.get_num_free_gpu_blocks() == 8
+    check(manager.block_allocator)
+
+
+def test_admission_tells_now_from_later_from_never() -> None:
+    manager = space(gpu=10, watermark=0.2)
+    assert manager.can_allocate(group([1] * 32)) is AllocStatus.OK
+    assert manager.can_allocate(group([1] * 33)) is AllocStatus.NEVER
+    assert manager.can_allocate(group([1] * 32), num_lookahead_slots=1) is AllocStatus.NEVER
+    manager.allocate(group([1] * 4))
+    assert manager.can_allocate(group([1] * 32, first=9)) is AllocStatus.LATER
+    assert manager.can_allocate(group([1] * 28, first=9)) is AllocStatus.OK
+
+
+def test_a_group_is_swapped_out_and_in() -> None:
+    manager = space()
+    pair = group([1] * 6, [1] * 6)
+    manager.allocate(pair)
+    assert manager.can_swap_out(pair)
+    assert len(manager.swap_out(pair)) == 4  # without a prefix cache sharing ends there
+    assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (8, 4)
+    assert manager.can_swap_in(pair) is AllocStatus.OK
+    copies = manager.swap_in(pair)
+    assert all(0 <= block < 8 for copy in copies for block in copy)
+    assert manager.get_num_free_cpu_blocks() == 8
+
+
+def test_swapped_prefixes_are_shared_on_the_host_too() -> None:
+    manager = space(enable_caching=True)
+    pair = group([1] * 9, [1] * 9)
+    manager.allocate(pair)
+    manager.mark_blocks_as_computed(pair)
+    manager.swap_out(pair)
+    assert manager.get_num_free_cpu_blocks() == 4  # two shared blocks, two tails
+    manager.swap_in(pair)
+    assert manager.get_num_free_gpu_blocks() == 4
+    check(manager.block_allocator)
+
+
+def test_swaps_know_what_fits() -> None:
+    manager = space(gpu=4, cpu=2)
+    large = group([1] * 12)
+    manager.allocate(large)
+    assert not manager.can_swap_out(large)
+    with pytest.raises(NoFreeBlocksError):
+        manager.swap_out(large)
+    assert manager.get_num_free_cpu_blocks() == 2
+    manager.free(large.seqs[0])
+    small = group([1] * 8, first=5)
+    manager.allocate(small)
+    manager.swap_out(small)
+    other = group([2] * 12, first=7)
+    manager.allocate(other)
+    assert manager.can_swap_in(small) is AllocStatus.LATER
+    small.seqs[0].tokens += [1] * 12
+    assert manager.can_swap_in(small) is AllocStatus.NEVER
+    assert not space(cpu=0).can_swap_out(group([1]))
+
+
+def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
+    manager = space(gpu=6, sliding_window=8)
+    seq = Seq(0, [0] * 8)
+    manager.allocate(Group([seq]))
+    for token in range(40):
+        seq.tokens.append(token)
+        manager.append_slots(seq)
+        # The window, one block more for it seldom begins with one, and the one being written.
+        assert manager.get_num_free_gpu_blocks() >= 1
+    assert len(manager.get_block_table(seq)) == 12
+    manager.free(seq)
+    assert manager.get_num_free_gpu_blocks() == 5
+
+
+def test_wrong_calls_of_the_manager_are_refused() -> None:
+    manager = space()
+    known, unknown = Seq(0, [1]), Seq(1, [1])
+    manager.allocate(Group([known]))
+    calls: list[Callable[[], object]] = [
+        lambda: manager.free(unknown),
+        lambda: manager.append_slots(unknown),
+        lambda: manager.fork(unknown, Seq(2)),
+        lambda: manager.get_block_table(unknown),
+        lambda: manager.get_common_computed_block_ids([known, unknown]),
+        lambda: manager.access_all_blocks_in_seq(unknown),
+    ]
+    for call in calls:
+        with refused_tables(manager.block_allocator, UnknownSequenceError):
+            call()
+    with refused_tables(manager.block_allocator, SequenceStateError, "has blocks already"):
+        manager.fork(known, known)
+    with refused_tables(manager.block_allocator, SequenceStateError, "has blocks already"):
+        manager.allocate(Group([known]))
+    assert manager.get_prefix_cache_hit_rate() == 0
+    assert not manager.reset_prefix_cache()
+    for options in ({"watermark": 1}, {"watermark": -0.1}, {"sliding_window": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            space(**options)
+    with pytest.raises(ValueError, match="without enable_caching"):
+        space(sliding_window=8, enable_caching=True)

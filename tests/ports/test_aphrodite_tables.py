@@ -1,0 +1,250 @@
+"""The Aphrodite port: the block table of a sequence, and its sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from blockmgr import BlockStateError, SequenceStateError
+from blockmgr.ports.aphrodite import (
+    BlockTable,
+    CpuGpuBlockAllocator,
+    Device,
+    NoFreeBlocksError,
+)
+from tests.ports.aphrodite_support import Kind, MakePools, check, refused_tables, table_of
+
+# ---- block tables -----------------------------------------------------------------------
+
+
+def test_a_table_has_blocks_for_its_tokens(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, list(range(10)))
+    assert len(table.physical_block_ids) == 3 == len(table.blocks)
+    assert [b.token_ids for b in table.blocks] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert (table.num_full_slots, table.device) == (10, Device.GPU)
+    assert BlockTable.get_num_required_blocks(range(10), 4) == 3
+    assert BlockTable.get_num_required_blocks(range(10), 4, num_lookahead_slots=3) == 4
+    assert table.get_unseen_token_ids(list(range(13))) == [10, 11, 12]
+    table.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 8
+    assert (table.num_full_slots, len(table.blocks)) == (0, 0)
+
+
+def test_a_table_can_be_on_the_host(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = BlockTable(4, allocator)
+    table.allocate([1, 2, 3, 4, 5], device=Device.CPU)
+    assert table.device is Device.CPU
+    assert (allocator.get_num_free_blocks(Device.CPU)) == 6
+    assert min(table.physical_block_ids) >= 8
+    assert allocator.get_physical_block_id(Device.CPU, table.physical_block_ids[0]) < 8
+
+
+def test_appending_fills_the_tail_and_adds_blocks(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, [0, 1])
+    table.append_token_ids(list(range(2, 11)))
+    assert [t for b in table.blocks for t in b.token_ids] == list(range(11))
+    assert len(table.physical_block_ids) == 3
+    assert table.blocks[2].prev_block is table.blocks[1]
+
+
+def test_look_ahead_slots_are_used_by_the_tokens_that_come(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, [0, 1])
+    table.append_token_ids([2], num_lookahead_slots=6)
+    names = table.physical_block_ids
+    assert len(names) == 3
+    table.ensure_num_empty_slots(9)
+    assert table.physical_block_ids == names
+    table.append_token_ids([3, 4, 5, 6, 7, 8])
+    assert table.physical_block_ids == names
+    assert table.num_full_slots == 9
+    assert table.get_num_blocks_touched_by_append_slots([1], num_lookahead_slots=2) == 1
+    assert table.get_num_blocks_touched_by_append_slots([1, 2, 3, 4]) == 2
+    table.ensure_num_empty_slots(4)
+    assert len(table.physical_block_ids) == 4
+
+
+def test_a_forked_table_shares_and_then_parts(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    parent = table_of(allocator, list(range(6)))
+    child = parent.fork()
+    assert child.physical_block_ids == parent.physical_block_ids
+    child.append_token_ids([9])
+    assert child.physical_block_ids[0] == parent.physical_block_ids[0]
+    [(source, destination)] = allocator.clear_copy_on_writes()
+    assert (source, destination) == (parent.physical_block_ids[1], child.physical_block_ids[1])
+    parent.free()
+    child.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 8
+
+
+def test_shared_look_ahead_is_not_written_by_two(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    parent = table_of(allocator, [0, 1, 2, 3])
+    parent.ensure_num_empty_slots(4)
+    child = parent.fork()
+    child.append_token_ids([5])
+    parent.append_token_ids([6])
+    assert parent.physical_block_ids[1] != child.physical_block_ids[1]
+    assert allocator.clear_copy_on_writes() == []  # nothing was in it
+
+
+def test_a_table_of_ten_thousand_blocks_is_forked_and_freed(kind: Kind) -> None:
+    allocator = CpuGpuBlockAllocator.create(kind, 10_001, 0, 1)
+    parent = table_of(allocator, [i % 251 for i in range(10_000)])
+    child = parent.fork()
+    child.append_token_ids([7])
+    assert len(child.physical_block_ids) == 10_001
+    parent.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 0
+    child.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 10_001
+
+
+def test_prompts_of_tables_share_what_is_cached() -> None:
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 0, 4)
+    one = table_of(allocator, list(range(9)))
+    two = table_of(allocator, [*range(8), 99])
+    assert one.physical_block_ids[:2] == two.physical_block_ids[:2]
+    allocator.mark_blocks_as_computed()
+    both = [one.physical_block_ids, two.physical_block_ids]
+    assert allocator.get_common_computed_block_ids(both) == one.physical_block_ids[:2]
+    assert allocator.get_prefix_cache_hit_rate(Device.GPU) == 0.5
+    allocator.mark_blocks_as_accessed(one.physical_block_ids, 1.0)
+    assert not allocator.reset_prefix_cache()
+    one.free()
+    two.free()
+    assert allocator.reset_prefix_cache(Device.GPU)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_table_that_cannot_grow_stays_as_it_was(make_pools: MakePools, shared: bool) -> None:
+    allocator = make_pools(gpu=3, cpu=0)
+    table = table_of(allocator, list(range(6)))
+    tables = [table, table.fork()] if shared else [table]
+    with refused_tables(allocator, NoFreeBlocksError, tables=tables) as caught:
+        table.append_token_ids(list(range(7)))
+    assert caught.value.needed == 2 + shared
+    with refused_tables(allocator, NoFreeBlocksError, tables=tables):
+        table.append_token_ids([1], num_lookahead_slots=9)
+    with refused_tables(allocator, NoFreeBlocksError, tables=tables):
+        table.ensure_num_empty_slots(7)
+    table.append_token_ids([1, 2])
+
+
+def test_a_prompt_that_does_not_fit_takes_nothing(make_pools: MakePools) -> None:
+    allocator = make_pools(gpu=3)
+    kept = table_of(allocator, [1] * 5)
+    with refused_tables(allocator, NoFreeBlocksError, tables=[kept]):
+        BlockTable(4, allocator).allocate(list(range(7)))
+
+
+def test_wrong_calls_of_a_table_are_refused(make_pools: MakePools) -> None:
+    allocator = make_pools()
+    table = BlockTable(4, allocator)
+    calls: list[Callable[[], object]] = [
+        table.free,
+        table.fork,
+        lambda: table.append_token_ids([1]),
+        lambda: table.ensure_num_empty_slots(1),
+        lambda: table.physical_block_ids,
+        lambda: table.device,
+        lambda: table.run,
+    ]
+    for call in calls:
+        with refused_tables(allocator, SequenceStateError, "has no blocks"):
+            call()
+    with refused_tables(allocator, ValueError, "token_ids must not be empty"):
+        table.allocate([])
+    with refused_tables(allocator, ValueError, r"in \[0, 2\*\*32\)"):
+        table.allocate([1, -1])
+    table.allocate([1])
+    with refused_tables(allocator, SequenceStateError, "allocated already", tables=[table]):
+        table.allocate([1])
+    with refused_tables(allocator, ValueError, "token_ids must not be empty", tables=[table]):
+        table.append_token_ids([])
+    with refused_tables(
+        allocator, ValueError, "num_lookahead_slots must be at least 0", tables=[table]
+    ):
+        table.append_token_ids([1], num_lookahead_slots=-1)
+    with refused_tables(
+        allocator, ValueError, "num_empty_slots must be at least 0", tables=[table]
+    ):
+        table.ensure_num_empty_slots(-1)
+    with refused_tables(allocator, TypeError, "extra_hash must be an int", tables=[table]):
+        table.append_token_ids([1], extra_hash="lora")  # type: ignore[arg-type]
+    with refused_tables(allocator, ValueError, "block_size must be the allocator's, 4, got 8"):
+        BlockTable(8, allocator)
+
+
+# ---- sliding windows --------------------------------------------------------------------
+
+
+def test_blocks_out_of_the_window_are_given_back() -> None:
+    allocator = CpuGpuBlockAllocator.create("naive", 8, 0, 4)
+    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
+    free = allocator.get_num_free_blocks(Device.GPU)
+    table.append_token_ids([16], num_computed_slots=16)
+    names = table.physical_block_ids
+    assert names[:2] == [allocator.null_block_id] * 2
+    assert len(set(names)) == 4
+    assert allocator.get_num_free_blocks(Device.GPU) == free - 1 + 2
+    assert [b.block_id is None for b in table.blocks] == [True, True, False, False, False]
+    child = table.fork()
+    assert child.physical_block_ids == names
+    child.append_token_ids([17], num_computed_slots=17)
+    table.free()
+    child.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 7  # all but the null block
+    check(allocator)
+
+
+def test_what_leaves_the_window_makes_room_for_what_comes() -> None:
+    allocator = CpuGpuBlockAllocator.create("naive", 5, 0, 4)
+    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
+    assert allocator.get_num_free_blocks(Device.GPU) == 0
+    table.append_token_ids([16], num_computed_slots=16)
+    assert allocator.get_num_free_blocks(Device.GPU) == 1
+
+
+def test_a_window_that_cannot_make_room_gives_nothing_back() -> None:
+    allocator = CpuGpuBlockAllocator.create("naive", 5, 0, 4)
+    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
+    child = table.fork()  # shares what leaves the window
+    with refused_tables(allocator, NoFreeBlocksError, tables=[table, child]):
+        table.append_token_ids([16], num_computed_slots=16)
+
+
+def test_the_null_block_is_one_and_is_never_written_or_freed() -> None:
+    allocator = CpuGpuBlockAllocator.create("naive", 4, 0, 4)
+    null = allocator.allocate_or_get_null_block()
+    assert allocator.allocate_or_get_null_block() is null
+    assert null.block_id == allocator.null_block_id
+    with refused_tables(allocator, BlockStateError, "never written"):
+        null.append_token_ids([1])
+    allocator.free(null)
+    assert allocator.get_num_free_blocks(Device.GPU) == 3
+    assert (null.token_ids, null.is_full, null.prev_block, null.content_hash) == (
+        [],
+        False,
+        None,
+        None,
+    )
+    assert (null.num_tokens_total, null.computed, null.extra_hash) == (0, False, None)
+    assert (null.num_empty_slots, null.block_size) == (4, 4)
+
+
+def test_windows_that_cannot_be_are_refused() -> None:
+    caching = CpuGpuBlockAllocator.create("prefix_caching", 4, 0, 4)
+    with refused_tables(caching, ValueError, "needs the naive allocator"):
+        BlockTable(4, caching, max_block_sliding_window=2)
+    naive = CpuGpuBlockAllocator.create("naive", 4, 0, 4)
+    with refused_tables(naive, ValueError, "must be at least 1, got 0"):
+        BlockTable(4, naive, max_block_sliding_window=0)
+    table = table_of(naive, [1], max_block_sliding_window=2)
+    with refused_tables(naive, ValueError, "num_computed_slots must be given", tables=[table]):
+        table.append_token_ids([1])

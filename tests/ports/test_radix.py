@@ -1,0 +1,492 @@
+"""The radix cache: every public call of mini-sglang's interface, one property each."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import OutOfBlocksError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.radix import (
+    CacheManager,
+    RadixCacheHandle,
+    RadixCacheManager,
+    RadixNode,
+    Request,
+    SizeInfo,
+    create_page_table,
+    format_tree,
+    get_mha_cache_per_page,
+    get_num_pages_for_kv_cache,
+    print_tree,
+)
+
+
+def slots_of(pages: list[int], page_size: int) -> list[int]:
+    return [page * page_size + offset for page in pages for offset in range(page_size)]
+
+
+def request(*tokens: int) -> Request:
+    return Request(uid=0, input_ids=list(tokens), table_idx=0, cached_len=0, output_len=8)
+
+
+def root(cache: CacheManager) -> RadixCacheHandle:
+    return RadixCacheHandle(0, cache.manager.root_node)
+
+
+def serve(cache: CacheManager, *tokens: int) -> list[int]:
+    """A request from its beginning to its end; the slots it had."""
+    handle, found = cache.match_req(request(*tokens))
+    cache.lock(handle)
+    fresh = cache.allocate(len(tokens) - handle.cached_len).tolist()
+    slots = [*found.tolist(), *fresh][: len(tokens)]
+    cache.free_and_cache_finished_req(handle, list(tokens), slots)
+    return slots
+
+
+def snapshot(cache: CacheManager | RadixCacheManager) -> Any:
+    manager = cache.manager if isinstance(cache, CacheManager) else cache
+    return manager.pool._core.fingerprint(), dict(manager._locks), manager.size_info
+
+
+@contextmanager
+def refused(
+    cache: CacheManager | RadixCacheManager, error: type[Exception], match: str
+) -> Iterator[Any]:
+    """The call inside raises exactly this error and changes nothing."""
+    before = snapshot(cache)
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert snapshot(cache) == before
+    cache.check_integrity()
+
+
+# The tree by itself.
+
+
+def test_the_longest_prefix_is_found_with_its_slots() -> None:
+    cache = RadixCacheManager(None, num_pages=16)
+    assert cache.insert_prefix([1, 3, 6, 7, 9, 77], [0, 1, 2, 3, 4, 7]) == 0
+    handle, indices = cache.match_prefix([1, 3, 6, 7, 87, 66])
+    assert handle.cached_len == 4
+    assert indices.tolist() == [0, 1, 2, 3]
+    assert indices.dtype == np.int32
+    cache.check_integrity()
+
+
+def test_a_whole_sequence_may_match() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1, 2], [3, 1])
+    assert cache.match_prefix([1, 2]).indices.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("tokens", [[], [9], [2, 1]])
+def test_nothing_found_ends_at_the_root(tokens: list[int]) -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1, 2], [0, 1])
+    handle, indices = cache.match_prefix(tokens)
+    assert (handle.cached_len, handle.node, len(indices)) == (0, cache.root_node, 0)
+    assert handle.node.is_root()
+
+
+def test_only_what_the_tree_has_not_is_inserted() -> None:
+    """The number returned is how many leading slots the caller keeps."""
+    cache = RadixCacheManager(None, num_pages=16)
+    cache.insert_prefix([1, 3, 6, 7, 9, 77], [0, 1, 2, 3, 4, 7])
+    assert cache.insert_prefix([1, 3, 6, 7, 87, 66], [8, 9, 10, 11, 5, 6]) == 4
+    assert cache.match_prefix([1, 3, 6, 7, 87, 66]).indices.tolist() == [0, 1, 2, 3, 5, 6]
+    assert cache.size_info == SizeInfo(8, 0)
+    assert cache.insert_prefix([1, 3], [12, 13]) == 2
+    assert cache.size_info == SizeInfo(8, 0)
+
+
+def test_sizes_count_slots_in_whole_pages() -> None:
+    cache = RadixCacheManager(None, num_pages=8, page_size=4)
+    cache.insert_prefix(list(range(10)), slots_of([5, 2, 3], 4)[:10])
+    assert cache.size_info == SizeInfo(evictable_size=8, protected_size=0)
+    handle, _ = cache.match_prefix(list(range(6)))
+    cache.lock_handle(handle)
+    assert cache.size_info == SizeInfo(evictable_size=4, protected_size=4)
+    assert cache.size_info.total_size == 8
+
+
+@pytest.mark.parametrize("page_size", [2, 3, 16])
+def test_matches_and_slots_come_in_whole_pages(page_size: int) -> None:
+    cache = RadixCacheManager(None, num_pages=8, page_size=page_size)
+    tokens = list(range(3 * page_size))
+    cache.insert_prefix(tokens, slots_of([7, 0, 4], page_size))
+    handle, indices = cache.match_prefix(tokens[: 3 * page_size - 1])
+    assert handle.cached_len == 2 * page_size
+    assert indices.tolist() == slots_of([7, 0], page_size)
+
+
+def test_an_unfinished_page_stays_the_callers() -> None:
+    cache = RadixCacheManager(None, num_pages=8, page_size=4)
+    assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 0
+    assert cache.size_info.total_size == 4
+    cache.insert_prefix([9, 9, 9, 9], [0, 1, 2, 3])  # page 0 is still there to be given
+    assert cache.size_info.total_size == 8
+
+
+def test_a_locked_prefix_is_not_evicted() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1, 2, 3], [0, 1, 2])
+    handle, indices = cache.match_prefix([1, 2])
+    cache.lock_handle(handle)
+    assert cache.evict(1).tolist() == [2]
+    with refused(cache, OutOfBlocksError, "need 1 blocks, 0 available"):
+        cache.evict(1)
+    assert cache.match_prefix([1, 2]).indices.tolist() == indices.tolist()
+    cache.lock_handle(handle, unlock=True)
+    assert sorted(cache.evict(2).tolist()) == [0, 1]
+
+
+def test_locks_of_a_handle_add_up() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1], [0])
+    handle = cache.match_prefix([1]).handle
+    cache.lock_handle(handle)
+    cache.lock_handle(handle)
+    cache.lock_handle(handle, unlock=True)
+    assert cache.size_info == SizeInfo(0, 1)
+    cache.lock_handle(handle, unlock=True)
+    assert cache.size_info == SizeInfo(1, 0)
+
+
+def test_locks_of_two_handles_on_one_prefix_are_two() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1, 2], [0, 1])
+    short, long = (cache.match_prefix([1, 2][:n]).handle for n in (1, 2))
+    cache.lock_handle(short)
+    cache.lock_handle(long)
+    cache.lock_handle(short, unlock=True)
+    assert cache.size_info == SizeInfo(0, 2)
+    cache.lock_handle(long, unlock=True)
+    assert cache.size_info == SizeInfo(2, 0)
+
+
+def test_the_root_needs_no_lock() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    handle = RadixCacheHandle(0, cache.root_node)
+    cache.lock_handle(handle)
+    cache.lock_handle(handle, unlock=True)
+    cache.lock_handle(handle, unlock=True)
+    assert cache.size_info == SizeInfo(0, 0)
+
+
+def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None:
+    cache = RadixCacheManager(None, num_pages=8)
+    cache.insert_prefix([1, 2, 3], [0, 1, 2])
+    cache.insert_prefix([4, 5], [3, 4])
+    handle = cache.match_prefix([1]).handle
+    cache.lock_handle(handle)  # used again: younger than 4 and 5, its children are not
+    cache.lock_handle(handle, unlock=True)
+    assert cache.evict(5).tolist() == [2, 1, 4, 3, 0]
+
+
+def test_inserting_what_is_there_counts_as_a_use() -> None:
+    cache = RadixCacheManager(None, num_pages=8)
+    cache.insert_prefix([1], [0])
+    cache.insert_prefix([2], [1])
+    assert cache.insert_prefix([1], [5]) == 1
+    assert cache.evict(1).tolist() == [1]
+
+
+def test_evicted_slots_are_the_callers_again() -> None:
+    cache = RadixCacheManager(None, num_pages=4, page_size=2)
+    cache.insert_prefix([1, 1, 2, 2], [4, 5, 0, 1])
+    slots = cache.evict(3)
+    assert slots.tolist() == [0, 1, 4, 5]  # whole pages, the end first
+    assert cache.match_prefix([1, 1]).handle.cached_len == 0
+    assert cache.insert_prefix([3, 3], slots[:2]) == 0
+
+
+def test_evicting_nothing_does_nothing() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    assert cache.evict(0).tolist() == []
+
+
+def test_reset_empties_the_tree() -> None:
+    cache = RadixCacheManager(None, num_pages=4)
+    cache.insert_prefix([1, 2], [0, 1])
+    cache.reset()
+    assert cache.size_info == SizeInfo(0, 0)
+    assert cache.match_prefix([1, 2]).handle.cached_len == 0
+    assert cache.insert_prefix([1, 2], [0, 1]) == 0
+    cache.check_integrity()
+
+
+def test_a_cache_can_stand_on_a_pool_of_the_callers() -> None:
+    pool = BlockPool(4, 2)
+    cache = RadixCacheManager.on_pool(pool)
+    page = int(pool.take(1)[0])
+    assert cache.insert_prefix([1, 2], [2 * page, 2 * page + 1]) == 0
+    assert (cache.page_size, cache.size_info.total_size, pool.num_idle) == (2, 2, 1)
+    cache.reset()
+    assert pool.num_free == 4
+
+
+# Slots for requests.
+
+
+def test_a_request_finds_what_another_has_finished() -> None:
+    cache = CacheManager(None, num_pages=250)
+    assert cache.available_size == 250
+    first = cache.allocate(6)
+    assert (len(set(first.tolist())), cache.available_size) == (6, 244)
+    cache.free_and_cache_finished_req(root(cache), [1, 3, 6, 7, 9, 77], first)
+    assert cache.available_size == 250
+
+    handle, indices = cache.match_req(request(1, 3, 6, 7, 87, 66))
+    assert indices.tolist() == first[:4].tolist()
+    cache.lock(handle)
+    fresh = cache.allocate(2)
+    assert not set(fresh.tolist()) & set(first.tolist())
+    assert cache.available_size == 244
+    cache.free_and_cache_finished_req(handle, [1, 3, 6, 7, 87, 66], [*indices, *fresh])
+    assert cache.available_size == 250
+    assert cache.manager.size_info == SizeInfo(8, 0)
+    cache.check_integrity()
+
+
+def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
+    cache = CacheManager(None, num_pages=8)
+    serve(cache, 1, 2, 3)
+    assert cache.match_req(request(1, 2, 3)).handle.cached_len == 2
+    assert cache.match_req(request(1)).handle.cached_len == 0
+
+
+def test_allocation_takes_free_pages_before_cached_ones() -> None:
+    cache = CacheManager(None, num_pages=4)
+    serve(cache, 1, 2)
+    cache.allocate(2)
+    assert cache.manager.size_info == SizeInfo(2, 0)
+    cache.allocate(1)
+    assert cache.manager.size_info == SizeInfo(1, 0)
+    assert cache.match_req(request(1, 2)).handle.cached_len == 1
+
+
+@pytest.mark.parametrize(("needed", "given"), [(0, 0), (1, 4), (4, 4), (5, 8)])
+def test_slots_are_handed_out_in_whole_pages(needed: int, given: int) -> None:
+    cache = CacheManager(None, num_pages=3, page_size=4)
+    slots = cache.allocate(needed)
+    assert (slots.dtype, len(slots), cache.available_size) == (np.int32, given, 12 - given)
+    assert all(slots[at] == slots[0] + at for at in range(min(given, 4)))
+
+
+def test_allocating_more_than_available_evicts_nothing() -> None:
+    cache = CacheManager(None, num_pages=4)
+    serve(cache, 1, 2)
+    cache.allocate(1)
+    with refused(cache, OutOfBlocksError, "need 4 blocks, 3 available"):
+        cache.allocate(4)
+
+
+def test_what_two_requests_computed_is_kept_once() -> None:
+    cache = CacheManager(None, num_pages=8)
+    first, second = cache.allocate(3), cache.allocate(3)
+    cache.free_and_cache_finished_req(root(cache), [1, 2, 3], first)
+    cache.free_and_cache_finished_req(root(cache), [1, 2, 4], second)
+    assert cache.manager.size_info == SizeInfo(4, 0)
+    assert cache.available_size == 8
+    found = cache.match_req(request(1, 2, 4, 0)).indices.tolist()
+    assert found == [first[0], first[1], second[2]]
+
+
+def test_the_unfinished_page_of_a_finished_request_is_free() -> None:
+    cache = CacheManager(None, num_pages=4, page_size=4)
+    slots = cache.allocate(6)[:6]
+    cache.free_and_cache_finished_req(root(cache), [1, 2, 3, 4, 5, 6], slots)
+    assert cache.manager.size_info == SizeInfo(4, 0)
+    assert cache.available_size == 16
+
+
+def test_a_finished_request_unlocks_its_prefix() -> None:
+    cache = CacheManager(None, num_pages=8)
+    serve(cache, 1, 2, 3)
+    handle, indices = cache.match_req(request(1, 2, 9))
+    cache.lock(handle)
+    assert cache.manager.size_info == SizeInfo(1, 2)
+    cache.free_and_cache_finished_req(handle, [1, 2], indices)
+    assert cache.manager.size_info == SizeInfo(3, 0)
+
+
+def test_an_unfinished_request_shares_what_it_has_computed() -> None:
+    """Without it, requests that run at a time never share."""
+    cache = CacheManager(None, num_pages=8, page_size=2)
+    slots = cache.allocate(5)[:5].tolist()
+    handle, shared = cache.cache_unfinished_req(root(cache), [1, 2, 3, 4, 5], slots)
+    assert shared.tolist() == slots[:4]
+    assert cache.manager.size_info == SizeInfo(0, 4)
+    other = cache.match_req(request(1, 2, 3, 4, 9))
+    assert other.indices.tolist() == slots[:4]
+    cache.free_and_cache_finished_req(handle, [1, 2, 3, 4, 5], slots)
+    assert cache.manager.size_info == SizeInfo(4, 0)
+    assert cache.available_size == 16
+
+
+def test_an_unfinished_request_goes_over_to_what_others_computed_first() -> None:
+    cache = CacheManager(None, num_pages=8)
+    first, second = cache.allocate(2).tolist(), cache.allocate(3).tolist()
+    handles = [
+        cache.cache_unfinished_req(root(cache), [1, 2], first).handle,
+        (other := cache.cache_unfinished_req(root(cache), [1, 2, 3], second)).handle,
+    ]
+    assert other.indices.tolist() == [*first, second[2]]
+    assert cache.available_size == 8 - 3
+    cache.free_and_cache_finished_req(handles[0], [1, 2], first)
+    assert cache.manager.size_info == SizeInfo(0, 3)
+    cache.free_and_cache_finished_req(handles[1], [1, 2, 3], other.indices)
+    assert cache.manager.size_info == SizeInfo(3, 0)
+
+
+def test_less_than_a_page_is_not_shared_yet() -> None:
+    cache = CacheManager(None, num_pages=4, page_size=4)
+    slots = cache.allocate(3)[:3]
+    handle, shared = cache.cache_unfinished_req(root(cache), [1, 2, 3], slots)
+    assert (handle.node.is_root(), len(shared)) == (True, 0)
+    cache.free_and_cache_finished_req(handle, [1, 2, 3], slots)
+    assert cache.available_size == 16
+
+
+def test_an_aborted_request_gives_its_slots_back() -> None:
+    cache = CacheManager(None, num_pages=4, page_size=2)
+    slots = cache.allocate(3)
+    cache.free(slots[:3])
+    assert cache.available_size == 8
+    cache.free([])
+
+
+def test_resetting_leaves_allocated_slots_alone() -> None:
+    cache = CacheManager(None, num_pages=8)
+    serve(cache, 1, 2)
+    cache.allocate(3)
+    cache.reset()
+    assert cache.manager.size_info == SizeInfo(0, 0)
+    assert cache.available_size == 5
+
+
+# Sizes, tables, printing.
+
+
+def test_a_page_holds_k_and_v_of_all_layers() -> None:
+    assert get_mha_cache_per_page(256, 8, 1) == 2 * 8 * 256 * 2
+    assert get_mha_cache_per_page(128, 8, 32, page_size=16, tp_size=4, dtype_size=4) == (
+        2 * 2 * 128 * 32 * 16 * 4
+    )
+
+
+def test_only_whole_pages_fit() -> None:
+    assert get_num_pages_for_kv_cache(2_000 * 1024, 8192) == 250
+    assert get_num_pages_for_kv_cache(8191, 8192) == 0
+
+
+def test_nothing_is_printed_while_sizing(capsys: pytest.CaptureFixture[str]) -> None:
+    get_num_pages_for_kv_cache(4 * 1024**3, 8192)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_page_table_is_a_writable_array_of_zeros() -> None:
+    table = create_page_table(5, 50)
+    assert (table.shape, table.dtype, int(table.sum())) == ((5, 50), np.int32, 0)
+    table[1, :3] = [7, 8, 9]
+
+
+def test_a_request_knows_its_length() -> None:
+    req = Request(uid=1, input_ids=[1, 2, 3], table_idx=0, cached_len=0, output_len=4)
+    assert (req.input_len, req.cache_handle, req.max_tokens) == (3, None, 1024)
+
+
+def test_the_tree_is_printed_with_its_forks_locks_and_leaves() -> None:
+    cache = CacheManager(None, num_pages=16)
+    cache.free_and_cache_finished_req(root(cache), [1, 3, 6, 7, 9, 77], cache.allocate(6))
+    handle, indices = cache.match_req(request(1, 3, 6, 7, 87, 66))
+    cache.lock(handle)
+    fresh = cache.allocate(2)
+    text = io.StringIO()
+    print_tree(cache, file=text)
+    a, b = indices.tolist(), cache.manager.match_prefix([1, 3, 6, 7, 9, 77]).indices.tolist()[4:]
+    assert text.getvalue() == (
+        "root: 2 evictable, 4 protected\n"
+        f"└── tokens 1 3 6 7, slots {a[0]} {a[1]} {a[2]} {a[3]}, 1 lock\n"
+        f"    └── tokens 9 77, slots {b[0]} {b[1]}, no locks, leaf\n"
+    )
+    cache.free_and_cache_finished_req(handle, [1, 3, 6, 7, 87, 66], [*indices, *fresh])
+    assert format_tree(cache.manager).splitlines()[1:] == [
+        f"└── tokens 1 3 6 7, slots {a[0]} {a[1]} {a[2]} {a[3]}, no locks",
+        f"    ├── tokens 9 77, slots {b[0]} {b[1]}, no locks, leaf",
+        f"    └── tokens 87 66, slots {fresh[0]} {fresh[1]}, no locks, leaf",
+    ]
+
+
+def test_long_and_deep_trees_are_cut_where_they_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    cache = RadixCacheManager(None, num_pages=3_010)
+    cache.insert_prefix(range(3_000), range(3_000))
+    for depth in range(3):
+        cache.insert_prefix([*range(depth + 1), 9], [*range(depth + 1), 3_000 + depth])
+    print_tree(cache, max_depth=1)
+    assert capsys.readouterr().out.splitlines() == [
+        "root: 3003 evictable, 0 protected",
+        "└── tokens 0, slots 0, no locks",
+        "    └── 6 more below",
+    ]
+    assert "tokens 3 4 5 6 7 8 9 10 … (2997)" in format_tree(cache)
+
+
+def test_an_empty_tree_is_its_root() -> None:
+    assert format_tree(RadixCacheManager(None, 4)) == "root: 0 evictable, 0 protected"
+
+
+# Torch.
+
+
+def test_with_a_device_tensors_come_in_and_go_out() -> None:
+    torch = pytest.importorskip("torch")
+    cache = CacheManager(torch.device("cpu"), num_pages=16, page_size=2)
+    assert cache.device == cache.manager.device == torch.device("cpu")
+    slots = cache.allocate(5)
+    assert isinstance(slots, torch.Tensor)
+    assert slots.dtype == torch.int32
+    table = create_page_table(2, 8, device="cpu")
+    table[1, :5] = slots[:5]
+    tokens = torch.tensor([1, 2, 3, 4, 5])
+    cache.free_and_cache_finished_req(root(cache), tokens, table[1, :5])
+    handle, indices = cache.match_req(
+        Request(0, torch.tensor([1, 2, 3, 4, 9]), table_idx=0, cached_len=0, output_len=1)
+    )
+    assert handle.cached_len == 4
+    assert torch.equal(indices, slots[:4])
+    table[0, :4].copy_(indices)
+    evicted = cache.manager.evict(4)
+    assert sorted(evicted.tolist()) == sorted(slots[:4].tolist())
+    cache.free(evicted)
+    cache.check_integrity()
+
+
+def test_slots_may_be_a_column() -> None:
+    """A page table by position: what a request has there is not contiguous."""
+    table = np.arange(12, dtype=np.int64).reshape(6, 2)
+    cache = RadixCacheManager(None, num_pages=12, page_size=1)
+    assert cache.insert_prefix(table[:, 0], table[:, 1]) == 0
+    assert cache.match_prefix(table[:, 0]).indices.tolist() == table[:, 1].tolist()
+
+
+# A node's public face.
+
+
+def test_nodes_are_equal_where_prefixes_end_alike() -> None:
+    cache, other = RadixCacheManager(None, 4), RadixCacheManager(None, 4)
+    for each in (cache, other):
+        each.insert_prefix([1, 2], [0, 1])
+    first, second = (cache.match_prefix([1, 2, n]).handle for n in (3, 4))
+    assert first.node == second.node
+    assert first != second
+    assert first.node != other.match_prefix([1, 2]).handle.node
+    assert repr(first.node) == f"RadixNode(page=1, generation={first.node.generation})"
+    assert isinstance(first.node, RadixNode)
