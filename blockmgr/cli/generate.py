@@ -1,0 +1,288 @@
+"""``blockmgr generate``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from blockmgr import __version__
+from blockmgr.cli.common import WrongInput, one_line_errors, repeat_command
+from blockmgr.cli.options import debug_option
+from blockmgr.errors import MissingExtraError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockmgr.ports.engine import Engine, EngineReport, Generation, Sample
+
+__all__ = ["generate"]
+
+RESULT_SAYS_NO: Final = 1
+PLAIN_WIDTH: Final = 500
+
+# One beginning and several ends: what shared blocks are for.
+DEMO_PROMPTS: Final = tuple(
+    "You are a helpful assistant. Answer in one short sentence. " + question
+    for question in ("What is a block?", "What is a block table?", "Who may write to a block?")
+)
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[MODEL_DIR] [PROMPT]...")
+@click.option("--demo", is_flag=True, help="Take a tiny seeded model: nothing is downloaded.")
+@click.option("--max-new-tokens", default=20, show_default=True, help="Tokens to generate at most.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from so many tokens; 0: all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from this much probability.")
+@click.option("--seed", default=0, show_default=True, help="Of the first sample of each prompt.")
+@click.option("--n", default=1, show_default=True, help="Samples of each prompt.")
+@click.option("--beams", default=0, show_default=True, help="Search with so many beams; 0: sample.")
+@click.option("--length-penalty", default=1.0, show_default=True, help="Of a beam search.")
+@click.option("--block-size", default=16, show_default=True, help="Tokens per block.")
+@click.option("--num-blocks", type=int, help="Size of the pool.  [default: what fits 1 GiB]")
+@click.option("--chunk-size", type=int, help="Prefill prompts in chunks of so many tokens.")
+@click.option(
+    "--min-partial-tokens",
+    default=0,
+    show_default=True,
+    help="Reuse parts of blocks from this many tokens on; 0 is off.",
+)
+@click.option(
+    "--dedup",
+    type=click.Choice(["remap", "append_only"]),
+    default="remap",
+    show_default=True,
+    help="What happens to a block that is found to be cached already.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Where weights and K/V live.")
+@click.option("--check", is_flag=True, help="Exit with 1 if model.generate says something else.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+@debug_option
+@click.pass_context
+def generate(
+    ctx: click.Context,
+    /,
+    *,
+    words: tuple[str, ...],
+    demo: bool,
+    check: bool,
+    json_wanted: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Continue PROMPTS with the model in MODEL_DIR, and say what sharing saved.
+
+    With --demo there is no MODEL_DIR; its model reads bytes and says nothing that means anything.
+    """
+    if not demo and len(words) < 2:
+        raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)
+    if check and settings["n"] > 1:
+        raise click.UsageError("--check compares one sample of each prompt, not --n", ctx)
+    with one_line_errors(ctx, show_traceback=debug):
+        engine, encode, decode = _demo(settings) if demo else _load(words[0], settings)
+        texts = (words or DEMO_PROMPTS) if demo else words[1:]
+        tokens = [encode(text) for text in texts]
+        found = _run(engine, tokens, settings)
+        differing = _differing(engine, tokens, found, settings) if check else []
+    report = engine.report()
+    if json_wanted:
+        _print_json(texts, found, report, decode)
+    else:
+        _print_text(texts, found, decode)
+        _print_report(report, sys.stdout)
+    if check:
+        click.echo(f"equal to model.generate: {'no' if differing else 'yes'}", err=True)
+    command = repeat_command(ctx, ("seed",), {}, leave_out=("words", "debug"))
+    command = " ".join([command, *map(shlex.quote, words)])
+    seed = settings["seed"]
+    click.echo(f"blockmgr {__version__}, seed {seed}, repeat with: {command}", err=True)
+    if differing:
+        ctx.exit(RESULT_SAYS_NO)
+
+
+def _engine_options(settings: dict[str, Any]) -> dict[str, Any]:
+    names = ("block_size", "num_blocks", "chunk_size", "min_partial_tokens", "dedup")
+    # Prompts of one step find each other: this engine's attention writes before it reads.
+    return {"early_commit": True, **{name: settings[name] for name in names}}
+
+
+def _device(settings: dict[str, Any]) -> str:
+    import torch  # noqa: PLC0415
+
+    name: str = settings["device"]
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be one that torch has here, got {name!r}") from error
+    return name
+
+
+def _quiet_transformers() -> None:
+    try:
+        from transformers.utils import logging  # noqa: PLC0415  (an extra; seconds to import)
+    except ImportError as error:
+        raise MissingExtraError("transformers", "blockmgr generate") from error
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _load(
+    model_dir: str, settings: dict[str, Any]
+) -> tuple[Engine, Callable[[str], list[int]], Callable[[list[int]], str]]:
+    _quiet_transformers()
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    from blockmgr.ports.engine import Engine  # noqa: PLC0415
+
+    try:
+        engine = Engine.from_pretrained(
+            model_dir, device=_device(settings), **_engine_options(settings)
+        )
+    except UnsupportedModelError as error:
+        raise WrongInput(str(error)) from error
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    return (
+        engine,
+        lambda text: list(tokenizer(text)["input_ids"]),
+        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
+    )
+
+
+def _demo(
+    settings: dict[str, Any],
+) -> tuple[Engine, Callable[[str], list[int]], Callable[[list[int]], str]]:
+    _quiet_transformers()
+    import torch  # noqa: PLC0415
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+
+    from blockmgr.ports.engine import Engine  # noqa: PLC0415
+
+    torch.manual_seed(0)  # the model's; --seed is of the samples
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(_device(settings))
+    options = _engine_options(settings)
+    options["num_blocks"] = options["num_blocks"] or 4096
+    engine = Engine(model, **options)
+    return engine, lambda text: list(text.encode()), lambda tokens: " ".join(map(str, tokens))
+
+
+def _run(engine: Engine, tokens: list[list[int]], settings: dict[str, Any]) -> list[Generation]:
+    from blockmgr.ports.engine import Sampling  # noqa: PLC0415
+
+    if settings["beams"]:
+        return engine.beam_search(
+            tokens,
+            settings["beams"],
+            settings["max_new_tokens"],
+            length_penalty=settings["length_penalty"],
+            num_return=min(settings["n"], settings["beams"]),
+            progress=True,
+        )
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "n")
+    sampling = Sampling(**{name: settings[name] for name in names})
+    return engine.generate(tokens, sampling, progress=True)
+
+
+def _differing(
+    engine: Engine, tokens: list[list[int]], found: list[Generation], settings: dict[str, Any]
+) -> list[int]:
+    """Indices of the prompts that ``model.generate`` continues in another way."""
+    import torch  # noqa: PLC0415
+
+    arguments: dict[str, Any] = {"max_new_tokens": settings["max_new_tokens"], "do_sample": False}
+    if settings["beams"]:
+        arguments |= {"num_beams": settings["beams"], "length_penalty": settings["length_penalty"]}
+    elif settings["temperature"] > 0:
+        names = ("temperature", "top_k", "top_p")
+        arguments |= {"do_sample": True, **{name: settings[name] for name in names}}
+    differing = []
+    model: Any = engine.model.model
+    for i, (prompt, generation) in enumerate(zip(tokens, found, strict=True)):
+        torch.manual_seed(settings["seed"])
+        row = torch.tensor([prompt], device=engine.model.device)
+        with torch.no_grad():
+            [said] = model.generate(row, attention_mask=torch.ones_like(row), **arguments).tolist()
+        if said[len(prompt) :][: len(generation.tokens)] != generation.tokens:
+            differing.append(i)
+    return differing
+
+
+def _print_text(
+    texts: tuple[str, ...], found: list[Generation], decode: Callable[[list[int]], str]
+) -> None:
+    for text, generation in zip(texts, found, strict=True):
+        click.echo(f"> {text}")
+        for sample in generation.samples:
+            click.echo(decode(sample.tokens))
+        click.echo("")
+
+
+def _print_report(report: EngineReport, file: TextIO) -> None:
+    """What sharing saved, as a table on a terminal and plain aligned lines anywhere else."""
+    console = Console(file=file)
+    plain = not console.is_terminal
+    frame = None if plain else box.SIMPLE
+    table = Table(show_header=False, box=frame, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = (
+        ("prompt tokens", report.query_tokens),
+        ("found in the cache", report.hit_tokens),
+        ("tokens computed", report.computed_tokens),
+        ("forwards", report.steps),
+        ("blocks at the peak", report.peak_blocks),
+        ("without sharing", report.peak_unshared_blocks),
+        ("block copies", report.copies),
+        ("preemptions", report.preemptions),
+    )
+    for name, value in rows:
+        table.add_row(name, f"{value:,}")
+    (Console(file=file, width=PLAIN_WIDTH) if plain else console).print(table)
+
+
+def _print_json(
+    texts: tuple[str, ...],
+    found: list[Generation],
+    report: EngineReport,
+    decode: Callable[[list[int]], str],
+) -> None:
+    counts = {name: value for name, value in asdict(report).items() if not name.endswith("_s")}
+    results = [
+        {
+            "prompt": text,
+            "num_cached_tokens": generation.num_cached_tokens,
+            "samples": [_as_dict(sample, decode) for sample in generation.samples],
+        }
+        for text, generation in zip(texts, found, strict=True)
+    ]
+    document = {"report": counts, "results": results}
+    click.echo(json.dumps(document, indent=2, sort_keys=True))
+
+
+def _as_dict(sample: Sample, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    return {
+        "finish_reason": sample.finish_reason,
+        "score": sample.score,
+        "text": decode(sample.tokens),
+        "tokens": sample.tokens,
+    }

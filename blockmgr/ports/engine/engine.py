@@ -1,0 +1,289 @@
+"""A small continuous-batching engine: a transformers model on block tables.
+
+Requests of any length run side by side. Each step decodes one token of every running sequence and
+computes as much of the waiting prompts as its token budget allows, in one forward. When blocks run
+out, the youngest job is preempted, and computed again later. What has been computed once is shared:
+between prompts that begin alike, between the samples of a prompt, and between beams.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+
+from blockmgr.blocks import Admission
+from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.errors import NeverFitsError
+from blockmgr.ports.engine.beam import BeamConfig, BeamJob
+from blockmgr.ports.engine.jobs import Generation
+from blockmgr.ports.engine.progress import token_bar
+from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
+from blockmgr.ports.engine.scheduler import Scheduler
+from blockmgr.ports.transformers.model import PagedModel, load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from blockmgr.manager import BlockManager
+    from blockmgr.ports.engine.report import EngineReport
+    from blockmgr.ports.transformers.kernels import KernelName
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Generates tokens with a transformers model whose K/V lives in shared blocks.
+
+    The cache stays warm between calls: what one call has computed, the next one finds.
+
+    Args:
+        model: A causal language model with its weights.
+        num_blocks: Blocks of the pool; by default as many as fit 1 GiB, or on a GPU 80 % of its
+            free memory.
+        block_size: Tokens per block.
+        max_batch_tokens: Tokens of one forward, at most; at least ``max_seqs``.
+        chunk_size: Tokens of one prompt in one forward, at most; None for no further limit.
+        layout: Of the K/V tensors, as ``PagedKVCache`` names it.
+        kernel: What computes attention, as ``PagedModel`` names it.
+        **options: Of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``, ``max_seqs``,
+            ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
+
+    Raises:
+        UnsupportedModelError: The model needs something that is missing here.
+        ValueError: A value is out of its bounds.
+
+    Attributes:
+        model: The model and its K/V.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_batch_tokens: int = 2048,
+        chunk_size: int | None = None,
+        layout: str = "NHD",
+        kernel: KernelName = "sdpa",
+        **options: Unpack[ManagerOptions],
+    ) -> None:
+        self.model = PagedModel.with_cache(
+            model, num_blocks, block_size, layout=layout, kernel=kernel
+        )
+        pool = self.model.cache.num_blocks
+        config = ManagerConfig(num_blocks=pool, block_size=block_size, **options)
+        if config.steps_in_flight:
+            raise ValueError(
+                "steps_in_flight must be 0, since this engine waits for every step, got "
+                f"{config.steps_in_flight}"
+            )
+        if max_batch_tokens < config.max_seqs:
+            raise ValueError(
+                f"max_batch_tokens must be at least max_seqs, {config.max_seqs}, got "
+                f"{max_batch_tokens}"
+            )
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        self._scheduler = Scheduler(
+            self.model, config, max_batch_tokens, chunk_size or max_batch_tokens
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        **options: Any,
+    ) -> Self:
+        """An engine with the model of a local directory, loaded as ``load_model`` does.
+
+        Args:
+            path: Directory with ``config.json`` and safetensors weights.
+            dtype: Of weights and K/V; what the weights are stored in by default.
+            device: Where both live.
+            **options: Those of the constructor.
+
+        Raises:
+            FileNotFoundError: There is no such directory, or no ``config.json`` in it.
+            UnsupportedModelError: The model needs something that is missing here; no weights
+                have been loaded.
+            ValueError: An option is out of its bounds.
+        """
+        return cls(load_model(path, dtype=dtype, device=device), **options)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        on_token: OnToken | None = None,
+        progress: bool = False,
+    ) -> list[Generation]:
+        """Continues each prompt.
+
+        Whatever is raised, by ``on_token`` too, ends all requests of this call and no others.
+
+        Args:
+            prompts: Token ids, at least one each.
+            sampling: How, for all prompts or one for each; the likeliest tokens by default.
+            on_token: Called with every token once, as soon as it is known.
+            progress: Show a bar on stderr, if that is a terminal.
+
+        Returns:
+            For each prompt in order, its ``n`` samples.
+
+        Raises:
+            NeverFitsError: A prompt and its continuation are more than the pool can ever hold.
+            ValueError: A prompt is empty, longer than the model allows, or has a token that the
+                model does not know; ``n`` is more than ``max_seqs``.
+            TypeError: A prompt is not a sequence of ints.
+            ReentrancyError: The engine is inside another call.
+        """
+        if sampling is None or isinstance(sampling, Sampling):
+            sampling = [sampling or Sampling()] * len(prompts)
+        if len(sampling) != len(prompts):
+            raise ValueError(
+                f"sampling must be one for each of {len(prompts)} prompts, got {len(sampling)}"
+            )
+        jobs = []
+        for i, (prompt, how) in enumerate(zip(prompts, sampling, strict=True)):
+            tokens = self._checked(i, prompt, how.max_new_tokens, rows=how.n, apart=1)
+            stops = self.model.stop_token_ids if how.stop_token_ids is None else how.stop_token_ids
+            jobs.append(SampleJob(tokens, how, (i, 0), frozenset(stops), self.model.device))
+        total = sum(how.n * how.max_new_tokens for how in sampling)
+        with token_bar(total, wanted=progress) as show:
+            done = self._scheduler.run(jobs, on_token, show)
+        samples: list[list[Any]] = [[] for _ in prompts]
+        for job in done:
+            samples[job.order[0]] += job.result()
+        return [
+            Generation(samples=each, num_cached_tokens=job.num_cached_tokens or 0)
+            for each, job in zip(samples, jobs, strict=True)
+        ]
+
+    def beam_search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_beams: int,
+        max_new_tokens: int,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: bool | Literal["never"] = False,
+        num_return: int = 1,
+        stop_token_ids: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> list[Generation]:
+        """Finds the likeliest continuations of each prompt.
+
+        Beams share every block up to where they part; keeping one beam twice and another not at
+        all changes block tables, and copies at most the block that is written next.
+
+        Args:
+            prompts: Token ids, at least one each.
+            num_beams: Continuations kept after each step.
+            max_new_tokens: Tokens to generate at most.
+            length_penalty: As in ``BeamConfig``, and in transformers.
+            early_stopping: As in ``BeamConfig``, and in transformers.
+            num_return: Beams to return for each prompt.
+            stop_token_ids: Tokens that end a beam; the model's end-of-sequence tokens by default.
+            progress: Show a bar on stderr, if that is a terminal.
+
+        Returns:
+            For each prompt in order, its best beams, the best first.
+
+        Raises:
+            NeverFitsError: A prompt and its beams, should they share the prompt alone, are more
+                than the pool can ever hold.
+            ValueError: As ``generate``; or a value is out of its bounds.
+            TypeError: A prompt is not a sequence of ints.
+            ReentrancyError: The engine is inside another call.
+        """
+        stops = self.model.stop_token_ids if stop_token_ids is None else tuple(stop_token_ids)
+        config = BeamConfig(
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            num_return=num_return,
+            stop_token_ids=stops,
+        )
+        jobs = []
+        for i, prompt in enumerate(prompts):
+            tokens = self._checked(i, prompt, max_new_tokens, rows=num_beams, apart=num_beams)
+            jobs.append(BeamJob(tokens, config, i))
+        with token_bar(len(jobs) * max_new_tokens, wanted=progress) as show:
+            self._scheduler.run(jobs, None, show)
+        return [
+            Generation(samples=job.result(), num_cached_tokens=job.num_cached_tokens or 0)
+            for job in jobs
+        ]
+
+    def report(self) -> EngineReport:
+        """What has been done since the engine was made, and what sharing saved."""
+        return self._scheduler.tally.report(self.manager.stats())
+
+    @property
+    def manager(self) -> BlockManager:
+        """Which block holds what: for reading, since its sequences belong to the engine."""
+        return self._scheduler.manager
+
+    def _checked(
+        self, index: int, prompt: Sequence[int], max_new_tokens: int, *, rows: int, apart: int
+    ) -> list[int]:
+        """The prompt as a list, after all the checks that can be made before it runs.
+
+        ``rows`` are the sequences it becomes, ``apart`` those that hold blocks at the same time.
+        """
+        tokens = _as_list(prompt, f"prompts[{index}]")
+        worst = max(tokens) if min(tokens) >= 0 else min(tokens)
+        if not 0 <= worst < self.model.vocab_size:
+            raise ValueError(
+                f"prompts[{index}] must have tokens in [0, {self.model.vocab_size}), got {worst}"
+            )
+        longest = self.model.max_tokens
+        if longest is not None and len(tokens) + max_new_tokens > longest:
+            raise ValueError(
+                f"prompts[{index}] of {len(tokens)} tokens and {max_new_tokens} to follow are more "
+                f"than the {longest} positions of the model"
+            )
+        config = self.manager.config
+        if rows > config.max_seqs:
+            raise ValueError(
+                f"n and num_beams must be at most max_seqs, {config.max_seqs}, got {rows}"
+            )
+        # The last token that is sampled is never written.
+        columns = -(-(len(tokens) + max_new_tokens - 1) // config.block_size)
+        shared = len(tokens) // config.block_size
+        needed = shared + apart * (columns - shared)
+        if config.prefix_caching and config.dedup == "append_only":
+            # A block below the cached twin of its own parent keeps that twin in use: the last
+            # block of a resumed sequence can have one, and so can what beams regrow.
+            needed += 1 if apart == 1 else 1 + apart * (columns - shared)
+        if needed > config.capacity or columns > config.row_width:
+            raise NeverFitsError(
+                f"prompts[{index}] of {len(tokens)} tokens and {max_new_tokens} to follow"
+                f"{f' in {apart} beams' if apart > 1 else ''} need {needed} blocks of "
+                f"{config.block_size}, {columns} of them in a row; the pool has {config.capacity}, "
+                f"a row {config.row_width}"
+            )
+        if self.manager.can_admit(tokens) is Admission.NEVER:
+            raise NeverFitsError(
+                f"prompts[{index}] of {len(tokens)} tokens needs more than the "
+                f"{config.capacity - config.watermark_blocks} blocks that the watermark leaves"
+            )
+        return tokens
+
+
+def _as_list(tokens: Sequence[int], name: str) -> list[int]:
+    if isinstance(tokens, str) or not hasattr(tokens, "__len__"):
+        raise TypeError(f"{name} must be a sequence of ints, got {tokens!r}")
+    if not len(tokens):
+        raise ValueError(f"{name} must have at least one token")
+    return [operator.index(token) for token in tokens]

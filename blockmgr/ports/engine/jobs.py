@@ -1,0 +1,125 @@
+"""What the engine schedules: jobs, and the sequences of the manager that they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from blockmgr.manager import BlockManager
+
+__all__ = ["FinishReason", "Generation", "Job", "Sample", "Track"]
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One continuation of a prompt.
+
+    Attributes:
+        tokens: What was generated, a stop token at its end included.
+        finish_reason: ``"stop"`` for a stop token, ``"length"`` for as many as were asked for.
+        score: Of a beam: the sum of its log-probabilities over its length to the power of
+            ``length_penalty``. None for a sample.
+        logprobs: For each token, the likeliest tokens at its place with their log-probabilities,
+            the best first, as many as ``Sampling.logprobs`` asks for.
+    """
+
+    tokens: list[int]
+    finish_reason: FinishReason
+    score: float | None = None
+    logprobs: list[list[tuple[int, float]]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What was generated for one prompt.
+
+    Attributes:
+        samples: ``n`` samples, or the best beams, the best first.
+        num_cached_tokens: Tokens of the prompt that were in the cache when it was admitted first.
+    """
+
+    samples: list[Sample]
+    num_cached_tokens: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the first sample."""
+        return self.samples[0].tokens
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """A sequence of the manager as the engine sees it.
+
+    ::
+
+        tokens   t0 t1 t2 t3 t4 t5          length <= len(tokens) <= length + 1
+                 [ written )                K/V is in the cache
+                 [    length    )           known to the manager
+                                 t5         sampled, to be appended by the next decode
+
+    Attributes:
+        tokens: All its tokens.
+        handle: The manager's; None before it is admitted.
+        length: Tokens that the manager knows.
+        written: Leading tokens with K/V in the cache; 0 while preempted.
+        target: Leading tokens with K/V once this step's forward has run.
+    """
+
+    tokens: list[int]
+    handle: int | None = None
+    length: int = 0
+    written: int = 0
+    target: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether tokens that the manager knows have no K/V yet: a prefill."""
+        return self.written < self.length
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has all its K/V and a sampled token that the manager does not know."""
+        return self.written == self.length < len(self.tokens)
+
+    def live(self) -> int:
+        """The handle of a track that has one."""
+        assert self.handle is not None
+        return self.handle
+
+
+class Job(Protocol):
+    """What is admitted and preempted as one: a sample, or all beams of a search."""
+
+    order: tuple[int, int]
+    """Age: the lower is served first, the highest is preempted first."""
+    rows: int
+    """Sequences of the manager that it needs at most."""
+    tracks: list[Track]
+    """Its sequences. The first one is there from the start and carries the prompt."""
+    num_cached_tokens: int | None
+    """Tokens of the prompt that the cache held; None before it is admitted first."""
+
+    def regrow(self, manager: BlockManager) -> None:
+        """Forks off and fills up what a preemption has cut down to the prompt.
+
+        Raises:
+            OutOfBlocksError: Not all of it has blocks; to be called again.
+        """
+        ...
+
+    def preempt(self, manager: BlockManager) -> None:
+        """Releases all blocks, and keeps the first track's handle for ``resume``."""
+        ...
+
+    @property
+    def num_done(self) -> int:
+        """Tokens generated, or all that were asked for once it has stopped."""
+        ...
+
+    def result(self) -> list[Sample]:
+        """What was generated, once it has stopped."""
+        ...

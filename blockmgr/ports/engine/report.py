@@ -1,0 +1,85 @@
+"""What an engine did, and what sharing saved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blockmgr.stats import Stats
+
+__all__ = ["EngineReport", "Tally"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What an engine has done so far, and what sharing saved.
+
+    Attributes:
+        steps: Forwards.
+        computed_tokens: Tokens that went through a forward.
+        generated_tokens: Tokens returned.
+        query_tokens: Prompt tokens looked up in the cache.
+        hit_tokens: Of those, tokens found, and so not computed.
+        copies: Block copies that were applied.
+        copied_tokens: Tokens whose K/V they copied.
+        preemptions: Jobs that lost their blocks and were computed again.
+        evicted_blocks: Blocks of finished work given up for other content.
+        deduplicated_blocks: Full blocks found to be cached already.
+        peak_blocks: Most blocks in use at a time.
+        peak_unshared_blocks: What the sequences of a step would have held without sharing, at most.
+        peak_saved_blocks: The largest difference of the two in one step.
+        host_s: Seconds outside copies and forward: scheduling, block tables, choosing tokens.
+        device_s: Seconds in copies and forward.
+    """
+
+    steps: int
+    computed_tokens: int
+    generated_tokens: int
+    query_tokens: int
+    hit_tokens: int
+    copies: int
+    copied_tokens: int
+    preemptions: int
+    evicted_blocks: int
+    deduplicated_blocks: int
+    peak_blocks: int
+    peak_unshared_blocks: int
+    peak_saved_blocks: int
+    host_s: float
+    device_s: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the scheduler counts; the meanings are those of ``EngineReport``."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    copies: int = 0
+    copied_tokens: int = 0
+    preemptions: int = 0
+    peak_blocks: int = 0
+    peak_unshared_blocks: int = 0
+    peak_saved_blocks: int = 0
+    host_s: float = 0.0
+    device_s: float = 0.0
+
+    def count_step(self, num_tokens: int, used: int, unshared: int) -> None:
+        """Enters a forward, with the blocks in use and those that it would have taken unshared."""
+        self.steps += 1
+        self.computed_tokens += num_tokens
+        self.peak_blocks = max(self.peak_blocks, used)
+        self.peak_unshared_blocks = max(self.peak_unshared_blocks, unshared)
+        self.peak_saved_blocks = max(self.peak_saved_blocks, unshared - used)
+
+    def report(self, stats: Stats) -> EngineReport:
+        """A snapshot, with what the manager has counted."""
+        return EngineReport(
+            **asdict(self),
+            query_tokens=stats.query_tokens,
+            hit_tokens=stats.hit_tokens,
+            evicted_blocks=stats.evicted_blocks,
+            deduplicated_blocks=stats.deduplicated_blocks,
+        )

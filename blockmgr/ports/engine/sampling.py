@@ -1,0 +1,212 @@
+"""How the next token is chosen, and the job of one sample."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from blockmgr.errors import MissingExtraError
+from blockmgr.ports.engine.jobs import FinishReason, Sample, Track
+
+try:
+    import torch
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+except ImportError as error:
+    raise MissingExtraError("transformers", "blockmgr.ports.engine.sampling") from error
+
+if TYPE_CHECKING:
+    from blockmgr.manager import BlockManager
+
+__all__ = ["OnToken", "SampleJob", "Sampling", "StreamedToken", "choose_tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen, and when to stop.
+
+    With a seed, sample ``i`` of a prompt draws from a torch generator of its own, seeded with
+    ``seed + i``. So its tokens depend on nothing else in the batch, and those of the first sample
+    are what ``model.generate(do_sample=True)`` gives for that prompt alone after
+    ``torch.manual_seed(seed)``.
+
+    Attributes:
+        max_new_tokens: Tokens to generate at most.
+        temperature: Divides the logits; 0 takes the likeliest token each time.
+        top_k: Draw from the ``k`` likeliest tokens only; 0 for all.
+        top_p: Draw from the likeliest tokens that make up this probability; 1 for all.
+        seed: Of the first sample, at least 0; None for one that differs each time.
+        n: Samples of each prompt, forked once its K/V has been computed.
+        stop_token_ids: Tokens that end a sample; None for the model's end-of-sequence tokens.
+        logprobs: Report this many of the likeliest tokens at each place.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+
+    max_new_tokens: int = 20
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    n: int = 1
+    stop_token_ids: tuple[int, ...] | None = None
+    logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("n", 1), ("top_k", 0), ("logprobs", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n must be 1 at temperature 0, where all samples agree, got {self.n}")
+
+
+class StreamedToken(NamedTuple):
+    """A token as soon as it is known."""
+
+    prompt: int
+    """Index of the prompt."""
+    sample: int
+    """Index of the sample."""
+    token: int
+    """Token id."""
+    finish_reason: FinishReason | None
+    """Why this token is the last of its sample; None if it is not."""
+
+
+OnToken: TypeAlias = Callable[[StreamedToken], None]
+
+
+class SampleJob:
+    """One sample: a sequence that grows by a token with each step.
+
+    The job of the first sample carries the prompt; ``split`` forks those of the others from it.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        order: tuple[int, int],
+        stops: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        self.order = order
+        self.rows = sampling.n if order[1] == 0 else 1
+        self.tracks = [Track(list(prompt))]
+        self.num_cached_tokens: int | None = None
+        self.sampling = sampling
+        self.prompt = prompt
+        self.stops = stops
+        self.finish_reason: FinishReason | None = None
+        self.logprobs: list[list[tuple[int, float]]] = []
+        self.generator = torch.Generator(device)
+        if sampling.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(sampling.seed + order[1])
+
+    def regrow(self, manager: BlockManager) -> None:
+        """Nothing: the one sequence resumes with all its tokens."""
+
+    def preempt(self, manager: BlockManager) -> None:
+        """Keeps what is computed findable, and lets go of the blocks."""
+        [track] = self.tracks
+        manager.commit(track.live(), track.written)
+        manager.preempt(track.live())
+        track.written = track.target = 0
+
+    def split(self, manager: BlockManager) -> list[SampleJob]:
+        """Forks off the other samples of the prompt, whose K/V this one has just computed."""
+        [track] = self.tracks
+        others = []
+        if self.rows > 1:
+            for i, handle in enumerate(manager.fork(track.live(), self.rows - 1), 1):
+                order = (self.order[0], i)
+                job = SampleJob(
+                    self.prompt, self.sampling, order, self.stops, self.generator.device
+                )
+                job.num_cached_tokens = self.num_cached_tokens
+                job.tracks = [Track(list(self.prompt), handle, track.length, track.written)]
+                others.append(job)
+            self.rows = 1
+        return others
+
+    def accept(self, token: int) -> StreamedToken:
+        """Adds the token that was chosen."""
+        [track] = self.tracks
+        track.tokens.append(token)
+        if token in self.stops:
+            self.finish_reason = "stop"
+        elif len(track.tokens) - len(self.prompt) == self.sampling.max_new_tokens:
+            self.finish_reason = "length"
+        return StreamedToken(*self.order, token, self.finish_reason)
+
+    @property
+    def num_done(self) -> int:
+        """Tokens generated, or all that were asked for once it has stopped."""
+        [track] = self.tracks
+        if self.finish_reason is not None:
+            return self.sampling.max_new_tokens
+        return len(track.tokens) - len(self.prompt)
+
+    def result(self) -> list[Sample]:
+        """What was generated."""
+        assert self.finish_reason is not None
+        return [
+            Sample(
+                tokens=self.tracks[0].tokens[len(self.prompt) :],
+                finish_reason=self.finish_reason,
+                logprobs=self.logprobs if self.sampling.logprobs else None,
+            )
+        ]
+
+
+def choose_tokens(logits: torch.Tensor, jobs: list[SampleJob]) -> list[int]:
+    """The next token of each job, and its ``logprobs`` if they are wanted.
+
+    Temperature, then top-k, then top-p, which is the order of ``model.generate``.
+
+    Args:
+        logits: ``float32[num_jobs, vocab_size]``.
+        jobs: Whose they are, in order.
+    """
+    chosen = logits.argmax(dim=-1).tolist()
+    alike: defaultdict[tuple[float, int, float], list[int]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        sampling = job.sampling
+        if sampling.temperature > 0:
+            alike[sampling.temperature, sampling.top_k, sampling.top_p].append(i)
+        if sampling.logprobs:
+            job.logprobs.append(_likeliest(logits[i], sampling.logprobs))
+    for (temperature, top_k, top_p), rows in alike.items():
+        probabilities = _warped(logits[rows], temperature, top_k, top_p).softmax(dim=-1)
+        for i, row in zip(rows, probabilities, strict=True):
+            drawn = torch.multinomial(row[None], 1, generator=jobs[i].generator)
+            chosen[i] = int(drawn)
+    return chosen
+
+
+def _warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    # transformers' own, so that ties and edges are cut as model.generate cuts them. They ask for
+    # the tokens so far and do not look at them.
+    tokens = torch.empty(0, dtype=torch.int64)
+    if temperature != 1.0:
+        logits = TemperatureLogitsWarper(temperature)(tokens, logits)
+    if top_k:
+        logits = TopKLogitsWarper(top_k)(tokens, logits)
+    if top_p < 1.0:
+        logits = TopPLogitsWarper(top_p)(tokens, logits)
+    return logits
+
+
+def _likeliest(logits: torch.Tensor, count: int) -> list[tuple[int, float]]:
+    values, ids = logits.log_softmax(dim=-1).topk(min(count, logits.shape[-1]))
+    return list(zip(ids.tolist(), values.tolist(), strict=True))

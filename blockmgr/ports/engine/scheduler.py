@@ -1,0 +1,358 @@
+"""The loop of the engine: the step contract, from admission to the next token.
+
+One step, in the order of the contract::
+
+    plan      regrow what was preempted, decode what is ready, room for the next chunks;
+              preempt the youngest whenever blocks run out; then admit while there is room
+    launch    take_copies, apply them, forward, copies_applied, commit
+    deliver   choose tokens, fork, reparent, free what is finished
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+
+import numpy as np
+
+from blockmgr.blocks import Admission
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, ReentrancyError
+from blockmgr.manager import BlockManager
+from blockmgr.ports.engine.beam import BeamJob
+from blockmgr.ports.engine.report import Tally
+from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
+from blockmgr.ports.transformers.attention import PagedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+
+    from blockmgr.config import ManagerConfig
+    from blockmgr.ports.engine.jobs import Job, Track
+    from blockmgr.ports.transformers.model import PagedModel
+
+__all__ = ["Scheduler"]
+
+Ts = TypeVarTuple("Ts")
+
+ROW_MASK: Final = 0xFFFFFFFF  # of a handle: its row in the block tables
+
+
+class Scheduler:
+    """Runs jobs side by side until all are finished.
+
+    Args:
+        model: The model and its K/V.
+        config: Of the manager; blocks as in the model's cache.
+        max_batch_tokens: Tokens of one forward, at most.
+        chunk_size: Tokens of one sequence in one forward, at most.
+
+    Attributes:
+        manager: Which block holds what.
+        tally: What has been done so far.
+    """
+
+    def __init__(
+        self, model: PagedModel, config: ManagerConfig, max_batch_tokens: int, chunk_size: int
+    ) -> None:
+        self.manager = BlockManager.from_config(config)
+        self.tally = Tally()
+        self._model = model
+        self._max_batch_tokens = max_batch_tokens
+        self._chunk_size = chunk_size
+        self._waiting: deque[Job] = deque()  # oldest first: preempted ones, then fresh ones
+        self._running: list[Job] = []  # oldest first
+        self._finished: list[Job] = []
+        self._rows = 0  # sequences promised to admitted jobs, so that every fork finds its row
+        self._on_token: OnToken | None = None
+        self._is_busy = False
+        self._is_mid_step = False
+        self._is_stuck = False
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        on_token: OnToken | None,
+        on_step: Callable[[int], None] | None,
+    ) -> list[Job]:
+        """Runs jobs to their end.
+
+        Args:
+            jobs: In order of age. Each fits the pool when it is alone.
+            on_token: Called with every token of a sample.
+            on_step: Called after each step with the sum of the jobs' ``num_done``.
+
+        Returns:
+            The jobs and those that they have forked, in order of age.
+
+        Raises:
+            ReentrancyError: A run is going on.
+
+        Leaves:
+            No sequence, even if something is raised.
+        """
+        if self._is_busy:
+            raise ReentrancyError("the engine is inside another call")
+        self._is_busy = True
+        self._on_token = on_token
+        self._waiting.extend(jobs)
+        try:
+            while self._waiting or self._running:
+                self._step()
+                if on_step is not None:
+                    on_step(sum(job.num_done for job in (*self._running, *self._finished)))
+            return sorted(self._finished, key=attrgetter("order"))
+        finally:
+            self._clear()
+            self._is_busy = False
+
+    def _clear(self) -> None:
+        """Ends what is left, which is nothing unless something was raised."""
+        if self._is_mid_step:
+            # What the cache holds is not known. To forget all of it is always right.
+            self.manager = BlockManager.from_config(self.manager.config)
+            self._is_mid_step = False
+        for handle in self.manager.handles():
+            self.manager.free(handle)
+        self._waiting.clear()
+        self._running.clear()
+        self._finished = []
+        self._rows = 0
+        self._is_stuck = False
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        self._is_mid_step = True
+        chunks = self._plan()
+        aimed = [(j, t) for j in self._running for t in j.tracks if t.target > t.written]
+        if not aimed:
+            self._wait_for_room()
+            return
+        self._is_stuck = False
+        batch = self._batch([track for _, track in aimed])
+        planned = time.perf_counter()
+        logits = self._launch(batch)
+        launched = time.perf_counter()
+        for _, track in aimed:
+            track.written = track.target
+        if not self.manager.config.early_commit:
+            # The others' tokens are committed by their next decode.
+            for track in chunks:
+                self.manager.commit(track.live(), track.written)
+        self._is_mid_step = False
+        self._count(batch)
+        self._deliver([(j, t) for j, t in aimed if t.written == len(t.tokens)], logits)
+        self.tally.device_s += launched - planned
+        self.tally.host_s += time.perf_counter() - start - (launched - planned)
+
+    def _wait_for_room(self) -> None:
+        """Lets a step pass in which the only job has preempted itself, but not two of them.
+
+        That can be right once: under ``append_only`` the twins of its blocks may have been in its
+        way, and when it resumes it uses them.
+        """
+        self._is_mid_step = False
+        if self._is_stuck:
+            config = self.manager.config
+            raise NeverFitsError(
+                f"a pool of {config.capacity} blocks of {config.block_size} is too small for "
+                f"prompts[{self._waiting[0].order[0]}] alone"
+            )
+        self._is_stuck = True
+
+    # Planning.
+
+    def _plan(self) -> list[Track]:
+        """Makes room for what this step computes, and sets the ``target`` of each track.
+
+        Returns:
+            Of those with a target, the tracks that compute a chunk; the others decode.
+        """
+        preemptions = self.tally.preemptions
+        for job in self._oldest_first():
+            self._with_room(job, job.regrow, self.manager)
+        decoded = self._decode()
+        budget = self._max_batch_tokens - len(decoded)
+        chunks = self._next_chunks(budget)
+        # A preemption takes the aim back, also of what had been aimed before.
+        decoded = [track for track in decoded if track.target > track.written]
+        chunks = [track for track in chunks if track.target > track.written]
+        if self.manager.config.early_commit:
+            for track in (*decoded, *chunks):
+                self.manager.commit(track.live(), track.target)
+        if preemptions == self.tally.preemptions:  # else the newcomer would be the next to go
+            budget -= sum(track.target - track.written for track in chunks)
+            chunks += self._admit(budget)
+        return chunks
+
+    def _decode(self) -> list[Track]:
+        """Appends the token that each ready track has sampled: one call for the whole batch."""
+        while ready := [t for job in self._running for t in job.tracks if t.is_ready]:
+            try:
+                self.manager.decode([t.live() for t in ready], [t.tokens[t.length] for t in ready])
+            except OutOfBlocksError:
+                self._preempt_youngest()
+                continue
+            for track in ready:
+                track.length += 1
+                track.target = track.length
+            break
+        return ready
+
+    def _next_chunks(self, budget: int) -> list[Track]:
+        """Reserves slots for the next chunk of each prompt that is under way."""
+        chunks = []
+        for job in self._oldest_first():
+            for track in job.tracks:
+                size = min(track.length - track.written, self._chunk_size, budget)
+                if track.target > track.written or size <= 0:
+                    continue
+                target = track.written + size
+                if self._with_room(job, self.manager.reserve, track.live(), target):
+                    track.target = target
+                    chunks.append(track)
+                    budget -= size
+        return chunks
+
+    def _admit(self, budget: int) -> list[Track]:
+        """Starts waiting jobs, oldest first, while rows, blocks and budget last."""
+        started = []
+        while self._waiting and budget > 0 and self._start(self._waiting[0], budget):
+            job = self._waiting.popleft()
+            insort(self._running, job, key=attrgetter("order"))
+            track = job.tracks[0]
+            if self.manager.config.early_commit:
+                self.manager.commit(track.live(), track.target)
+            budget -= track.target - track.written
+            started.append(track)
+        return started
+
+    def _start(self, job: Job, budget: int) -> bool:
+        """Admits or resumes a job for its first chunk; False if there is no room yet."""
+        track = job.tracks[0]
+        tokens = track.tokens if track.handle is None else track.tokens[: track.length]
+        cached = self.manager.match(tokens).num_cached_tokens
+        target = min(len(tokens), cached + min(self._chunk_size, budget))
+        if track.handle is None:
+            if self._rows + job.rows > self.manager.config.max_seqs:
+                return False
+            if self.manager.can_admit(tokens, num_slots=target) is not Admission.NOW:
+                return False
+            track.handle = self.manager.admit(tokens, num_slots=target)
+            track.length = len(tokens)
+            self._rows += job.rows
+        else:
+            try:
+                self.manager.resume(track.handle, num_slots=target)
+            except OutOfBlocksError:
+                return False
+        track.written = self.manager.sequence(track.handle).num_computed_tokens
+        track.target = target
+        if job.num_cached_tokens is None:
+            job.num_cached_tokens = track.written
+        return True
+
+    def _oldest_first(self) -> Iterator[Job]:
+        """The running jobs, of which the youngest may be preempted meanwhile."""
+        i = 0
+        while i < len(self._running):
+            yield self._running[i]
+            i += 1
+
+    def _with_room(self, job: Job, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> bool:
+        """Makes a call that takes blocks, preempting the youngest job until there are enough.
+
+        Returns:
+            False if that was ``job`` itself in the end.
+        """
+        while True:
+            try:
+                call(*args)
+            except OutOfBlocksError:
+                if self._preempt_youngest() is job:
+                    return False
+            else:
+                return True
+
+    def _preempt_youngest(self) -> Job:
+        job = self._running.pop()
+        job.preempt(self.manager)
+        self._waiting.appendleft(job)
+        self.tally.preemptions += 1
+        return job
+
+    # The step on the device.
+
+    def _batch(self, tracks: list[Track]) -> PagedBatch:
+        """What the forward computes, once the plan stands: only then do block tables stay."""
+        starts = np.array([track.written for track in tracks])
+        stops = np.array([track.target for track in tracks])
+        handles = np.array([track.live() for track in tracks])
+        width = -(-int(stops.max()) // self.manager.config.block_size)
+        tokens = [t for track in tracks for t in track.tokens[track.written : track.target]]
+        slots = [self.manager.slot_mapping(t.live(), t.written, t.target) for t in tracks]
+        is_last = stops == np.array([len(track.tokens) for track in tracks])
+        return PagedBatch(
+            tokens=np.array(tokens, np.int64),
+            positions=np.concatenate([np.arange(t.written, t.target) for t in tracks]),
+            slots=np.concatenate(slots),
+            query_lens=stops - starts,
+            context_lens=stops,
+            block_tables=self.manager.block_tables[handles & ROW_MASK, :width],
+            outputs=(np.cumsum(stops - starts) - 1)[is_last],
+        )
+
+    def _launch(self, batch: PagedBatch) -> torch.Tensor:
+        """Copies first, then the forward that may write to what they read."""
+        plan = self.manager.take_copies()
+        self._model.cache.copy(plan)
+        logits = self._model.forward(batch)
+        self.manager.copies_applied(plan.ticket)
+        self.tally.copies += len(plan)
+        self.tally.copied_tokens += int(plan.num_tokens.sum())
+        return logits
+
+    def _count(self, batch: PagedBatch) -> None:
+        block_size = self.manager.config.block_size
+        unshared = sum(-(-t.written // block_size) for job in self._running for t in job.tracks)
+        self.tally.count_step(len(batch.tokens), self.manager.stats().used_blocks, unshared)
+
+    # What comes out of it.
+
+    def _deliver(self, landed: list[tuple[Job, Track]], logits: torch.Tensor) -> None:
+        """Hands each job its logits; what is finished goes."""
+        samples: list[SampleJob] = []
+        rows: list[int] = []
+        for row, (job, track) in enumerate(landed):
+            if isinstance(job, SampleJob):
+                for fork in job.split(self.manager):
+                    insort(self._running, fork, key=attrgetter("order"))
+                    samples.append(fork)
+                    rows.append(row)
+                samples.append(job)
+                rows.append(row)
+            elif isinstance(job, BeamJob):
+                job.accept(track, logits[row], self.manager)
+                if job.is_done:
+                    self._finish(job)
+        if not samples:
+            return
+        for sample, token in zip(samples, choose_tokens(logits[rows], samples), strict=True):
+            streamed = sample.accept(token)
+            if self._on_token is not None:
+                self._on_token(streamed)
+            if sample.finish_reason is not None:
+                self._finish(sample)
+
+    def _finish(self, job: Job) -> None:
+        for track in job.tracks:
+            self.manager.commit(track.live(), track.written)
+            self.manager.free(track.live())
+        self._running.remove(job)
+        self._finished.append(job)
+        self._rows -= job.rows
+        self.tally.generated_tokens += sum(len(sample.tokens) for sample in job.result())

@@ -1,0 +1,22 @@
+"""Hugging Face transformers on a paged KV cache: an unmodified model, read through block tables.
+
+``PagedModel`` is a model without a loop around it, for engines of one's own; the loop is in
+``blockmgr.ports.engine``.
+"""
+
+from blockmgr.ports.transformers.attention import Kernel, PagedBatch, Reader, SdpaKernel
+from blockmgr.ports.transformers.interface import check_config
+from blockmgr.ports.transformers.kernels import FlashAttnKernel, FlashInferKernel
+from blockmgr.ports.transformers.model import PagedModel, load_model
+
+__all__ = [
+    "FlashAttnKernel",
+    "FlashInferKernel",
+    "Kernel",
+    "PagedBatch",
+    "PagedModel",
+    "Reader",
+    "SdpaKernel",
+    "check_config",
+    "load_model",
+]

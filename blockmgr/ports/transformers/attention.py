@@ -1,0 +1,262 @@
+"""Attention over a paged KV cache: where a batch's K/V goes, and how each context is read back.
+
+A forward takes several sequences at once, laid end to end: chunks of prompts beside single decoded
+tokens, all of different lengths. For every layer, all new K/V is written before any is read, so
+sequences of one forward may share blocks that are only being filled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from blockmgr.errors import MissingExtraError
+
+try:
+    import torch
+    from torch.nn import functional as F
+except ImportError as error:
+    raise MissingExtraError("transformers", "blockmgr.ports.transformers.attention") from error
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from blockmgr.kv import PagedKVCache
+
+__all__ = ["Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PagedBatch:
+    """The tokens of one forward, and where their K/V and their contexts are. All on the host.
+
+    Attributes:
+        tokens: ``int64[num_tokens]``, the sequences' tokens laid end to end.
+        positions: ``int64[num_tokens]``, the position of each in its sequence.
+        slots: ``int64[num_tokens]``, where the K/V of each goes; ``PAD_SLOT`` writes nothing.
+        query_lens: ``int64[num_seqs]``, tokens of each sequence, at least 1.
+        context_lens: ``int64[num_seqs]``, tokens each sequence reads, these included.
+        block_tables: ``int32[num_seqs, width]``; entries past a sequence's context are not used.
+        outputs: ``int64[num_outputs]``, indices into ``tokens`` of those whose logits are wanted.
+
+    Raises:
+        ValueError: The arrays do not fit together.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    query_lens: npt.NDArray[np.int64]
+    context_lens: npt.NDArray[np.int64]
+    block_tables: npt.NDArray[np.int32]
+    outputs: npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if not count == len(self.positions) == len(self.slots) == int(self.query_lens.sum()):
+            raise ValueError(
+                f"tokens, positions, slots and the sum of query_lens must agree, got {count}, "
+                f"{len(self.positions)}, {len(self.slots)} and {int(self.query_lens.sum())}"
+            )
+        if not len(self.query_lens) == len(self.context_lens) == len(self.block_tables):
+            raise ValueError(
+                "query_lens, context_lens and block_tables must agree, got "
+                f"{len(self.query_lens)}, {len(self.context_lens)} and {len(self.block_tables)}"
+            )
+        if count == 0 or self.query_lens.min() < 1 or (self.query_lens > self.context_lens).any():
+            raise ValueError("query_lens must be in [1, context_lens], for at least one sequence")
+
+
+class Reader(Protocol):
+    """Reads the contexts of one batch, layer by layer."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Causal attention of each token over its sequence's context.
+
+        Args:
+            layer: Layer whose K/V is read; this batch's is written already.
+            query: ``[num_tokens, num_heads, head_dim]``, on the cache's device.
+            scale: Factor on the scores.
+            window: Tokens that a token sees, itself included; ``None`` for all.
+            softcap: Bound the scores smoothly to ``(-softcap, softcap)``; ``None`` for no bound.
+
+        Returns:
+            ``[num_tokens, num_heads, head_dim]``, like ``query``.
+        """
+        ...
+
+
+class Kernel(Protocol):
+    """One way to compute attention over a paged cache."""
+
+    def plan(self, batch: PagedBatch) -> Reader:
+        """Gets ready for the layers of one forward."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Sequences that are attended together: as many queries each, and contexts alike in size.
+
+    Attributes:
+        rows: ``int64[num_seqs * num_queries]`` on the device: their tokens in the batch.
+        tables: ``int64[num_seqs, width]`` on the device.
+        lens: ``int64[num_seqs]`` on the device: context lengths.
+        num_queries: Queries of each sequence.
+        longest: Largest context length.
+        whole: No sequence has a context before its queries.
+        masks: By window: ``bool[num_seqs, 1, num_queries, longest]``, made when first needed.
+    """
+
+    rows: torch.Tensor
+    tables: torch.Tensor
+    lens: torch.Tensor
+    num_queries: int
+    longest: int
+    whole: bool
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        if window not in self.masks:
+            device = self.lens.device
+            last = self.lens[:, None] - self.num_queries
+            position = last + torch.arange(self.num_queries, device=device)
+            distance = position[:, :, None] - torch.arange(self.longest, device=device)
+            seen = distance >= 0
+            if window is not None:
+                seen &= distance < window
+            self.masks[window] = seen[:, None]
+        return self.masks[window]
+
+
+class SdpaKernel:
+    """Gathers each context from its blocks and attends with torch: any device, any block size.
+
+    Args:
+        cache: The cache to read.
+    """
+
+    def __init__(self, cache: PagedKVCache) -> None:
+        self._cache = cache
+
+    def plan(self, batch: PagedBatch) -> Reader:
+        """Sorts the sequences into groups that are attended together."""
+        block_size = self._cache.block_size
+        num_blocks = -(-batch.context_lens // block_size)
+        alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, (queries, blocks) in enumerate(
+            zip(batch.query_lens.tolist(), num_blocks.tolist(), strict=True)
+        ):
+            # By powers of two, so that a short context is not padded to the longest one's size.
+            alike[queries, blocks.bit_length()].append(i)
+        starts = np.cumsum(batch.query_lens) - batch.query_lens
+        groups = [
+            self._group(batch, starts, num_blocks, num_queries, members)
+            for (num_queries, _), members in alike.items()
+        ]
+        return _SdpaReader(self._cache, groups)
+
+    def _group(
+        self,
+        batch: PagedBatch,
+        starts: npt.NDArray[np.int64],
+        num_blocks: npt.NDArray[np.int64],
+        num_queries: int,
+        members: list[int],
+    ) -> _Group:
+        def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(self._cache.device)
+
+        lens = batch.context_lens[members]
+        rows = starts[members][:, None] + np.arange(num_queries)
+        tables = batch.block_tables[members, : num_blocks[members].max()]
+        return _Group(
+            rows=on_device(rows.reshape(-1)),
+            tables=on_device(tables.astype(np.int64)),
+            lens=on_device(lens),
+            num_queries=num_queries,
+            longest=int(lens.max()),
+            whole=bool((lens == num_queries).all()),
+        )
+
+
+class _SdpaReader:
+    def __init__(self, cache: PagedKVCache, groups: list[_Group]) -> None:
+        self._cache = cache
+        self._groups = groups
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        result = torch.empty_like(query)
+        values = self._cache.values(layer)
+        assert values is not None  # check_config refuses models whose K and V are one
+        for group in self._groups:
+            q = query[group.rows].unflatten(0, (-1, group.num_queries)).transpose(1, 2)
+            k = _context(self._cache.keys(layer), group)
+            v = _context(values, group)
+            if softcap is not None:
+                out = _capped(q, k, v, group.mask(window), scale=scale, softcap=softcap)
+            elif group.num_queries == 1:
+                out = _decoded(q, k, v, group.mask(window), scale)
+            elif group.whole and (window is None or window >= group.longest):
+                out = F.scaled_dot_product_attention(
+                    q, k, v, is_causal=True, scale=scale, enable_gqa=True
+                )
+            else:
+                out = F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=group.mask(window), scale=scale, enable_gqa=True
+                )
+            result[group.rows] = out.transpose(1, 2).flatten(0, 1)
+        return result
+
+
+def _context(blocks: torch.Tensor, group: _Group) -> torch.Tensor:
+    """``[num_seqs, num_kv_heads, longest, head_dim]``, gathered through the block tables."""
+    gathered = blocks[group.tables].flatten(1, 2)[:, : group.longest]
+    return gathered.transpose(1, 2)
+
+
+def _decoded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    # With one query a sequence, the heads that share a K/V head can stand in for queries: nothing
+    # is repeated, and the mask, being the same for all of them, broadcasts.
+    packed = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+    out = F.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scale)
+    return out.flatten(1, 2).unsqueeze(2)
+
+
+def _capped(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    # torch's fused attention has no cap, so it is spelled out.
+    heads = q.unflatten(1, (k.shape[1], -1))
+    scores = heads @ k.unsqueeze(2).transpose(3, 4) * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask.unsqueeze(2), float("-inf"))
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+    return (weights @ v.unsqueeze(2)).flatten(1, 2)

@@ -1,0 +1,128 @@
+"""``blockmgr generate``: a model on the command line, and what sharing saved."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="generate runs a transformers model")
+pytest.importorskip("transformers", reason="generate runs a transformers model")
+
+import torch
+from click.testing import CliRunner, Result
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig
+
+from blockmgr.cli import cli
+
+Run = Callable[..., Result]
+
+WORDS = ("<unk>", "a", "block", "is", "what", "who", "may", "write", "to", "it")
+SHORT = ("generate", "--demo", "--max-new-tokens", "6")
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run the command line as a program without a terminal would."""
+    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A saved model with a tokenizer of one word a token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "how",
+    [(), ("--temperature", 0.8, "--top-k", 9, "--seed", 4), ("--beams", 4, "--block-size", 4)],
+    ids=str,
+)
+def test_the_demo_says_what_generate_says(run: Run, how: tuple[object, ...]) -> None:
+    result = run(*SHORT, "--check", *how)
+    assert result.exit_code == 0, result.stderr
+    assert "equal to model.generate: yes" in result.stderr
+    assert result.stdout.count("> You are a helpful assistant.") == 3
+    report = dict(line.rsplit(maxsplit=1) for line in result.stdout.splitlines()[-8:])
+    assert int(report["found in the cache"]) > 0
+    assert int(report["blocks at the peak"]) < int(report["without sharing"])
+
+
+def test_a_difference_is_an_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockmgr.cli.generate._differing", lambda *_: [1])
+    result = run(*SHORT, "--check")
+    assert result.exit_code == 1
+    assert "equal to model.generate: no" in result.stderr
+
+
+def test_stderr_says_how_to_repeat_it(run: Run) -> None:
+    first = run(*SHORT, "--temperature", "1", "--n", "2", "one prompt", "two")
+    command = shlex.split(first.stderr.partition("repeat with: ")[2])
+    assert command[0] == "blockmgr"
+    assert run(*command[1:]).stdout == first.stdout
+
+
+def test_json_holds_tokens_and_savings(run: Run) -> None:
+    one, other = (run(*SHORT, "--json", "--beams", 3, "--n", 2, "hello") for _ in range(2))
+    assert one.stdout_bytes == other.stdout_bytes
+    document = json.loads(one.stdout)
+    [result] = document["results"]
+    assert result["prompt"] == "hello"
+    assert [len(sample["tokens"]) for sample in result["samples"]] == [6, 6]
+    assert result["samples"][0]["score"] >= result["samples"][1]["score"]
+    assert document["report"]["peak_unshared_blocks"] >= document["report"]["peak_blocks"]
+
+
+def test_a_model_directory_gives_text(run: Run, model_dir: Path) -> None:
+    result = run("generate", model_dir, "who may write to it", "what is a block", "--check")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "> who may write to it"
+    assert set(lines[1].split()) <= set(WORDS)
+
+
+def test_wrong_commands_and_wrong_input(run: Run, tmp_path: Path) -> None:
+    for words, code, message in (
+        ((), 2, "give a MODEL_DIR"),
+        ((tmp_path,), 2, "at least one PROMPT"),
+        ((tmp_path, "hello"), 3, "config.json"),
+        (("--demo", "--check", "--n", 2, "--temperature", 1), 2, "--check compares one sample"),
+        (("--demo", "--n", 2), 2, "n must be 1 at temperature 0"),
+        (("--demo", "--num-blocks", 1), 2, "the pool has 1"),
+        (("--demo", "--device", "nowhere"), 2, "device must be"),
+    ):
+        result = run("generate", *words)
+        assert result.exit_code == code
+        assert result.stderr.startswith("error: ")
+        assert message in result.stderr
+        assert result.stdout == ""
+
+
+def test_an_unsupported_model_is_wrong_input(run: Run, tmp_path: Path) -> None:
+    MambaConfig().save_pretrained(tmp_path)
+    result = run("generate", tmp_path, "hello")
+    assert result.exit_code == 3
+    assert "mamba: layers of type linear_attention" in result.stderr

@@ -1,0 +1,113 @@
+"""What the tests of the Aphrodite port share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pytest
+
+from blockmgr.ports.aphrodite import (
+    Block,
+    BlockTable,
+    CpuGpuBlockAllocator,
+    Device,
+    NaiveBlock,
+    NaiveBlockAllocator,
+    PrefixCachingBlockAllocator,
+)
+
+Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
+Make = Callable[..., Allocator]
+Kind = Literal["naive", "prefix_caching"]
+MakePools = Callable[..., CpuGpuBlockAllocator]
+
+
+def naive(num_blocks: int = 8, block_size: int = 4, **options: Any) -> NaiveBlockAllocator:
+    return NaiveBlockAllocator(NaiveBlock, num_blocks, block_size, **options)
+
+
+def caching(
+    num_blocks: int = 8, block_size: int = 4, **options: Any
+) -> PrefixCachingBlockAllocator:
+    return PrefixCachingBlockAllocator(num_blocks, block_size, **options)
+
+
+@contextmanager
+def refused(allocator: Any, error: type[Exception], match: str | None = None) -> Iterator[Any]:
+    """The call inside raises exactly this error and leaves the allocator as it was."""
+
+    def facts() -> tuple[Any, ...]:
+        ids = sorted(allocator.all_block_ids)
+        return (
+            allocator.pool._core.fingerprint(),
+            [allocator.refcounter.get(i) for i in ids],
+            [allocator.is_computed(allocator.pool_block(i)) for i in ids],
+            (allocator.hits.num_queries, allocator.hits.num_hits),
+        )
+
+    before = facts()
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert facts() == before
+    allocator.pool.check_invariants()
+
+
+def chain(allocator: Any, tokens: list[int]) -> list[Block]:
+    """Blocks of a sequence: full ones, and one more for what is left."""
+    size = allocator.block_size
+    blocks: list[Block] = []
+    for i in range(0, len(tokens), size):
+        previous = blocks[-1] if blocks else None
+        part = tokens[i : i + size]
+        if len(part) == size:
+            blocks.append(allocator.allocate_immutable(previous, part))
+        else:
+            blocks.append(allocator.allocate_mutable(previous))
+            blocks[-1].append_token_ids(part)
+    return blocks
+
+
+def ids(blocks: Any) -> list[int | None]:
+    return [block.block_id for block in blocks]
+
+
+def check(allocator: CpuGpuBlockAllocator) -> None:
+    for device in Device:
+        if allocator.get_num_total_blocks(device):
+            allocator.pool_of(device).pool.check_invariants()
+
+
+def facts(allocator: CpuGpuBlockAllocator, tables: Sequence[BlockTable]) -> tuple[Any, ...]:
+    devices = [d for d in Device if allocator.get_num_total_blocks(d)]
+    return (
+        [allocator.pool_of(d).pool._core.fingerprint() for d in devices],
+        [
+            (t.physical_block_ids, [b.token_ids for b in t.blocks], t.device)
+            for t in tables
+            if t.blocks
+        ],
+    )
+
+
+@contextmanager
+def refused_tables(
+    allocator: CpuGpuBlockAllocator,
+    error: type[Exception],
+    match: str | None = None,
+    tables: Sequence[BlockTable] = (),
+) -> Iterator[Any]:
+    before = facts(allocator, tables)
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert type(caught.value) is error
+    assert facts(allocator, tables) == before
+    check(allocator)
+
+
+def table_of(allocator: CpuGpuBlockAllocator, tokens: Sequence[int], **options: Any) -> BlockTable:
+    table = BlockTable(allocator.block_size, allocator, **options)
+    table.allocate(tokens)
+    return table

@@ -1,0 +1,194 @@
+"""The families that run unmodified, and what each one asks of attention."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports.engine_models import (
+    MIXED,
+    NEW_TOKENS,
+    STOPS,
+    beam_truth,
+    config_of,
+    engine_of,
+    greedy_truth,
+    model_of,
+    tokens_of,
+)
+
+import torch  # isort: skip  (engine_models skips this file where there is none)
+import transformers  # isort: skip
+
+from blockmgr import UnsupportedModelError
+from blockmgr.kv import ModelShape, PagedKVCache
+from blockmgr.ports.engine import Engine, Sampling
+from blockmgr.ports.transformers import PagedBatch, PagedModel, check_config, load_model
+
+GREEDY = Sampling(max_new_tokens=NEW_TOKENS)
+FAMILIES = ("Qwen2", "Mistral", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "Mixtral")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_families_say_what_generate_says(name: str) -> None:
+    """Sliding windows of 7, capped scores, learned positions and experts among them."""
+    engine = engine_of(name, block_size=4, chunk_size=11)
+    for _ in range(2):
+        assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth(name, MIXED)
+    found = engine.beam_search(MIXED, 4, NEW_TOKENS, num_return=4, stop_token_ids=STOPS)
+    assert tokens_of(found) == beam_truth(name, MIXED, 4)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "KV_NHD", "BLOCK_KV_HND", "FUSED_NHD"])
+def test_the_layout_of_the_tensors_does_not_matter(layout: str) -> None:
+    engine = engine_of(layout=layout)
+    assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth("Llama", MIXED)
+    found = engine.beam_search(MIXED, 4, NEW_TOKENS, num_return=4, stop_token_ids=STOPS)
+    assert tokens_of(found) == beam_truth("Llama", MIXED, 4)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = model_of("Gemma2")
+    before = model.config._attn_implementation
+    weights = copy.deepcopy(model.state_dict())
+    engine = engine_of("Gemma2")
+    engine.generate(MIXED[:2], GREEDY)
+    assert model.config._attn_implementation == before != "blockmgr"
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
+def test_logits_are_those_of_the_model_for_every_token() -> None:
+    model = model_of("Mistral")
+    shape = check_config(model.config)
+    paged = PagedModel(model, PagedKVCache(16, 4, shape))
+    tokens = torch.tensor([MIXED[1]])
+    with torch.no_grad():
+        expected = model(tokens).logits[0]
+    count = tokens.shape[1]
+    table = torch.randperm(16, generator=torch.Generator().manual_seed(0))[:5].int().numpy()
+    positions = torch.arange(count).numpy()
+    rows = []
+    for start, stop in ((0, 7), (7, 8), (8, count)):
+        part = positions[start:stop]
+        rows.append(
+            paged.forward(
+                PagedBatch(
+                    tokens=tokens[0, start:stop].numpy(),
+                    positions=part,
+                    slots=table[part // 4].astype("int64") * 4 + part % 4,
+                    query_lens=part[:1] * 0 + (stop - start),
+                    context_lens=part[:1] * 0 + stop,
+                    block_tables=table[None],
+                    outputs=part - start,
+                )
+            )
+        )
+    assert torch.allclose(torch.cat(rows), expected, atol=1e-4)
+
+
+def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
+    one = torch.ones(1, dtype=torch.int64).numpy()
+    good: dict[str, Any] = dict.fromkeys(
+        ("tokens", "positions", "slots", "query_lens", "context_lens", "outputs"), one
+    )
+    good["block_tables"] = one[None].astype("int32")
+    PagedBatch(**good)
+    for name, value in (
+        ("slots", one.repeat(2)),
+        ("context_lens", one.repeat(2)),
+        ("query_lens", one * 0),
+        ("context_lens", one * 0),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            PagedBatch(**{**good, name: value})
+
+
+# What is not supported, and when that is said.
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    ("DeepseekV3Config", {}, "multi-head latent attention"),
+    ("MambaConfig", {}, "linear_attention"),
+    ("JambaConfig", {}, "linear_attention"),
+    ("Llama4TextConfig", {}, "chunked_attention"),
+    ("T5Config", {}, "cross attention"),
+    ("BartConfig", {}, "cross attention"),
+    ("BertConfig", {}, "not causal"),
+    ("BloomConfig", {}, "cannot be chosen"),
+    ("GptOssConfig", {"max_position_embeddings": 131072}, "s_aux"),
+    ("Gemma3nTextConfig", {}, "share another layer's K/V"),
+    ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "not causal"),
+    ("ViTConfig", {}, "no causal language model"),
+    (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "rotary embedding of type dynamic",
+    ),
+]
+
+
+def tiny(config_class: str, **changes: Any) -> transformers.PretrainedConfig:
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "pad_token_id": 0,
+    }
+    made: transformers.PretrainedConfig = getattr(transformers, config_class)(**sizes, **changes)
+    return made
+
+
+@pytest.mark.parametrize(("config_class", "changes", "missing"), UNSUPPORTED)
+def test_what_is_not_supported_is_named(
+    config_class: str, changes: dict[str, Any], missing: str
+) -> None:
+    config = tiny(config_class, **changes)
+    with pytest.raises(UnsupportedModelError, match=missing) as caught:
+        check_config(config)
+    assert caught.value.model == config.model_type
+    assert missing in caught.value.missing
+
+
+def test_it_is_said_before_any_weights_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory holds a config and nothing else; loading would complain about that first."""
+    tiny("MambaConfig").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="mamba"):
+        Engine.from_pretrained(tmp_path)
+    config_of("Llama").save_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"safetensors|weights|file"):
+        Engine.from_pretrained(tmp_path)
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        load_model(tmp_path)
+
+
+def test_a_saved_model_runs(tmp_path: Path) -> None:
+    model_of("Llama").save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path, num_blocks=64)
+    assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth("Llama", MIXED)
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"),
+    [({"head_dim": 8}, "shape"), ({"num_layers": 3}, "shape"), ({"dtype": torch.float16}, "shape")],
+)
+def test_a_cache_of_another_shape_is_refused(shape: dict[str, Any], match: str) -> None:
+    right = check_config(model_of("Llama").config)
+    fields = ("num_layers", "num_kv_heads", "head_dim", "dtype")
+    wrong = ModelShape(**{**{name: getattr(right, name) for name in fields}, **shape})
+    with pytest.raises(ValueError, match=match):
+        PagedModel(model_of("Llama"), PagedKVCache(4, 4, wrong))
+
+
+def test_a_kernel_that_needs_a_gpu_says_so() -> None:
+    with pytest.raises(ValueError, match="CUDA"):
+        engine_of(kernel="flashinfer")
+    with pytest.raises(ValueError, match="'sdpa', 'flashinfer' or 'flash_attn'"):
+        engine_of(kernel="fast")
