@@ -40,22 +40,25 @@ class BlockView:
         rows: ``int[num_blocks, num_rows, row_length]``, in place.
         token_length: Elements from a token to the next within a row; 0 if rows are never split.
         gather_bytes: Bytes to gather at a time.
+        row_length: Elements of a row; here because asking a tensor takes longer than a short copy.
+        column_bytes: Bytes of one element of every row.
     """
 
     rows: torch.Tensor
     token_length: int
     gather_bytes: int
+    row_length: int
+    column_bytes: int
 
     def size(self, num_tokens: int) -> int:
         """Bytes of the first tokens of a block."""
-        _, num_rows, length = self.rows.shape
-        part = num_tokens * self.token_length or length  # 0: rows are never split
-        return num_rows * min(part, length) * self.rows.itemsize
+        part = num_tokens * self.token_length or self.row_length  # 0: rows are never split
+        return min(part, self.row_length) * self.column_bytes
 
     def first(self, num_tokens: int) -> torch.Tensor:
         """The first tokens of every row; all of it if the rows are never split."""
         length = num_tokens * self.token_length
-        return self.rows[:, :, :length] if 0 < length < self.rows.shape[2] else self.rows
+        return self.rows.narrow(2, 0, length) if 0 < length < self.row_length else self.rows
 
     @property
     def places(self) -> tuple[int, int, int] | None:
@@ -98,7 +101,8 @@ def _view(tensor: torch.Tensor, row: list[int], num_blocks: int, access_bytes: i
     rows = torch.empty(0, dtype=DTYPES[width], device=tensor.device)
     rows.set_(storage, start // width, shape, strides)
     gather_bytes = GATHER_BYTES.get(tensor.device.type, GATHER_BYTES_ELSEWHERE)
-    return BlockView(rows, row[Column.TOKEN_LENGTH] * access_bytes // width, gather_bytes)
+    token_length = row[Column.TOKEN_LENGTH] * access_bytes // width
+    return BlockView(rows, token_length, gather_bytes, shape[2], num_rows * width)
 
 
 class Index:
@@ -151,8 +155,9 @@ def copy_pairs(sources: Sequence[BlockView], destinations: Sequence[BlockView], 
     num_tokens = int(rows[0, 2])
     if (rows[:, 2] == num_tokens).all():
         for source, destination in zip(sources, destinations, strict=True):
-            ends = source.first(num_tokens), destination.first(num_tokens)
-            _copy(*ends, pairs, source.size(num_tokens), source.gather_bytes)
+            first = source.first(num_tokens)
+            into = first if destination is source else destination.first(num_tokens)
+            _copy(first, into, pairs, source.size(num_tokens), source.gather_bytes)
     else:
         _copy_unequal(sources, destinations, rows, pairs)
 
@@ -208,7 +213,7 @@ def _copy(
     if count == 1 or 4 * size > limit:
         # So few or so long that an operation for each is cheaper than to gather.
         for from_, to in index.pairs:
-            destination[to].copy_(source[from_])
+            destination.select(0, to).copy_(source.select(0, from_))
         return
     sources, destinations = index.on(source, destination)
     if count * size <= limit and not index.between_devices:

@@ -1,0 +1,1 @@
+"""How fast are the planned copies applied to K/V tensors? ``python -m benchmarks.kv``."""
