@@ -167,7 +167,7 @@ class CacheManager:
         """
         pages = self.manager._page_slots.pages(indices)
         in_tree = self._pool.are_cached(pages)
-        if np.count_nonzero(in_tree):
+        if 1 in in_tree.tobytes():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
         self._pool.release(pages)
 
