@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
@@ -16,7 +17,7 @@ from rich.table import Table
 from blockmgr import __version__
 from blockmgr.cli.common import WrongInput, one_line_errors, repeat_command
 from blockmgr.cli.options import debug_option
-from blockmgr.errors import MissingExtraError, UnsupportedModelError
+from blockmgr.errors import BlockMgrError, MissingExtraError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,11 @@ DEMO_PROMPTS: Final = tuple(
 @click.option("--beams", default=0, show_default=True, help="Search with so many beams; 0: sample.")
 @click.option("--length-penalty", default=1.0, show_default=True, help="Of a beam search.")
 @click.option("--block-size", default=16, show_default=True, help="Tokens per block.")
-@click.option("--num-blocks", type=int, help="Size of the pool.  [default: what fits 1 GiB]")
+@click.option(
+    "--num-blocks",
+    type=click.IntRange(min=1),
+    help="Size of the pool.  [default: what fits 1 GiB]",
+)
 @click.option("--chunk-size", type=int, help="Prefill prompts in chunks of so many tokens.")
 @click.option(
     "--min-partial-tokens",
@@ -86,6 +91,8 @@ def generate(
         raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)
     if check and settings["n"] > 1:
         raise click.UsageError("--check compares one sample of each prompt, not --n", ctx)
+    if settings["beams"] and (settings["temperature"] or settings["n"] > settings["beams"]):
+        raise click.UsageError("--beams takes no --temperature, and returns --n of its beams", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         engine, encode, decode = _demo(settings) if demo else _load(words[0], settings)
         texts = (words or DEMO_PROMPTS) if demo else words[1:]
@@ -101,7 +108,8 @@ def generate(
     if check:
         click.echo(f"equal to model.generate: {'no' if differing else 'yes'}", err=True)
     command = repeat_command(ctx, ("seed",), {}, leave_out=("words", "debug"))
-    command = " ".join([command, *map(shlex.quote, words)])
+    # A prompt may begin with a dash; what follows the two dashes is no option.
+    command = " ".join([command, *["--"][: len(words)], *map(shlex.quote, words)])
     seed = settings["seed"]
     click.echo(f"blockmgr {__version__}, seed {seed}, repeat with: {command}", err=True)
     if differing:
@@ -127,6 +135,7 @@ def _device(settings: dict[str, Any]) -> str:
 
 def _quiet_transformers() -> None:
     try:
+        import torch  # noqa: F401, PLC0415
         from transformers.utils import logging  # noqa: PLC0415  (an extra; seconds to import)
     except ImportError as error:
         raise MissingExtraError("transformers", "blockmgr generate") from error
@@ -138,22 +147,40 @@ def _load(
     model_dir: str, settings: dict[str, Any]
 ) -> tuple[Engine, Callable[[str], list[int]], Callable[[list[int]], str]]:
     _quiet_transformers()
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
     from blockmgr.ports.engine import Engine  # noqa: PLC0415
 
+    tokenizer = _tokenizer(model_dir)
     try:
         engine = Engine.from_pretrained(
             model_dir, device=_device(settings), **_engine_options(settings)
         )
     except UnsupportedModelError as error:
         raise WrongInput(str(error)) from error
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (BlockMgrError, ValueError, TypeError, OSError):
+        raise
+    except Exception as error:  # whatever a library makes of damaged files
+        raise WrongInput(f"cannot load {model_dir!r}: {_first_line(error)}") from error
     return (
         engine,
         lambda text: list(tokenizer(text)["input_ids"]),
         lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
     )
+
+
+def _tokenizer(model_dir: str) -> Any:
+    """Before the weights: it loads in no time, and is missing more often."""
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    if not (Path(model_dir) / "config.json").is_file():
+        raise WrongInput(f"no config.json in {model_dir!r}, so it is no model directory")
+    try:
+        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except Exception as error:  # whatever a library makes of a folder that is none
+        raise WrongInput(f"no tokenizer in {model_dir!r}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _demo(

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from blockmgr.blocks import PAD_SLOT
+from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import Pool, Slots, batch_ids, device_ids, host_ids, pairs_of, to_device
 from blockmgr.kv.layout import segments_from
+from blockmgr.kv.pairs import on_device
 from blockmgr.kv.shape import ModelShape, whole
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
 
@@ -325,7 +327,7 @@ class PagedKVCache:
             TypeError: An argument is of the wrong type.
         """
         pairs = pairs_of(device_blocks=device_blocks, host_blocks=host_blocks)
-        self._blocks.copy_to(_other(host)._blocks, pairs)
+        self._blocks.copy_to(self._alike(host)._blocks, pairs)
 
     def swap_in(self, host: PagedKVCache, host_blocks: Indices, device_blocks: Indices) -> None:
         """Copies blocks from the host to this cache; the reverse of ``swap_out``.
@@ -343,7 +345,19 @@ class PagedKVCache:
             TypeError: An argument is of the wrong type.
         """
         pairs = pairs_of(host_blocks=host_blocks, device_blocks=device_blocks)
-        _other(host)._blocks.copy_to(self._blocks, pairs)
+        self._alike(host)._blocks.copy_to(self._blocks, pairs)
+
+    def _alike(self, host: PagedKVCache) -> PagedKVCache:
+        if not isinstance(host, PagedKVCache):
+            raise TypeError(f"host must be a PagedKVCache, got {type(host).__name__}")
+        # Equal bytes in another order, or of another type, would be taken for what they are not.
+        for what in ("shape", "block_size", "layout"):
+            here, there = getattr(self, what), getattr(host, what)
+            if here != there:
+                raise LayoutError(
+                    host.blocks.segments[0].name, f"has {what} {there}, the other cache {here}"
+                )
+        return host
 
     def _checked_layer(self, layer: int) -> int:
         return whole("layer", layer, low=0, high=self._shape.num_layers - 1)
@@ -366,7 +380,8 @@ class PagedKVCache:
     ) -> None:
         from blockmgr.kv.write_triton import write  # noqa: PLC0415  # triton may be missing
 
-        write(k, v, *self._words[layer], mapping)
+        with on_device(k.device):
+            write(k, v, *self._words[layer], mapping)
 
     def _read(self, layer: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """K and V of whole blocks, ``[len(ids) * block_size, heads, dim]``."""
@@ -386,9 +401,3 @@ def _check_pinning(device: torch.device, pin_memory: bool) -> None:
         raise ValueError(f"pin_memory is for memory of the host, the cache is on {device}")
     if pin_memory and not torch.cuda.is_available():
         raise ValueError("pin_memory must be False without a CUDA or ROCm device to use it")
-
-
-def _other(host: PagedKVCache) -> PagedKVCache:
-    if not isinstance(host, PagedKVCache):
-        raise TypeError(f"host must be a PagedKVCache, got {type(host).__name__}")
-    return host

@@ -102,7 +102,8 @@ class KVBlocks:
         self._max_pairs = whole("max_pairs", max_pairs, high=NO_LIMIT)
         self._registered = register(segments, block_size, access_bytes)
         self._backend = _choose_backend(backend, self.device)
-        self._copier = _make_copier(self._backend, self._registered, self._max_pairs)
+        with torch.inference_mode(False):  # views made in it could not be written outside
+            self._copier = _make_copier(self._backend, self._registered, self._max_pairs)
         self._checker = CopyChecker(self.num_blocks, self.block_size)
         self._to: WeakKeyDictionary[KVBlocks, CopyChecker] = WeakKeyDictionary()
         self._done: WeakSet[CopyPlan] = WeakSet()
@@ -328,9 +329,9 @@ class KVBlocks:
     def copy_pairs(self, pairs: torch.Tensor, count: torch.Tensor | None = None) -> None:
         """Copies a list that is on the device, through ``torch.ops.blockmgr.copy_blocks``.
 
-        The list cannot be checked without waiting for the device: pairs with an id or a number
-        of tokens out of range are skipped, and that no block is both read and written is up
-        to the caller. Source -1 fills with zeros.
+        The list cannot be checked without waiting for the device: pairs with an id out of range
+        or without tokens are skipped, more tokens than a block has are all of it, and that no
+        block is both read and written is up to the caller. Source -1 fills with zeros.
 
         Args:
             pairs: ``int32[n, 3]`` on the device, contiguous: source, destination, tokens.

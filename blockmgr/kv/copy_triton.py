@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,7 +14,7 @@ import triton.language as tl
 
 from blockmgr.errors import StepError
 from blockmgr.kv.copy_kernels import copy_few_kernel, copy_kernel, move_kernel
-from blockmgr.kv.pairs import make_ring
+from blockmgr.kv.pairs import make_ring, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +105,8 @@ def launch_pairs(
     grid = (min(items, _most_programs(table.device)),)
     sizes = (len(pairs), len(cut), num_blocks, num_blocks)
     constants = _constants(tile, access_bytes)
-    copy_kernel[grid](table, table, cut, pairs, count, *sizes, *constants, **_options(tile))
+    with on_device(table.device):
+        copy_kernel[grid](table, table, cut, pairs, count, *sizes, *constants, **_options(tile))
 
 
 class _Launcher:
@@ -159,7 +159,7 @@ class TritonCopier:
         # three moves that a cycle of two pairs is.
         self._ring = make_ring(max_pairs + max_pairs // 3 + 2, device)
         self._most_programs = _most_programs(device)
-        with self._on_device():
+        with on_device(self._device):
             self._copy, self._few, self._move = self._compile()
 
     def _compile(self) -> tuple[list[_Launcher], list[_Launcher], list[_Launcher]]:
@@ -187,12 +187,11 @@ class TritonCopier:
             self._other_tables[pool] = pool.table.to(self._device)
         return self._other_tables[pool]
 
-    def _on_device(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._device.type == "cpu" else torch.cuda.device(self._device)
-
     def stage(self) -> npt.NDArray[np.int32]:
         """Rows to pack the next list into; waits if all slots are in flight."""
-        if self._device.type != "cpu" and torch.cuda.is_current_stream_capturing():
+        with on_device(self._device):
+            captured = self._device.type != "cpu" and torch.cuda.is_current_stream_capturing()
+        if captured:
             raise StepError(
                 "a list captured into a graph would be copied again by every replay; fill a"
                 " pair_buffer() before each replay, and capture copy_buffer()"
@@ -206,7 +205,7 @@ class TritonCopier:
         num_programs = min(count * len(chunks), self._most_programs)
         places = self._table_of(source), self._table_of(destination), chunks
         sizes = count, len(chunks), source.num_blocks, destination.num_blocks
-        with self._on_device():
+        with on_device(self._device):
             if count <= BY_VALUE:
                 pairs = self._ring.free.numbers[3 : 3 * (1 + count)].tolist()
                 pairs += [0] * (3 * (MOST_BY_VALUE - count))
@@ -221,7 +220,7 @@ class TritonCopier:
         numbers = np.concatenate([starts, moves.ravel()])
         num_groups = len(starts) - 1
         free = self._ring.free
-        with self._on_device():
+        with on_device(self._device):
             if len(numbers) > len(free.numbers):
                 self._launch_moves(num_groups, _one_off(numbers, self._device))
                 return
@@ -238,7 +237,7 @@ class TritonCopier:
 
     def send(self, rows: torch.Tensor, count: int) -> None:
         """Puts the staged count and pairs into ``int32[n, 3]`` on the device."""
-        with self._on_device(), self._ring.using() as slot:
+        with on_device(self._device), self._ring.using() as slot:
             _transfer(slot.host, rows.view(-1), 3 * (1 + count))
 
 

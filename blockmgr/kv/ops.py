@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from blockmgr.kv.copy_torch import copy_pairs, views_of
@@ -39,7 +40,10 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
         raise RuntimeError("the tensors are not laid out as they were registered")
     if not chunks:  # the torch backend
         views = views_of(tensors, table, num_blocks, access_bytes)
-        rows = pairs[: max(0, int(count))].cpu().numpy()
+        rows = pairs[: max(0, int(count))].cpu().numpy().copy()
+        # As in the kernel: no more than the tokens that a block has.
+        tokens = (v.row_length // v.token_length for v in views if v.token_length)
+        np.minimum(rows[:, 2], next(tokens, 1), out=rows[:, 2])
         source, destination, num_tokens = rows.T
         valid = (source >= -1) & (source < num_blocks) & (num_tokens > 0)
         valid &= (destination >= 0) & (destination < num_blocks)

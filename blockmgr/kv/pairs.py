@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,10 +25,16 @@ __all__ = [
     "columns_of",
     "integers",
     "make_ring",
+    "on_device",
 ]
 
 RING_SIZE = 8
 """Lists on their way at a time, before the next one waits for the oldest."""
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Where a kernel has to be launched from: Triton launches on the current device."""
+    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 class Event(Protocol):

@@ -89,6 +89,11 @@ class Registration:
                 f"is one of {len(other.segments)} segments, the other pool has"
                 f" {len(self.segments)}",
             )
+        if self.block_size != other.block_size:
+            raise LayoutError(
+                other.segments[0].name,
+                f"has blocks of {other.block_size} tokens, the other pool of {self.block_size}",
+            )
         for ours, theirs in zip(self.segments, other.segments, strict=True):
             for field in ("num_rows", "row_bytes"):
                 here, there = getattr(ours, field), getattr(theirs, field)

@@ -31,6 +31,18 @@ PER_TOKEN = {
     "window_attention",
     "reference_sliding_attention",
 }
+# Fields with which families without `layer_types` say the same; none is guessed at.
+OTHER_LAYERS = (
+    "full_attention_interval",
+    "attn_layer_period",
+    "attn_layer_indices",
+    "attn_type_list",
+    "block_configs",
+    "block_types",
+    "full_attn_idxs",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+)
 STATE_ONLY = {"linear_attention", "mamba", "conv", "recurrent", "moe"}
 
 
@@ -229,13 +241,26 @@ def _kv_layers(fields: _Fields) -> int:
     shared = fields.get("num_kv_shared_layers")
     if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
         num_layers -= whole("num_kv_shared_layers", shared)
+    hybrid = [name for name in OTHER_LAYERS if fields.get(name) is not None]
+    if hybrid and fields.get("layer_types") is None:
+        raise ValueError(
+            f"{hybrid[0]} of the config says which layers keep K/V in a way that is not known;"
+            " give a ModelShape"
+        )
     # Some families list more kinds than the model has layers.
-    kinds = (fields.get("layer_types") or ["attention"] * num_layers)[: max(num_layers, 0)]
+    listed = fields.get("layer_types") or ["attention"] * num_layers
+    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
+        raise TypeError(f"layer_types of the config must be a list of names, got {listed!r}")
+    kinds = listed[: max(num_layers, 0)]
     strange = sorted(set(kinds) - PER_TOKEN - STATE_ONLY)
     if strange:
         raise ValueError(
             f"layer_types of the config names {', '.join(strange)}, whose K/V is not known;"
             " give a ModelShape"
+        )
+    if len(kinds) < num_layers:
+        raise ValueError(
+            f"layer_types of the config names {len(kinds)} layers, there are {num_layers}"
         )
     return whole("attention layers", sum(kind in PER_TOKEN for kind in kinds))
 
@@ -244,6 +269,8 @@ def _kv_heads(fields: _Fields) -> int:
     # A single K/V head for all, unless the config says how many (Falcon, StarCoder).
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1
+    if fields.get("multi_query_attention"):  # ChatGLM
+        return whole("multi_query_group_num", fields.need("multi_query_group_num"))
     given = fields.get(*KV_HEADS)
     return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given)
 

@@ -112,9 +112,12 @@ def layout_for(shape: ModelShape, layout: str | None) -> str:
 def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
     """The innermost axis in words of another width: a view if strides allow it, else a copy."""
     try:
-        return tensor.view(word)
-    except RuntimeError:  # its innermost axis is strided, or its rows are not aligned to a word
-        return tensor.clone(memory_format=torch.contiguous_format).view(word)
+        # A view to words as wide as the elements would let a strided axis pass.
+        if tensor.shape[-1] == 1 or tensor.stride(-1) == 1:
+            return tensor.view(word)
+    except RuntimeError:  # its rows are not aligned to a word
+        pass
+    return tensor.clone(memory_format=torch.contiguous_format).view(word)
 
 
 def _keys_and_values(layer: LayerTensors, axes: tuple[str, ...]) -> KVPair:

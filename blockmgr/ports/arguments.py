@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 
-__all__ = ["whole"]
+__all__ = ["MOST", "real", "whole"]
+
+MOST = 2**31 - 1
+"""Bound of numbers that nothing else bounds."""
 
 
 def whole(name: str, value: int, low: int, high: int) -> int:
@@ -23,3 +26,14 @@ def whole(name: str, value: int, low: int, high: int) -> int:
     if not low <= number <= high:
         raise ValueError(f"{name} must be in [{low}, {high}], got {number}")
     return number
+
+
+def real(name: str, value: float) -> float:
+    """The value, which must be a number.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value

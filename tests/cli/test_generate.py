@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,12 @@ def test_wrong_commands_and_wrong_input(run: Run, tmp_path: Path) -> None:
         ((tmp_path, "hello"), 3, "config.json"),
         (("--demo", "--check", "--n", 2, "--temperature", 1), 2, "--check compares one sample"),
         (("--demo", "--n", 2), 2, "n must be 1 at temperature 0"),
+        (("--demo", "--beams", 2, "--temperature", 1), 2, "--beams takes no --temperature"),
+        (("--demo", "--beams", 2, "--n", 3), 2, "returns --n of its beams"),
+        (("--demo", "--num-blocks", 0), 2, "--num-blocks"),
+        (("--demo", "--length-penalty", "nan", "--beams", 2), 2, "length_penalty must be"),
+        (("--demo", "--temperature", 1e-45), 2, "temperature must be"),
+        (("--demo", "--seed", 2**64), 2, "seed must be"),
         (("--demo", "--num-blocks", 1), 2, "the pool has 1"),
         (("--demo", "--device", "nowhere"), 2, "device must be"),
     ):
@@ -126,3 +133,25 @@ def test_an_unsupported_model_is_wrong_input(run: Run, tmp_path: Path) -> None:
     result = run("generate", tmp_path, "hello")
     assert result.exit_code == 3
     assert "mamba: layers of type linear_attention" in result.stderr
+
+
+def test_damaged_weights_and_a_missing_tokenizer_are_wrong_input(
+    run: Run, model_dir: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(model_dir, tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    mute = shutil.copytree(model_dir, tmp_path / "mute")
+    for file in mute.glob("token*"):
+        file.unlink()
+    for folder, message in ((damaged, "cannot load"), (mute, "no tokenizer in")):
+        result = run("generate", folder, "hello")
+        assert result.exit_code == 3
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_prompt_that_begins_with_a_dash_is_repeated_as_a_prompt(run: Run) -> None:
+    result = run("generate", "--demo", "--max-new-tokens", 1, "--", "-x")
+    assert result.exit_code == 0
+    assert result.stderr.rstrip().endswith("-- -x")

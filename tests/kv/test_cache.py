@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -569,3 +570,30 @@ def test_there_is_no_such_layer() -> None:
     for call in (make().keys, make().values):
         with pytest.raises(ValueError, match=r"layer must be in \[0, 1\], got 2"):
             call(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_elements_of_a_token_may_have_any_stride(backend: Any, dtype: torch.dtype) -> None:
+    shape = ModelShape(num_layers=1, num_kv_heads=2, head_dim=3, dtype=dtype)
+    cache = PagedKVCache(BLOCKS, SIZE, shape, backend=backend)
+    k = torch.arange(18).reshape(3, 3, 2).to(dtype).transpose(1, 2)
+    v = torch.arange(36).reshape(3, 2, 6).to(dtype)[:, :, ::2]
+    cache.write(0, k, v, [0, 1, 2])
+    for written, token in zip(cache.gather(0, [0], 3), (k, v), strict=True):
+        assert torch.equal(written, token)
+
+
+def test_blocks_go_only_to_a_cache_of_the_same_kind() -> None:
+    of_other_type = dataclasses.replace(make().shape, dtype=torch.bfloat16)
+    same_bytes = dataclasses.replace(of_other_type, dtype=torch.float16)
+    cache = PagedKVCache(BLOCKS, SIZE, of_other_type)
+    for host, what in (
+        (PagedKVCache(BLOCKS, SIZE, of_other_type, layout="HND"), "layout"),
+        (PagedKVCache(BLOCKS, SIZE, same_bytes), "shape"),
+        (PagedKVCache(BLOCKS, 2 * SIZE, of_other_type), "block_size"),
+    ):
+        with pytest.raises(LayoutError, match=f"has {what}"):
+            cache.swap_out(host, [0], [0])
+        with pytest.raises(LayoutError, match=f"has {what}"):
+            cache.swap_in(host, [0], [0])
+    assert not any(t.any() for t in content(cache))

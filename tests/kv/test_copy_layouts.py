@@ -70,6 +70,8 @@ def test_a_list_on_the_device_is_copied_through_the_operator(layout: str, backen
     skipped = [(7, 6, 1), (-2, 6, 1), (0, BLOCKS, 1), (0, -1, 1), (0, 6, 0), (0, 6, -3)]
     for one in pairs:
         world.expect(*one)
+    # More tokens than there are: the block, and no byte of the next one.
+    pairs[1] = (0, 2, TOKENS + 5)
     world.blocks.copy_pairs(torch.tensor([*pairs, *skipped], dtype=torch.int32))
     world.check()
 

@@ -197,6 +197,10 @@ def test_fields_of_the_text_model_go_before_those_outside() -> None:
         ({**LLAMA_3_8B, "torch_dtype": "auto"}, "'auto'"),
         ({**LLAMA_3_8B, "torch_dtype": "load"}, "'load'"),
         ({**LLAMA_3_8B, "layer_types": ["full_attention", "odd"]}, "layer_types .* odd"),
+        ({**LLAMA_3_8B, "layer_types": ["full_attention"]}, "layer_types .* 1 layers"),
+        ({**LLAMA_3_8B, "attn_layer_period": 8}, "attn_layer_period"),
+        ({**LLAMA_3_8B, "block_configs": [{}]}, "block_configs"),
+        ({**LLAMA_3_8B, "multi_query_attention": True}, "multi_query_group_num"),
         ({**LLAMA_3_8B, "layer_types": ["mamba"] * 32}, "attention layers must be >= 1"),
         ({**LLAMA_3_8B, "num_kv_shared_layers": 32}, "attention layers must be >= 1"),
         ({**DEEPSEEK_V3, "qk_rope_head_dim": None}, "qk_rope_head_dim"),
@@ -267,3 +271,15 @@ def test_a_budget_of_nothing_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         num_blocks_for(*arguments)
+
+
+def test_groups_of_chatglm_are_its_kv_heads() -> None:
+    config = {**LLAMA_3_8B, "multi_query_attention": True, "multi_query_group_num": 2}
+    del config["num_key_value_heads"]
+    assert ModelShape.from_config(config).num_kv_heads == 2
+
+
+@pytest.mark.parametrize("kinds", [[None] * 32, "full", 5], ids=str)
+def test_layer_types_that_are_no_list_of_names_are_a_type_error(kinds: Any) -> None:
+    with pytest.raises(TypeError, match="layer_types"):
+        ModelShape.from_config({**LLAMA_3_8B, "layer_types": kinds})

@@ -111,6 +111,8 @@ AFTER_FREE: dict[str, Callable[[Any, Any], object]] = {
     "promote": lambda a, b: a.promote_to_immutable_block(b[1]),
     "fork": lambda a, b: a.fork(b[1]),
     "fork what follows": lambda a, b: a.fork(b[2]),
+    "allocate after it": lambda a, b: a.allocate_mutable(b[1]),
+    "fill after it": lambda a, b: a.allocate_immutable(b[1], [1, 2, 3, 4]),
 }
 
 

@@ -293,3 +293,19 @@ def test_wrong_calls_of_the_manager_are_refused() -> None:
             space(**options)
     with pytest.raises(ValueError, match="without enable_caching"):
         space(sliding_window=8, enable_caching=True)
+
+
+def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
+    manager, twice = space(), group([1, 2, 3])
+    twice.seqs *= 2
+    for call in (manager.can_allocate, manager.allocate):
+        with pytest.raises(ValueError, match="must not name a sequence twice"):
+            call(twice)
+    assert manager.get_num_free_gpu_blocks() == 8
+    once = group([1, 2, 3])
+    manager.allocate(once)
+    held = manager.get_num_free_gpu_blocks()
+    for call in (manager.can_swap_out, manager.swap_out):
+        with pytest.raises(ValueError, match="must not name a sequence twice"):
+            call(twice)
+    assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (held, 8)

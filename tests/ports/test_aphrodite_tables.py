@@ -248,3 +248,13 @@ def test_windows_that_cannot_be_are_refused() -> None:
     table = table_of(naive, [1], max_block_sliding_window=2)
     with refused_tables(naive, ValueError, "num_computed_slots must be given", tables=[table]):
         table.append_token_ids([1])
+
+
+def test_more_computed_slots_than_tokens_are_refused() -> None:
+    """They would give back blocks that the tokens still need."""
+    pools = CpuGpuBlockAllocator.create("naive", 8, 0, 2)
+    table = BlockTable(2, pools, max_block_sliding_window=1)
+    table.allocate([1, 2, 3, 4, 5])
+    match = "num_computed_slots must be at most the 5"
+    with refused_tables(pools, ValueError, match, tables=[table]):
+        table.append_token_ids([6], num_computed_slots=1000)

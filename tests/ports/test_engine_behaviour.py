@@ -273,6 +273,45 @@ def test_bad_beam_configs(options: dict[str, Any]) -> None:
         BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, **options})
 
 
+@pytest.mark.parametrize("name", ["num_beams", "max_new_tokens", "num_return", "length_penalty"])
+def test_beam_configs_of_the_wrong_type(name: str) -> None:
+    for value in (True, "2", None):
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: value})
+    if name != "length_penalty":  # a count that is never reached would never end
+        with pytest.raises(TypeError, match=f"{name} must be an int"):
+            BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: 2.5})
+
+
+@pytest.mark.parametrize("options", [{"length_penalty": 1e10}, {"length_penalty": float("nan")}])
+def test_a_length_penalty_beyond_floats_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="length_penalty must be"):
+        BeamConfig(num_beams=4, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_new_tokens": 2.5}, {"n": True}, {"temperature": "1"}, {"top_p": None}, {"seed": 1.0}],
+    ids=str,
+)
+def test_samplings_of_the_wrong_type(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(options))} must be"):
+        Sampling(**options)
+
+
+def test_stops_that_are_no_token_ids_are_refused() -> None:
+    for stops in (5, "5", ("5",)):
+        with pytest.raises(TypeError, match="stop_token_ids must be"):
+            Sampling(stop_token_ids=stops)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="stop_token_ids must be"):
+            engine_of().beam_search([[1, 2]], 2, 2, stop_token_ids=stops)  # type: ignore[arg-type]
+
+
+def test_every_prompt_needs_a_sampling() -> None:
+    with pytest.raises(TypeError, match="sampling must be Sampling, got NoneType"):
+        engine_of().generate([[1], [2]], [Sampling(), None])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -287,11 +287,18 @@ class BlockSpaceManager:
             raise UnknownSequenceError(seq.seq_id) from None
 
     def _waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
-        waiting = [s for s in seq_group.get_seqs() if s.seq_id not in self.block_tables]
+        waiting = [s for s in _distinct(seq_group) if s.seq_id not in self.block_tables]
         if not waiting:
             raise SequenceStateError("every sequence of the group has blocks already")
         return waiting
 
     def _running(self, seq_group: GroupLike) -> list[tuple[SequenceLike, BlockTable]]:
         known = self.block_tables
-        return [(s, known[s.seq_id]) for s in seq_group.get_seqs() if s.seq_id in known]
+        return [(s, known[s.seq_id]) for s in _distinct(seq_group) if s.seq_id in known]
+
+
+def _distinct(seq_group: GroupLike) -> list[SequenceLike]:
+    sequences = list(seq_group.get_seqs())
+    if len({sequence.seq_id for sequence in sequences}) < len(sequences):
+        raise ValueError("seq_group must not name a sequence twice")
+    return sequences

@@ -442,7 +442,11 @@ class PoolAllocator(BlockAllocator):
         return block
 
     def _previous(self, prev_block: Block | None) -> PoolBlock | None:
-        return None if prev_block is None else self._mine(prev_block)
+        if prev_block is None:
+            return None
+        previous = self._mine(prev_block)
+        previous.held()  # raises if it has been freed: nothing can follow what is not there
+        return previous
 
     def _run_after(self, previous: PoolBlock | None) -> Run:
         if previous is not None and previous._index + 1 == len(previous._run.blocks):

@@ -118,8 +118,9 @@ class BlockTable:
         Raises:
             NoFreeBlocksError: Too few are available; nothing is appended or given back.
             SequenceStateError: The table has no blocks.
-            ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, or no
-                ``num_computed_slots`` for a sliding window.
+            ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, more
+                computed ones than there are tokens, or no ``num_computed_slots`` for a sliding
+                window.
             TypeError: A token that is no int.
 
         Leaves:
@@ -131,6 +132,11 @@ class BlockTable:
         if self._window is not None and num_computed_slots is None:
             raise ValueError("num_computed_slots must be given for a sliding window")
         start = self.num_full_slots
+        if num_computed_slots is not None and num_computed_slots > start:
+            raise ValueError(
+                f"num_computed_slots must be at most the {start} slots with tokens, "
+                f"got {num_computed_slots}"
+            )
         run = self._grow(
             len(tokens) + _at_least(num_lookahead_slots, "num_lookahead_slots"),
             len(tokens),

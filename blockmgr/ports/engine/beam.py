@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.engine.jobs import Sample, Track
+from blockmgr.ports.arguments import MOST, real, whole
+from blockmgr.ports.engine.jobs import Sample, Track, check_stops
 
 try:
     import torch
@@ -20,6 +21,9 @@ __all__ = ["BeamConfig", "BeamJob"]
 
 # A score that no sum of log-probabilities reaches: the mark of what must not be chosen.
 WORST: Final = -1.0e9
+
+STEEPEST: Final = 40
+"""Largest length penalty: any length to this power is still a float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class BeamConfig:
 
     Raises:
         ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
     """
 
     num_beams: int
@@ -49,9 +54,13 @@ class BeamConfig:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, least in (("num_beams", 1), ("max_new_tokens", 1), ("num_return", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("num_beams", "max_new_tokens", "num_return"):
+            whole(name, getattr(self, name), 1, MOST)
+        if not abs(real("length_penalty", self.length_penalty)) <= STEEPEST:
+            raise ValueError(
+                f"length_penalty must be in [-{STEEPEST}, {STEEPEST}], got {self.length_penalty}"
+            )
+        check_stops(self.stop_token_ids)
         if self.num_return > self.num_beams:
             raise ValueError(
                 f"num_return must be at most num_beams, {self.num_beams}, got {self.num_return}"

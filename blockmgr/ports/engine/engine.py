@@ -15,7 +15,7 @@ from blockmgr.blocks import Admission
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.errors import NeverFitsError
 from blockmgr.ports.engine.beam import BeamConfig, BeamJob
-from blockmgr.ports.engine.jobs import Generation
+from blockmgr.ports.engine.jobs import Generation, check_stops
 from blockmgr.ports.engine.progress import token_bar
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
 from blockmgr.ports.engine.scheduler import Scheduler
@@ -143,7 +143,7 @@ class Engine:
             NeverFitsError: A prompt and its continuation are more than the pool can ever hold.
             ValueError: A prompt is empty, longer than the model allows, or has a token that the
                 model does not know; ``n`` is more than ``max_seqs``.
-            TypeError: A prompt is not a sequence of ints.
+            TypeError: A prompt is not a sequence of ints, or ``sampling`` is not ``Sampling``.
             ReentrancyError: The engine is inside another call.
         """
         if sampling is None or isinstance(sampling, Sampling):
@@ -152,6 +152,9 @@ class Engine:
             raise ValueError(
                 f"sampling must be one for each of {len(prompts)} prompts, got {len(sampling)}"
             )
+        for how in sampling:
+            if not isinstance(how, Sampling):
+                raise TypeError(f"sampling must be Sampling, got {type(how).__name__}")
         jobs = []
         for i, (prompt, how) in enumerate(zip(prompts, sampling, strict=True)):
             tokens = self._checked(i, prompt, how.max_new_tokens, rows=how.n, apart=1)
@@ -205,14 +208,15 @@ class Engine:
             TypeError: A prompt is not a sequence of ints.
             ReentrancyError: The engine is inside another call.
         """
-        stops = self.model.stop_token_ids if stop_token_ids is None else tuple(stop_token_ids)
+        stops = self.model.stop_token_ids if stop_token_ids is None else stop_token_ids
+        check_stops(stops)
         config = BeamConfig(
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             num_return=num_return,
-            stop_token_ids=stops,
+            stop_token_ids=tuple(stops),
         )
         jobs = []
         for i, prompt in enumerate(prompts):

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from blockmgr.ports.arguments import MOST, whole
 
 if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
 
-__all__ = ["FinishReason", "Generation", "Job", "Sample", "Track"]
+__all__ = ["FinishReason", "Generation", "Job", "Sample", "Track", "check_stops"]
 
 FinishReason: TypeAlias = Literal["stop", "length"]
+
+
+def check_stops(stop_token_ids: Collection[int]) -> None:
+    """Raises a ``TypeError`` unless these are token ids."""
+    if not isinstance(stop_token_ids, Collection) or isinstance(stop_token_ids, str):
+        raise TypeError(f"stop_token_ids must be a tuple of ints, got {stop_token_ids!r}")
+    for token in stop_token_ids:
+        whole("stop_token_ids", token, 0, MOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.engine.jobs import FinishReason, Sample, Track
+from blockmgr.ports.arguments import MOST, real, whole
+from blockmgr.ports.engine.jobs import FinishReason, Sample, Track, check_stops
 
 try:
     import torch
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
 
 __all__ = ["OnToken", "SampleJob", "Sampling", "StreamedToken", "choose_tokens"]
+
+# Lower, logits divided by it may leave the range of a float.
+COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class Sampling:
 
     Raises:
         ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
     """
 
     max_new_tokens: int = 20
@@ -56,14 +62,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("n", 1), ("top_k", 0), ("logprobs", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
+            whole(name, getattr(self, name), least, MOST)
+        if real("temperature", self.temperature) and not COLDEST <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature must be 0, or finite and at least {COLDEST}, got {self.temperature}"
+            )
+        if not 0.0 < real("top_p", self.top_p) <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.seed is not None:
+            whole("seed", self.seed, 0, 2**64 - self.n)  # torch's seeds have 64 bits
+        check_stops(self.stop_token_ids or ())
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n must be 1 at temperature 0, where all samples agree, got {self.n}")
 
