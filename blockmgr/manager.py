@@ -109,6 +109,7 @@ class BlockManager:
             steps_in_flight=config.steps_in_flight,
             early_commit=config.early_commit,
             null_block=config.null_block,
+            eviction=config.eviction,
             digest=function,
             digest_is_trusted=isinstance(config.digest, str),
             digest_size=digest_size(function) if config.prefix_caching else 0,

@@ -43,7 +43,7 @@ BlockPool::BlockPool(int num_blocks, int block_size, bool null_block,
     : digester_(std::move(digester)),
       blocks_(num_blocks, block_size, digester_ ? digester_->size() : 0, Pool::num_lists(0)),
       index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, null_block ? 1 : 0, 0),
+      pool_(blocks_, index_, null_block ? 1 : 0, 0, nullptr),
       copies_(blocks_, pool_),
       first_(null_block ? 1 : 0),
       marks_(static_cast<std::size_t>(num_blocks)) {}
@@ -296,7 +296,7 @@ void BlockPool::forget(std::int64_t count, BlockId* out) {
   Call call(*this);
   check_evict(count);
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = pool_.idle_list().front();  // has no cached child: see block.h
+    out[i] = pool_.victim();  // has no cached child
     pool_.forget(out[i]);
   }
 }
@@ -308,7 +308,7 @@ void BlockPool::reset() {
     while (!blocks_[b].used()) ++b;
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
-  while (pool_.num_idle()) pool_.forget(pool_.idle_list().front());
+  while (pool_.num_idle()) pool_.forget(pool_.victim());
 }
 
 std::int64_t BlockPool::take_copies(std::vector<Copy>& copies) {

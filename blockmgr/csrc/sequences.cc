@@ -29,7 +29,8 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
               Pool::num_lists(config.steps_in_flight)),
       index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
+            make_policy(config.eviction, blocks_, index_)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
@@ -113,6 +114,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
   std::int64_t last = s.num_blocks;
+  pool_.enter(s.context);
   while (last > keep) {
     --last;
     if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
@@ -293,7 +295,8 @@ void Sequences::forget_remaps() {
 }
 
 std::size_t Sequences::memory() const {
-  std::size_t total = blocks_.bytes() + index_.memory() + tables_.bytes() + lengths_.bytes();
+  std::size_t total =
+      blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
   total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);

@@ -35,6 +35,7 @@ struct Config {
   int steps_in_flight = 0;
   bool early_commit = false;
   bool null_block = false;
+  std::string eviction = "lru";
 };
 
 struct Prompt {
@@ -93,7 +94,8 @@ struct Sequence {
   std::int64_t num_written = 0;  // early commit: num_computed when committed_step began
   std::int64_t committed_step = -1;
   std::uint32_t root = 0;
-  std::uint64_t mark = 0;  // of the last batch that named this row: finds duplicates
+  std::uint32_t context = 0;  // of the eviction policy
+  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
   std::size_t waiting_start = 0;
