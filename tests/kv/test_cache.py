@@ -488,7 +488,7 @@ def test_mla_takes_one_vector_a_token() -> None:
         ((0, 3, 1), ValueError, "block_table must have 1 axes"),
         ((0, [[0]], 1), ValueError, "block_table must have 1 axes"),
         ((0, [0.5], 1), TypeError, "block_table must hold whole numbers"),
-        ((0, [0], -1), ValueError, "length must be >= 0, got -1"),
+        ((0, [0], -1), ValueError, "length must be at least 0, got -1"),
         ((0, [0], 1.0), TypeError, "length"),
         ((0, [0], True), TypeError, "length"),
         ((7, [0], 1), ValueError, "layer"),

@@ -209,7 +209,7 @@ def test_buffers() -> None:
     ("options", "error", "problem"),
     [
         ({"block_size": 3}, LayoutError, "segment 'kv': a row of .* block_size is 3"),
-        ({"block_size": 0}, ValueError, "block_size must be >= 1, got 0"),
+        ({"block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
         ({"block_size": 4.0}, TypeError, "block_size must be an int"),
         ({"max_pairs": 0}, ValueError, "max_pairs must be in .* got 0"),
         ({"max_pairs": True}, TypeError, "max_pairs must be an int, got True"),
