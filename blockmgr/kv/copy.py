@@ -321,7 +321,10 @@ class KVBlocks:
 
         Raises:
             ValueError: The buffer is that of other blocks.
+            TypeError: Not a buffer.
         """
+        if not isinstance(buffer, PairBuffer):
+            raise TypeError(f"buffer must be a PairBuffer, got {type(buffer).__name__}")
         if buffer.owner is not self:
             raise ValueError("buffer must come from pair_buffer() of the same KVBlocks")
         self.copy_pairs(buffer.pairs, buffer.count)
@@ -339,10 +342,12 @@ class KVBlocks:
 
         Raises:
             ValueError: A tensor is of another shape, type or device.
+            TypeError: An argument is no tensor.
         """
-        check_list(pairs, (pairs.shape[0], 3), "pairs", self.device)
-        if pairs.shape[0] > self._max_pairs:
-            raise ValueError(f"pairs must be at most {self._max_pairs}, got {pairs.shape[0]}")
+        num_pairs = len(pairs) if isinstance(pairs, torch.Tensor) and pairs.ndim else 0
+        check_list(pairs, (num_pairs, 3), "pairs", self.device)
+        if num_pairs > self._max_pairs:
+            raise ValueError(f"pairs must be at most {self._max_pairs}, got {num_pairs}")
         if count is None:
             count = self._no_limit
         check_list(count, (1,), "count", self.device)

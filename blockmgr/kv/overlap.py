@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from blockmgr.errors import LayoutError
 from blockmgr.kv.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["check_disjoint", "check_segments", "spread_out"]
 
@@ -50,6 +51,8 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
         TypeError: An argument is of the wrong type.
     """
     block_size = whole("block_size", block_size, 1)
+    if not isinstance(segments, Sequence):
+        raise TypeError(f"segments must be a sequence, got {type(segments).__name__}")
     for segment in segments:
         if not isinstance(segment, Segment):
             raise TypeError(f"segments must be Segment objects, got {segment!r}")

@@ -206,7 +206,8 @@ def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
 
 def _flat(segments: Sequence[Segment]) -> torch.Tensor:
     """Everything from the first to the last byte of the segments, as a view in one dimension."""
-    tensor = segments[0].tensor
+    # Storages made of one buffer of the caller's begin alike and need not end alike.
+    tensor = max((s.tensor for s in segments), key=lambda t: t.untyped_storage().nbytes())
     element = tensor.element_size()
     base = _storage(tensor)
     start = min(s.address for s in segments) - base
