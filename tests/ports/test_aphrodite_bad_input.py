@@ -26,7 +26,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
         ValueError,
         r"token_ids must be in \[0, 2\*\*32\)",
     ),
-    "append text": (lambda a, b: b[2].append_token_ids(["1"]), TypeError, "str"),
+    "append text": (lambda a, b: b[2].append_token_ids(["1"]), TypeError, "an int, got '1'"),
     "promote a block that is not full": (
         lambda a, b: a.promote_to_immutable_block(b[2]),
         BlockStateError,

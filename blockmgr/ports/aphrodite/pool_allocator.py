@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, ClassVar
 
+from blockmgr.arguments import integer
 from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
@@ -421,7 +422,9 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             ValueError: No block of this allocator.
+            TypeError: No int.
         """
+        block_id = integer("block_id", block_id)
         try:
             if self._places is not None:
                 return self._places[block_id]
