@@ -470,3 +470,27 @@ def test_blocks_of_another_allocator_are_not_freed_or_forked() -> None:
             call()
         assert theirs.get_num_free_blocks(Device.GPU) == held
     check(theirs)
+
+
+def test_allocators_that_are_none_are_refused_by_name() -> None:
+    pool = NaiveBlockAllocator(NaiveBlock, 4, 4)
+    for gpu, cpu, match in (
+        (None, None, "gpu must be an allocator, got NoneType"),
+        (pool, 3, "cpu must be an allocator, got int"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            CpuGpuBlockAllocator(gpu, cpu)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a CpuGpuBlockAllocator, got NaiveBlockAllocator"):
+        BlockTable(4, pool)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="enable_caching must be a bool, got 1"):
+        space(enable_caching=1)
+
+
+def test_no_block_is_not_freed_in_place_of_the_null_block() -> None:
+    pools = CpuGpuBlockAllocator.create("naive", 4, 4, 4)
+    for _ in range(2):
+        with refused_tables(pools, TypeError, "block must be one of an allocator, got NoneType"):
+            pools.free(None)  # type: ignore[arg-type]
+        pools.allocate_or_get_null_block()
+    with refused_tables(pools, TypeError, "blocks must be a sequence, got int"):
+        pools.swap(3, Device.GPU, Device.CPU)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from blockmgr.arguments import whole
@@ -9,13 +10,13 @@ from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachi
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, NaiveBlock, PoolBlock, Run, segments
 from blockmgr.ports.aphrodite.interfaces import Device
 from blockmgr.ports.aphrodite.null_block import NullBlock
+from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from blockmgr.ports.aphrodite.interfaces import Block
-    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 
 __all__ = ["CpuGpuBlockAllocator"]
 
@@ -31,11 +32,16 @@ class CpuGpuBlockAllocator:
 
     Raises:
         ValueError: Different block sizes, or ids in common.
+        TypeError: No allocator.
     """
 
     __slots__ = ("_allocators", "_null", "block_size", "caches")
 
     def __init__(self, gpu: PoolAllocator, cpu: PoolAllocator | None = None) -> None:
+        for name, allocator in (("gpu", gpu), ("cpu", cpu)):
+            is_missing = allocator is None and name == "cpu"
+            if not is_missing and not isinstance(allocator, PoolAllocator):
+                raise TypeError(f"{name} must be an allocator, got {type(allocator).__name__}")
         if cpu is not None:
             if cpu.block_size != gpu.block_size:
                 raise ValueError(
@@ -177,7 +183,7 @@ class CpuGpuBlockAllocator:
             TypeError: No block of this kind.
             ValueError: It belongs to another allocator.
         """
-        if block is not self._null:
+        if self._null is None or block is not self._null:
             self._allocator_of(block).free(block)
 
     def fork(self, last_block: Block) -> BlockView:
@@ -285,6 +291,8 @@ class CpuGpuBlockAllocator:
         return held - len(found) + idle
 
     def _whole_sequence(self, blocks: Sequence[Block], source: PoolAllocator) -> list[Run]:
+        if not isinstance(blocks, Sequence):
+            raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
         if not blocks:
             raise ValueError("blocks must not be empty")
         last = blocks[-1]

@@ -64,6 +64,8 @@ class BlockSpaceManager:
     ) -> None:
         if not 0 <= real("watermark", watermark) < 1:
             raise ValueError(f"watermark must be in [0, 1), got {watermark}")
+        if not isinstance(enable_caching, bool):
+            raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
         if sliding_window is not None:
             sliding_window = whole("sliding_window", sliding_window, 1)
             if enable_caching:

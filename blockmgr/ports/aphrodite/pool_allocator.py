@@ -414,7 +414,13 @@ class PoolAllocator(BlockAllocator):
         return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
     def physical_id(self, block: int) -> int:
-        """The id here of a block of the pool."""
+        """The id here of a block of the pool.
+
+        Raises:
+            ValueError: The pool has no such block.
+        """
+        if not 0 <= block < len(self._ids):
+            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
         return self._ids[block]
 
     def pool_block(self, block_id: int) -> int:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from blockmgr.arguments import whole
 from blockmgr.errors import SequenceStateError
 from blockmgr.ports.aphrodite.blocks import BlockView, Run
+from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 
 __all__ = ["BlockTable"]
 
@@ -32,6 +31,7 @@ class BlockTable:
         NoFreeBlocksError: No block is left to be the null block of a window.
         ValueError: ``block_size`` is not the allocator's; a window below 1, or beside prefix
             caching.
+        TypeError: A value is of the wrong type.
     """
 
     __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size")
@@ -46,6 +46,9 @@ class BlockTable:
         *,
         max_block_sliding_window: int | None = None,
     ) -> None:
+        if not isinstance(block_allocator, CpuGpuBlockAllocator):
+            kind = type(block_allocator).__name__
+            raise TypeError(f"block_allocator must be a CpuGpuBlockAllocator, got {kind}")
         if block_size != block_allocator.block_size:
             raise ValueError(
                 f"block_size must be the allocator's, {block_allocator.block_size}, got "
