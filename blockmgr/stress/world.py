@@ -99,14 +99,13 @@ class World(LockStep):
         stop = max(start, min(view.num_tokens, view.num_slots, len(entry.written)))
         slots = self.manager.slot_mapping(entry.handle, start, stop)
         matching = slots == entry.written[start:stop]
-        written: int = start + int(matching.cumprod().sum())
-        return written
+        return int(start + matching.cumprod().sum())
 
     def committable(self, entry: Entry) -> int:
         view = self.manager.sequence(entry.handle)
         if self.early and not view.is_preempted:
-            written: int = min(view.num_tokens, view.num_slots)
-            return written
+            slotted: int = min(view.num_tokens, view.num_slots)
+            return slotted
         return self.written_until(entry)
 
     def commit(self, entry: Entry, num_computed_tokens: int) -> None:
