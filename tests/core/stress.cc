@@ -127,9 +127,11 @@ int main(int argc, char** argv) {
       calls += run(bytes, kind, a.moves, &counts);
     } catch (const std::exception& violation) {
       keep(a.out, kind, bytes.used());
-      std::printf("violation: %s\nseed %llu, run %llu; run it again with --replay %s\n",
-                  violation.what(), static_cast<unsigned long long>(a.seed),
-                  static_cast<unsigned long long>(runs), a.out.c_str());
+      std::printf(
+          "violation: %s\nseed %llu, run %llu, after %lld operations; run it again with "
+          "--replay %s\n",
+          violation.what(), static_cast<unsigned long long>(a.seed),
+          static_cast<unsigned long long>(runs), static_cast<long long>(calls), a.out.c_str());
       return 1;
     }
     if (calls - reported >= 5'000'000) {
