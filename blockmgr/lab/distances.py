@@ -21,8 +21,6 @@ from blockmgr.lab.stack import ReleaseStack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.trace import Trace
 
 __all__ = ["Counts", "Hits", "StackPass"]
 
@@ -71,13 +69,12 @@ class Hits:
 class StackPass:
     """A replay through a pool without bounds that remembers the order of all releases."""
 
-    def __init__(self, trace: Trace, stream: References, config: ReplayConfig) -> None:
-        self._service_ms = [config.service_ms(request) for request in trace.requests]
-        self._arrival_ms = [request.arrival_ms for request in trace.requests]
+    def __init__(self, stream: References, max_seqs: int, rate: float = 1.0) -> None:
         self._stream = stream
+        self._rate = rate  # share of the blocks that the forest of the stream holds
         self._runs = stream.runs
         samples = sum(request.num_samples for request in stream.requests)
-        self._free_rows = self._rows = min(config.max_seqs, samples)
+        self._free_rows = self._rows = min(max_seqs, samples)
         self._state = [ABSENT] * len(self._runs)  # or the release that made the run idle
         self._holders = [0] * len(self._runs)
         self._stack = ReleaseStack(samples)
@@ -101,7 +98,7 @@ class StackPass:
     def longest(self) -> int:
         """Blocks of the longest request that is ever admitted, at least 1."""
         admitted = (r.held_blocks for r in self._stream.requests if r.num_samples <= self._rows)
-        return max(1, *admitted, 1)
+        return max(admitted, default=1)
 
     @property
     def peak(self) -> int:
@@ -117,13 +114,14 @@ class StackPass:
         def start(now: int) -> Iterator[tuple[int, bool]]:
             nonlocal admitted
             while waiting:
-                samples = self._stream.requests[waiting[0]].num_samples
+                head = self._stream.requests[waiting[0]]
+                samples = head.num_samples
                 if self._free_rows < samples <= self._rows:
                     return
                 number = waiting.popleft()
                 if samples <= self._rows:
                     self._free_rows -= samples
-                    heapq.heappush(running, (now + self._service_ms[number], admitted, number))
+                    heapq.heappush(running, (now + head.service_ms, admitted, number))
                     admitted += 1
                     yield number, True
 
@@ -136,33 +134,29 @@ class StackPass:
                     yield number, False
                 yield from start(now)
 
-        for number, arrival in enumerate(self._arrival_ms):
-            yield from end(arrival)
+        for number, request in enumerate(self._stream.requests):
+            yield from end(request.arrival_ms)
             waiting.append(number)
-            yield from start(arrival)
+            yield from start(request.arrival_ms)
         yield from end(float("inf"))
 
     def _admit(self, request: RequestReferences) -> None:
-        runs = self._runs
         self._look_up(request)
-        self._acquire(runs.path(request.limit))
-        served = runs.end[request.limit] if request.limit != NO_RUN else 0
+        self._acquire(self._runs.path(request.limit))
+        served = request.limit_blocks
         if request.num_samples > 1:
             # A replay asks for all of them first, twins of cached blocks included.
-            asked = self._in_use + self._private + request.held_blocks - served
-            self._peak = max(self._peak, asked)
+            self._note_peak(request.held_blocks - served)
         self._private += request.first_held_blocks - served
         self._take()
-        prompt = runs.end[request.prompt] if request.prompt != NO_RUN else 0
         self._acquire(self._after(request.prompt, request.limit))
-        self._private -= prompt - served
+        self._private -= request.prompt_blocks - served
         if request.num_samples > 1:
             self._private += request.held_blocks - request.first_held_blocks
             self._take()
 
     def _end(self, request: RequestReferences) -> None:
-        prompt = self._runs.end[request.prompt] if request.prompt != NO_RUN else 0
-        self._private -= request.held_blocks - prompt
+        self._private -= request.held_blocks - request.prompt_blocks
         outputs = [self._after(end, request.prompt) for end in request.ends]
         for output in outputs:
             self._acquire(output)
@@ -229,6 +223,8 @@ class StackPass:
 
     def _take(self) -> None:
         """Blocks were taken: whatever has no room beside them is gone."""
-        used = self._in_use + self._private
-        self._peak = max(self._peak, used)
-        self._stack.record(used)
+        self._note_peak(0)
+        self._stack.record(self._in_use + round(self._private * self._rate))
+
+    def _note_peak(self, more: int) -> None:
+        self._peak = max(self._peak, round(self._in_use / self._rate) + self._private + more)

@@ -175,8 +175,7 @@ class _Pool:
         kept, found = self._kept, 0
         for run in self._runs.path(request.limit):
             found += kept[run]
-        limit = self._runs.end[request.limit] if request.limit != NO_RUN else 0
-        return found, 0 < limit == found
+        return found, 0 < request.limit_blocks == found
 
     def _make_room(self, number: int) -> None:
         """Let go of what is used last, until all blocks of a request have room beside the rest."""

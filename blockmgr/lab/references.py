@@ -29,6 +29,8 @@ alike; of a prompt known by tokens it is a block of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal, get_args
@@ -39,12 +41,21 @@ from blockmgr.lab.replay import held_blocks
 from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
     from blockmgr.lab.replay import ReplayConfig
     from blockmgr.lab.trace import Request, Tokens, Trace
 
-__all__ = ["NO_RUN", "References", "RequestReferences", "Rule", "Runs", "check_rule", "references"]
+__all__ = [
+    "NO_RUN",
+    "References",
+    "RequestReferences",
+    "Rule",
+    "Runs",
+    "Sample",
+    "check_rule",
+    "references",
+]
 
 Rule = Literal["manager", "served", "ids"]
 """Which blocks a prompt refers to: see the table of the module."""
@@ -92,9 +103,13 @@ class RequestReferences:
     """What one request refers to. Runs stand for the path that ends with them.
 
     Attributes:
+        arrival_ms: When it comes.
+        service_ms: How long it runs.
         limit: Last run of the prompt that may hit.
         prompt: Last run of the prompt that is cached when the request is admitted.
         ends: Last run that is cached when it has ended, one for each sample.
+        limit_blocks: Blocks of the prompt that may hit.
+        prompt_blocks: Blocks of the prompt that are cached.
         held_blocks: Blocks it holds when nothing of it is cached.
         first_held_blocks: Of those, blocks it takes before it is forked.
         query_tokens: Tokens of the prompt.
@@ -102,9 +117,13 @@ class RequestReferences:
         num_samples: Sequences that continue the prompt.
     """
 
+    arrival_ms: int
+    service_ms: int
     limit: int
     prompt: int
     ends: tuple[int, ...]
+    limit_blocks: int
+    prompt_blocks: int
     held_blocks: int
     first_held_blocks: int
     query_tokens: int
@@ -134,6 +153,11 @@ class References:
     @property
     def query_blocks(self) -> int:
         """Blocks looked up: those that may hit."""
+        return sum(request.limit_blocks for request in self.requests)
+
+    @property
+    def looked_at_blocks(self) -> int:
+        """Of the blocks looked up, those that were not left out."""
         ends = self.runs.end
         return sum(ends[r.limit] for r in self.requests if r.limit != NO_RUN)
 
@@ -160,13 +184,17 @@ def check_rule(rule: str) -> None:
         raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
 
 
-def references(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> References:
+def references(
+    trace: Trace, config: ReplayConfig, rule: Rule = "manager", *, sample: Sample | None = None
+) -> References:
     """The blocks that ``trace`` refers to at ``config.block_size``.
 
     Args:
         trace: The requests.
-        config: Its block size counts, nothing else.
+        config: How they would be replayed.
         rule: Which blocks a prompt refers to.
+        sample: Leaves blocks out; all are there without it. The forest then holds what is left,
+            and counts of blocks in a request are still those of all blocks.
 
     Raises:
         ValueError: There is no such rule, or the trace cannot be cut into these blocks.
@@ -181,7 +209,18 @@ def references(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> Re
     """
     check_rule(rule)
     trace.check_block_size(config.block_size)
-    return _Builder(trace, config, rule).build()
+    return _Builder(trace, config, rule, sample or _everything).build()
+
+
+Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
+"""From the digest of a prefix and the bytes that follow: the digest of both, and whether what
+ends there is looked at."""
+
+
+def _everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
+    """Leave nothing out. Parents tell prefixes apart, so no digest is needed."""
+    del before
+    return key, True
 
 
 _Cut = tuple[int, int]
@@ -191,12 +230,29 @@ EMPTY: Final[_Cut] = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Path:
-    """A request in the tree: where limit, prompt and samples end, and the blocks it holds."""
+class _Entered:
+    """A request in the tree: where limit, prompt and samples end, and its blocks."""
 
     cuts: tuple[_Cut, ...]
+    limit_blocks: int
+    prompt_blocks: int
     held_blocks: int
     first_held_blocks: int
+
+
+@dataclass(slots=True)
+class _Path:
+    """Segments from a root on.
+
+    Attributes:
+        segments: Those that are looked at, the root first, which holds no block.
+        starts: Blocks before each of them; -1 for the root.
+        digest: Of all segments, whether looked at or not.
+    """
+
+    segments: list[int]
+    starts: list[int]
+    digest: bytes
 
 
 class _Builder:
@@ -206,31 +262,35 @@ class _Builder:
     Only what paths do at the ends of segments, and the cuts within, decide where runs end.
     """
 
-    def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule) -> None:
+    def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
         self._trace = trace
         self._config = config
         self._rule = rule
+        self._sample = sample
         self._hashed = trace.is_hashed
-        size = config.block_size
-        self._nodes_per_segment = TOKENS_PER_HASH_ID // size if self._hashed else 1
+        self._segment_blocks = TOKENS_PER_HASH_ID // config.block_size if self._hashed else 1
         # Segments by (parent, key). A root is keyed by its namespace and holds no block.
-        self._children: dict[tuple[int, Hashable], int] = {}
+        self._children: dict[tuple[int, bytes], int] = {}
         self._parent: list[int] = []
         self._extent: list[int] = []  # blocks of the segment that some path reaches
         self._num_children: list[int] = []
         self._cuts: dict[int, set[int]] = {}  # blocks of the segment before each cut
 
     def build(self) -> References:
-        paths = [self._enter(request) for request in self._trace.requests]
+        entered = [self._enter(request) for request in self._trace.requests]
         runs, ends = self._cut_into_runs()
         requests = []
-        for request, path in zip(self._trace.requests, paths, strict=True):
+        for request, path in zip(self._trace.requests, entered, strict=True):
             limit, prompt, *outputs = (ends[cut] for cut in path.cuts)
             requests.append(
                 RequestReferences(
+                    arrival_ms=request.arrival_ms,
+                    service_ms=self._config.service_ms(request),
                     limit=limit,
                     prompt=prompt,
                     ends=tuple(outputs),
+                    limit_blocks=path.limit_blocks,
+                    prompt_blocks=path.prompt_blocks,
                     held_blocks=path.held_blocks,
                     first_held_blocks=path.first_held_blocks,
                     query_tokens=request.num_prompt_tokens,
@@ -240,7 +300,7 @@ class _Builder:
             )
         return References(self._config.block_size, runs, tuple(requests))
 
-    def _enter(self, request: Request) -> _Path:
+    def _enter(self, request: Request) -> _Entered:
         """Enter a request's paths into the tree, and cut it where they end."""
         size, prompt = self._config.block_size, request.num_prompt_tokens
         limit, cached = (prompt - 1) // size, prompt // size
@@ -248,53 +308,57 @@ class _Builder:
             limit = cached = -(-prompt // size)
         elif self._rule == "served":
             cached = limit
-        root = [self._segment(NO_RUN, request.namespace)]
-        segments = self._extend(root, self._prompt_keys(request, cached), cached)
-        cuts = [self._cut(segments, limit), self._cut(segments, cached)]
+        root = _Path([self._segment(NO_RUN, request.namespace)], [-1], request.namespace)
+        path = self._extend(root, self._prompt_keys(request, cached), 0, cached)
+        cuts = [self._cut(path, limit), self._cut(path, cached)]
         outputs = () if self._rule == "ids" else request.outputs
-        own = 0
+        held = cached
         for output in outputs:
             # The last token of an output is never computed.
             blocks = max(cached, (prompt + len(output) - 1) // size)
-            path = segments
+            longer = path
             if blocks > cached:
                 keys = self._token_keys(np.concatenate((request.tokens(), output)), cached, blocks)
-                path = self._extend(segments, keys, blocks - cached)
-                own += blocks - cached
-            cuts.append(self._cut(path, blocks))
+                longer = self._extend(path, keys, cached, blocks)
+                held += blocks - cached
+            cuts.append(self._cut(longer, blocks))
         if not outputs:
             cuts.append(cuts[-1])
+        first_held = held
         if self._rule == "manager":
+            held = held_blocks(request, self._config)
             first = prompt + len(request.outputs[0]) if request.outputs else prompt
-            return _Path(tuple(cuts), held_blocks(request, self._config), -(-first // size))
-        return _Path(tuple(cuts), cached + own, cached + own)
+            first_held = -(-first // size)
+        return _Entered(tuple(cuts), limit, cached, held, first_held)
 
-    def _prompt_keys(self, request: Request, blocks: int) -> Iterable[Hashable]:
+    def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
         if self._hashed and isinstance(request.prompt, HashedPrompt):
-            ids: list[int] = request.prompt.ids.tolist()
-            return ids[: -(-blocks // self._nodes_per_segment)]
+            return (i.to_bytes(8) for i in request.prompt.ids.tolist())
         return self._token_keys(request.tokens(), 0, blocks)
 
-    def _token_keys(self, tokens: Tokens, start: int, stop: int) -> Iterable[Hashable]:
+    def _token_keys(self, tokens: Tokens, start: int, stop: int) -> Iterable[bytes]:
         size = self._config.block_size
         return (tokens[n * size : (n + 1) * size].tobytes() for n in range(start, stop))
 
-    def _extend(self, path: list[int], keys: Iterable[Hashable], blocks: int) -> list[int]:
-        """``path`` with ``blocks`` blocks more, as segments from the root on."""
-        path, left, size = path.copy(), blocks, self._nodes_per_segment
-        children, extent = self._children, self._extent
-        parent = path[-1]
-        for key in keys:
-            segment = children.get((parent, key))
+    def _extend(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
+        """``path``, of ``start`` blocks, with those of ``keys`` up to ``stop`` blocks."""
+        segments, starts, digest = path.segments.copy(), path.starts.copy(), path.digest
+        children, extent, size = self._children, self._extent, self._segment_blocks
+        parent = segments[-1]
+        for begin, key in zip(range(start, stop, size), keys, strict=False):
+            digest, looked_at = self._sample(digest, key)
+            if not looked_at:
+                continue
+            segment = children.get((parent, digest))
             if segment is None:
-                segment = self._segment(parent, key)
-            extent[segment] = max(extent[segment], min(size, left))
-            left -= size
-            path.append(segment)
+                segment = self._segment(parent, digest)
+            extent[segment] = max(extent[segment], min(size, stop - begin))
+            segments.append(segment)
+            starts.append(begin)
             parent = segment
-        return path
+        return _Path(segments, starts, digest)
 
-    def _segment(self, parent: int, key: Hashable) -> int:
+    def _segment(self, parent: int, key: bytes) -> int:
         segment = self._children.setdefault((parent, key), len(self._parent))
         if segment == len(self._parent):
             self._parent.append(parent)
@@ -304,14 +368,13 @@ class _Builder:
                 self._num_children[parent] += 1
         return segment
 
-    def _cut(self, path: list[int], blocks: int) -> _Cut:
-        """End a run after ``blocks`` blocks of ``path``."""
-        if not blocks:
+    def _cut(self, path: _Path, blocks: int) -> _Cut:
+        """End a run after the first ``blocks`` blocks of ``path``."""
+        last = bisect_left(path.starts, blocks) - 1
+        if last <= 0:  # nothing but the root
             return EMPTY
-        size = self._nodes_per_segment
-        # The root comes before the first segment with blocks.
-        segment = path[-(-blocks // size)]
-        within = blocks - (-(-blocks // size) - 1) * size
+        segment = path.segments[last]
+        within = min(self._segment_blocks, blocks - path.starts[last])
         self._cuts.setdefault(segment, set()).add(within)
         return segment, within
 
@@ -319,7 +382,7 @@ class _Builder:
         runs = Runs([], [], [], [])
         ends: dict[_Cut, int] = {EMPTY: NO_RUN}
         last = [NO_RUN] * len(self._parent)  # the run that each segment ends with
-        whole, none = self._nodes_per_segment, frozenset[int]()
+        whole, none = self._segment_blocks, frozenset[int]()
         for segment, (parent, extent) in enumerate(zip(self._parent, self._extent, strict=True)):
             if not extent:
                 continue
