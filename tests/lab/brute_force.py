@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cache
+from heapq import heappop, heappush
 from itertools import combinations
 from typing import NamedTuple
 
@@ -77,7 +78,10 @@ def lru_hits(all_uses: list[Use], num_blocks: int) -> int:
 
 
 def farthest_first_hits(all_uses: list[Use], num_blocks: int) -> int:
-    """Hits of a pool that evicts what is used last, and of that the deepest block."""
+    """Hits of a pool that evicts what is used last.
+
+    Of blocks that are next used together any may go: the number that is found stays the same.
+    """
     never = len(all_uses)
     upcoming: dict[object, int] = {}
     next_uses: list[list[int]] = []
@@ -87,28 +91,25 @@ def farthest_first_hits(all_uses: list[Use], num_blocks: int) -> int:
         for depth, block in enumerate(path):
             upcoming[block] = number if depth < looked_up else never
     next_uses.reverse()
-    # Blocks in the pool by next use, each with its depth.
-    due: list[dict[object, int]] = [{} for _ in range(never + 1)]
+    due: list[dict[object, None]] = [{} for _ in range(never + 1)]  # blocks by next use
+    farthest: list[int] = []  # a heap of the uses, negated, that some block may be due at
     where: dict[object, int] = {}
-    farthest = never
     hits = 0
     for number, (path, looked_up, held) in enumerate(all_uses):
         hits += sum(block in where for block in path[:looked_up])
         for block in path:
             if block in where:
                 del due[where.pop(block)][block]
-        surplus = len(where) - (num_blocks - held)
-        while surplus > 0:
-            while not due[farthest]:
-                farthest -= 1
-            gone = sorted(due[farthest], key=due[farthest].__getitem__)[-surplus:]
-            for block in gone:
-                del due[farthest][block], where[block]
-            surplus -= len(gone)
-        for depth, (block, use) in enumerate(zip(path, next_uses[number], strict=True)):
+        for _ in range(len(where) - (num_blocks - held)):
+            while not due[-farthest[0]]:
+                heappop(farthest)
+            gone, _ = due[-farthest[0]].popitem()
+            del where[gone]
+        for block, use in zip(path, next_uses[number], strict=True):
+            if not due[use]:
+                heappush(farthest, -use)
             where[block] = use
-            due[use][block] = depth
-            farthest = max(farthest, use)
+            due[use][block] = None
     return hits
 
 
