@@ -25,7 +25,7 @@ import numpy as np
 
 from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
-from blockmgr.lab.trace import Request, Trace
+from blockmgr.lab.trace import Request, Tokens, Trace
 from blockmgr.lab.workloads import generate
 
 WORKLOADS = "chat,agent,tree-of-thought,few-shot"
@@ -40,37 +40,47 @@ class FullChildren:
         self._num_blocks = num_blocks
         self._config = config
         self._copies = copies
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # by prefix; the next to go first
-        self._children: dict[bytes, set[bytes]] = {}  # prefix -> tokens of the blocks after it
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the next to go comes first
+        # Blocks by the block before them and their tokens; 0 stands for the empty prefix.
+        self._names: dict[tuple[int, bytes], int] = {}
+        self._keys: list[tuple[int, bytes]] = [(0, b"")]
+        self._children: dict[int, set[bytes]] = {}  # tokens of the blocks in the pool after one
 
     def serve(self, request: Request) -> int:
         """Tokens found for a request, which is then over."""
-        size, tokens = 4 * self._config.block_size, request.tokens()
-        prompt, limit = tokens.tobytes(), 4 * (len(tokens) - 1)
-        end = 0
-        while end + size <= limit and prompt[: end + size] in self._idle:
-            end += size
-        hit = end // 4
+        size, tokens = self._config.block_size, request.tokens()
+        limit = (len(tokens) - 1) // size
+        shared = [block for block in self._path(tokens)[:limit] if block in self._idle]
+        hit = len(shared) * size
         if self._copies:
-            rest = tokens[hit : len(tokens) - 1]
-            hit += max((_alike(rest, c) for c in self._children.get(prompt[:end], ())), default=0)
-        shared = [prompt[:stop] for stop in range(size, end + size, size)]
+            rest, last = tokens[hit : len(tokens) - 1], shared[-1] if shared else 0
+            hit += max((_alike(rest, c) for c in self._children.get(last, ())), default=0)
         for block in shared:
             del self._idle[block]
         while len(self._idle) + held_blocks(request, self._config) > self._num_blocks:
-            gone, _ = self._idle.popitem(last=False)
-            self._children[gone[:-size]].discard(gone[-size:])
+            parent, key = self._keys[self._idle.popitem(last=False)[0]]
+            self._children[parent].discard(key)
         for output in request.outputs or (tokens[:0],):
-            computed = prompt + (output[:-1].tobytes() if len(output) else b"")
-            for stop in range(len(computed) // size * size, 0, -size):
-                block = computed[:stop]
+            for block in reversed(self._path(np.concatenate((tokens, output[:-1])))):
                 self._idle[block] = None
                 self._idle.move_to_end(block)
-                self._children.setdefault(block[:-size], set()).add(block[-size:])
+                parent, key = self._keys[block]
+                self._children.setdefault(parent, set()).add(key)
         return hit
 
+    def _path(self, tokens: Tokens) -> list[int]:
+        """The full blocks of a text. What is in the pool of them comes first."""
+        size, block, path = self._config.block_size, 0, []
+        for start in range(0, len(tokens) // size * size, size):
+            key = (block, tokens[start : start + size].tobytes())
+            block = self._names.setdefault(key, len(self._keys))
+            if block == len(self._keys):
+                self._keys.append(key)
+            path.append(block)
+        return path
 
-def _alike(tokens: np.ndarray, child: bytes) -> int:
+
+def _alike(tokens: Tokens, child: bytes) -> int:
     other = np.frombuffer(child, dtype=np.uint32)[: len(tokens)]
     differs = np.flatnonzero(tokens[: len(other)] != other)
     return int(differs[0]) if len(differs) else len(other)
