@@ -89,7 +89,9 @@ def _alike(tokens: Tokens, child: bytes) -> int:
 def row(trace: Trace, block_size: int, tokens: int, whole: Curve) -> list[float]:
     """Hit rates in per cent, in the order of the columns."""
     config = replace(ONE_AT_A_TIME, block_size=block_size)
-    blocks = -(-tokens // block_size)
+    # A tenth of few tokens may be less than the longest request needs.
+    longest = max(held_blocks(request, config) for request in trace.requests)
+    blocks = max(longest, -(-tokens // block_size))
     asked = whole.query_tokens
     none = replay(trace, blocks, config)
     counted = {}
