@@ -53,13 +53,13 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
     if (block.extras == keys && !just_promoted) {
       const int n = common_prefix(blocks_.tokens(child), tokens + start,
                                   std::min<int>(limit, block.key_tokens));
-      const bool idle_tail =
-          block.key_tokens < config_.block_size && pool_.counts_as_available(child);
-      if (n > best || (n == best && found.partial >= 0 && idle_tail && !found.take_over)) {
+      if (n > best) {
         best = n;
         found.partial = child;
         found.num_partial = n;
-        found.take_over = idle_tail;
+        // What does not match would be lost to others, so a tail is taken over whole or copied.
+        found.take_over =
+            n == block.key_tokens && n < config_.block_size && pool_.counts_as_available(child);
       }
     }
     child = block.next_sibling;
@@ -135,6 +135,7 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
 void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
                        const Demand& d) noexcept {
   std::int32_t* t = table(s);
+  s.context = pool_.admitted(found_.data(), found.num_full, d.num_blocks);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; i < found.num_full; ++i) {
     const BlockId b = found_[static_cast<std::size_t>(i)];
@@ -143,6 +144,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     t[i] = parent = b;
   }
   std::int64_t i = found.num_full;
+  if (found.partial >= 0) pool_.hit(found.partial);
   if (found.partial >= 0 && found.take_over) {
     pool_.take_over(found.partial);
     t[i++] = found.partial;
@@ -300,6 +302,7 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
+  pool_.enter(s.context);
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
   blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);

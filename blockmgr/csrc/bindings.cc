@@ -2,6 +2,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "bindings_core.h"
@@ -107,10 +110,14 @@ void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(t
 
 nb::list take_remaps(Core& self) {
   nb::list result;
-  const std::vector<RemapRecord> remaps = self.core.remaps();
-  for (const RemapRecord& r : remaps)
-    result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
-  self.core.forget_remaps();
+  const std::vector<RemapRecord> remaps = self.core.take_remaps();
+  try {
+    for (const RemapRecord& r : remaps)
+      result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
+  } catch (...) {
+    self.core.return_remaps(remaps);
+    throw;
+  }
   return result;
 }
 
@@ -161,84 +168,145 @@ nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::han
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
   const std::int64_t last = int_argument(stop, "stop");
-  const Sequences& core = self.idle();
-  core.check_slots(h, first, last);
-  auto slots = new_numbers<std::int64_t>(last - first);
-  core.slot_mapping(h, first, last, slots.get());
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_slots(h, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.slot_mapping(h, first, last, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(slots), last - first);
 }
 
 // (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
 nb::tuple view(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequence& s = self.idle().view(h);
-  const bool preempted = s.state == Sequence::kPreempted;
-  return nb::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks, preempted);
+  const auto facts = self.read([&](const Sequences& core) {
+    const Sequence& s = core.view(h);
+    return std::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
+                           s.state == Sequence::kPreempted);
+  });
+  return std::apply([](auto... fact) { return nb::make_tuple(fact...); }, facts);
 }
 
 nb::object block_ids(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequences& core = self.idle();
-  const std::int64_t count = core.view(h).num_blocks;
-  auto ids = new_numbers<std::int32_t>(count);
-  std::copy_n(core.table_at(Sequences::row_of(h)), count, ids.get());
+  std::int64_t count = 0;
+  auto ids = self.read([&](const Sequences& core) {
+    count = core.view(h).num_blocks;
+    auto numbers = new_numbers<std::int32_t>(count);
+    std::copy_n(core.table_at(Sequences::row_of(h)), count, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(ids), count);
 }
 
 nb::object tokens_of(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequences& core = self.idle();
-  const std::int64_t count = core.view(h).num_tokens;
-  auto tokens = new_numbers<Token>(count);
-  core.copy_tokens(h, tokens.get());
+  std::int64_t count = 0;
+  auto tokens = self.read([&](const Sequences& core) {
+    count = core.view(h).num_tokens;
+    auto numbers = new_numbers<Token>(count);
+    core.copy_tokens(h, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(tokens), count);
 }
 
 nb::dict stats(Core& self) {
-  const Sequences& core = self.idle();
-  const Counters& n = core.counters();
-  const Pool& pool = core.pool();
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([](const Sequences& core) {
+    const Counters& n = core.counters();
+    const Pool& pool = core.pool();
+    return std::to_array<Fact>({
+        {"capacity", pool.capacity()},
+        {"free_blocks", pool.num_free()},
+        {"idle_blocks", pool.num_idle()},
+        {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
+        {"used_blocks", pool.num_used()},
+        {"cached_blocks", core.index().num_keyed()},
+        {"peak_used_blocks", n.peak_used_blocks},
+        {"num_sequences", core.num_sequences()},
+        {"pending_copies", core.copies().num_pending()},
+        {"query_tokens", n.query_tokens},
+        {"hit_tokens", n.hit_tokens},
+        {"partial_hit_tokens", n.partial_hit_tokens},
+        {"resumed_query_tokens", n.resumed_query_tokens},
+        {"resumed_hit_tokens", n.resumed_hit_tokens},
+        {"promoted_blocks", n.promoted_blocks},
+        {"deduplicated_blocks", n.deduplicated_blocks},
+        {"cached_tails", n.cached_tails},
+        {"evicted_blocks", pool.num_evicted()},
+        {"planned_copies", core.copies().num_planned()},
+        {"cancelled_copies", core.copies().num_cancelled()},
+        {"forks", n.forks},
+        {"preemptions", n.preemptions},
+    });
+  });
   nb::dict d;
-  d["capacity"] = pool.capacity();
-  d["free_blocks"] = pool.num_free();
-  d["idle_blocks"] = pool.num_idle();
-  d["fenced_blocks"] = pool.capacity() - pool.available() - pool.num_used();
-  d["used_blocks"] = pool.num_used();
-  d["cached_blocks"] = core.index().num_keyed();
-  d["peak_used_blocks"] = n.peak_used_blocks;
-  d["num_sequences"] = core.num_sequences();
-  d["pending_copies"] = core.copies().num_pending();
-  d["query_tokens"] = n.query_tokens;
-  d["hit_tokens"] = n.hit_tokens;
-  d["partial_hit_tokens"] = n.partial_hit_tokens;
-  d["resumed_query_tokens"] = n.resumed_query_tokens;
-  d["resumed_hit_tokens"] = n.resumed_hit_tokens;
-  d["promoted_blocks"] = n.promoted_blocks;
-  d["deduplicated_blocks"] = n.deduplicated_blocks;
-  d["cached_tails"] = n.cached_tails;
-  d["evicted_blocks"] = pool.num_evicted();
-  d["planned_copies"] = core.copies().num_planned();
-  d["cancelled_copies"] = core.copies().num_cancelled();
-  d["forks"] = n.forks;
-  d["preemptions"] = n.preemptions;
+  for (const auto& [name, value] : facts) d[name] = value;
   return d;
 }
 
-std::vector<Handle> handles(Core& self) { return self.idle().handles(); }
+std::vector<Handle> handles(Core& self) {
+  return self.read([](const Sequences& core) { return core.handles(); });
+}
 
-int num_available(Core& self) { return self.idle().pool().available(); }
+int num_available(Core& self) {
+  return self.read([](const Sequences& core) { return core.pool().available(); });
+}
 
 std::size_t memory_usage(Core& self) {
   const std::size_t scratch = self.tokens.capacity() * sizeof(Token) +
                               (self.handles.capacity() + self.parents.capacity()) * sizeof(Handle);
-  return self.idle().memory() + scratch;
+  return scratch + self.read([](const Sequences& core) { return core.memory(); });
 }
 
-std::vector<std::string> violations(Core& self) { return self.idle().violations(); }
+std::vector<std::string> violations(Core& self) {
+  return self.read([](const Sequences& core) { return core.violations(); });
+}
 
 nb::bytes fingerprint(Core& self) {
-  const std::string facts = self.idle().fingerprint();
+  const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
   return nb::bytes(facts.data(), facts.size());
+}
+
+// A call with the checks of the manager's debug level after it, whether it finishes or throws.
+template <auto call>
+struct Checked;
+template <class Result, class... Arguments, Result (*call)(Core&, Arguments...)>
+struct Checked<call> {
+  static Result run(Core& self, Arguments... arguments) {
+    if (!self.core.debug()) return call(self, arguments...);
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        call(self, arguments...);
+        self.check();
+      } else {
+        Result result = call(self, arguments...);
+        self.check();
+        return result;
+      }
+    } catch (const BrokenInvariants&) {
+      throw;
+    } catch (...) {
+      self.check();
+      throw;
+    }
+  }
+};
+template <auto call>
+constexpr auto checked = Checked<call>::run;
+
+void set_debug(Core& self, nb::handle level) {
+  self.core.set_debug(static_cast<int>(int_argument(level, "level")));
+}
+
+int debug(Core& self) { return self.core.debug(); }
+
+// The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
+void wait_for_call(std::mutex& mutex) {
+  const nb::gil_scoped_release released;
+  mutex.lock();
 }
 
 }  // namespace
@@ -247,6 +315,7 @@ nb::bytes fingerprint(Core& self) {
 using namespace blockmgr;
 
 NB_MODULE(_core, m) {
+  Monitor::wait = wait_for_call;
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
   nb::register_exception_translator(translate_errors);
   bind_copies(m);
@@ -257,7 +326,7 @@ NB_MODULE(_core, m) {
   nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
       .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
-      .def("admit", admit,
+      .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
@@ -269,25 +338,27 @@ NB_MODULE(_core, m) {
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
-      .def("reserve", reserve,
+      .def("reserve", checked<reserve>,
            nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
-      .def("append", append, nb::sig("def append(self, handle: object, tokens: object, /) -> None"),
-           any(), any())
-      .def("commit", commit,
+      .def("append", checked<append>,
+           nb::sig("def append(self, handle: object, tokens: object, /) -> None"), any(), any())
+      .def("commit", checked<commit>,
            nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
            any(), any())
-      .def("truncate", truncate_to,
+      .def("truncate", checked<truncate_to>,
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
            any())
-      .def("fork", fork_sequence,
+      .def("fork", checked<fork_sequence>,
            nb::sig("def fork(self, handle: object, n: object, /) -> list[int]"), any(), any())
-      .def("reparent", reparent,
+      .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
-      .def("free", free_sequence, nb::sig("def free(self, handle: object, /) -> None"), any())
-      .def("preempt", preempt, nb::sig("def preempt(self, handle: object, /) -> None"), any())
-      .def("resume", resume,
+      .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
+           any())
+      .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
+           any())
+      .def("resume", checked<resume>,
            nb::sig("def resume(self, handle: object, num_slots: object, /) -> None"), any(), any())
-      .def("decode", decode,
+      .def("decode", checked<decode>,
            nb::sig("def decode(self, handles: object, tokens: object, /) -> " BM_ARRAY("int64")),
            any(), any())
       .def(
@@ -296,15 +367,16 @@ NB_MODULE(_core, m) {
               "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
                   "int64")),
           any(), any(), any())
-      .def("take_copies", take_copies,
+      .def("take_copies", checked<take_copies>,
            nb::sig("def take_copies(self, /) -> tuple[int, " BM_ARRAY("int32") ", " BM_ARRAY(
                "int32") ", " BM_ARRAY("int32") "]"))
-      .def("copies_applied", copies_applied,
+      .def("copies_applied", checked<copies_applied>,
            nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
-      .def("copies_aborted", copies_aborted,
+      .def("copies_aborted", checked<copies_aborted>,
            nb::sig("def copies_aborted(self, ticket: object, /) -> None"), any())
-      .def("complete", complete, nb::sig("def complete(self, ticket: object, /) -> None"), any())
-      .def("take_remaps", take_remaps,
+      .def("complete", checked<complete>, nb::sig("def complete(self, ticket: object, /) -> None"),
+           any())
+      .def("take_remaps", checked<take_remaps>,
            nb::sig("def take_remaps(self, /) -> list[tuple[int, int, int, int]]"))
       .def("view", view,
            nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
@@ -312,6 +384,8 @@ NB_MODULE(_core, m) {
            nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
       .def("tokens", tokens_of,
            nb::sig("def tokens(self, handle: object, /) -> " BM_ARRAY("uint32")), any())
+      .def("set_debug", set_debug, nb::sig("def set_debug(self, level: object, /) -> None"), any())
+      .def("debug", debug)
       .def("handles", handles)
       .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
       .def("num_available", num_available)

@@ -1,19 +1,28 @@
 #include "pool.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 namespace blockmgr {
 
 namespace {
 
 constexpr int kVictimsAhead = 3;
 
+// What tokens of a free block are overwritten with when debugging.
+constexpr Token kPoison = 0xdeadbeef;
+
 }  // namespace
 
-Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
+Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
+           std::unique_ptr<Policy> policy)
     : blocks_(blocks),
       index_(index),
       num_reserved_(num_reserved),
       free_(blocks, blocks.count),
-      idle_(blocks, blocks.count + 1) {
+      idle_(blocks, blocks.count + 1),
+      policy_(std::move(policy)) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
@@ -24,17 +33,26 @@ BlockId Pool::take() noexcept {
   const BlockId b = free_.front();
   free_.remove(b);
   prefetch(&blocks_[free_.front()]);
+  if (debug_) [[unlikely]]
+    check_taken(b);
   blocks_[b].ref_count = 1;
   return b;
 }
 
 BlockId Pool::take_idle() noexcept {
-  const BlockId b = idle_.victim();
+  const BlockId b = victim();
+  if (debug_) [[unlikely]] {
+    expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
+           "a block that is not idle is evicted", b);
+    expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
+  }
   idle_.remove(b);
+  if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
   ++num_evicted_;
-  // Evictions come in runs: have the place of one of the next victims in the index at hand.
-  BlockId ahead = idle_.victim();
+  // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
+  // a policy of its own that is a guess.)
+  BlockId ahead = idle_.front();
   for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
   if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
   blocks_[b].ref_count = 1;
@@ -75,9 +93,12 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
     fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
     ++num_fenced_;
   } else if (block.keyed()) {
-    idle_.add(b);
+    idle_.push_back(b);
+    if (policy_) policy_->on_idle(b);
   } else {
     ++block.generation;
+    if (debug_) [[unlikely]]
+      poison(b);
     free_.push_front(b);
   }
 }
@@ -90,16 +111,21 @@ void Pool::dequeue(BlockId b) noexcept {
     --num_fenced_;
   } else {
     idle_.remove(b);  // a free block is only ever taken
+    if (policy_) policy_->on_used(b);
   }
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  if (debug_) [[unlikely]]
+    expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
+  if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
+  if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) ++blocks_[key.parent].pins;
 }
 
@@ -108,6 +134,7 @@ void Pool::forget(BlockId b) noexcept {
   const NodeId parent = blocks_[b].parent;
   const int fence = blocks_[b].fence;
   if (!used) dequeue(b);
+  if (policy_) policy_->on_uncached(b, false);
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
@@ -129,8 +156,42 @@ void Pool::drop_twin(BlockId b) noexcept {
 
 void Pool::take_over(BlockId tail) noexcept {
   dequeue(tail);
+  if (policy_) policy_->on_uncached(tail, false);
   index_.erase(tail);
   blocks_[tail].ref_count = 1;
+}
+
+void Pool::set_debug(bool debug) noexcept {
+  if (debug && !debug_)
+    for (BlockId b = free_.front(); b != free_.end(); b = free_.after(b)) poison(b);
+  debug_ = debug;
+  fault_ = nullptr;
+}
+
+std::string Pool::take_fault() {
+  if (!fault_) return {};
+  std::string fault = std::string(fault_) + ": block " + std::to_string(fault_block_);
+  fault_ = nullptr;
+  return fault;
+}
+
+bool Pool::expect(bool holds, const char* otherwise, BlockId b) noexcept {
+  if (!holds && !fault_) {
+    fault_ = otherwise;
+    fault_block_ = b;
+  }
+  return holds;
+}
+
+void Pool::poison(BlockId b) noexcept {
+  std::fill_n(blocks_.tokens(b), blocks_.block_size, kPoison);
+}
+
+void Pool::check_taken(BlockId b) noexcept {
+  expect(!blocks_[b].used() && !blocks_[b].keyed(), "a block that is not free is handed out", b);
+  const Token* tokens = blocks_.tokens(b);
+  expect(std::all_of(tokens, tokens + blocks_.block_size, [](Token t) { return t == kPoison; }),
+         "a block was written while it was free", b);
 }
 
 void Pool::move_fence(int from, int to) noexcept {
