@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ManagerConfig", "ManagerOptions"]
+__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+
+EVICTION_POLICIES = ("lru",)
+"""Names of the orders in which idle blocks can be given up."""
 
 
 def _most_columns(block_size: int) -> int:
@@ -31,7 +34,7 @@ class ManagerOptions(TypedDict, total=False):
     digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
-    eviction: Literal["lru"]
+    eviction: str
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -56,7 +59,7 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up.
+        eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
@@ -76,7 +79,7 @@ class ManagerConfig:
     digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
-    eviction: Literal["lru"] = "lru"
+    eviction: str = "lru"
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -96,7 +99,7 @@ class ManagerConfig:
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._one_of("dedup", ("remap", "append_only"))
-        self._one_of("eviction", ("lru",))
+        self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
             self._one_of("digest", ("xxh3_128", "sha256"))
 
