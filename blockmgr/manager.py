@@ -50,8 +50,8 @@ class BlockManager:
     works on integers alone: no tensor is needed, and none is touched.
 
     A sequence is named by a *handle*, an int whose low 32 bits are its row in ``block_tables``.
-    Every call either finishes or raises with nothing changed. One owner at a time: calls are not
-    to be made from several threads at once.
+    Every call either finishes or raises with nothing changed. Calls may come from several threads:
+    each waits for the one before it.
 
     Args:
         num_blocks: Physical blocks in the pool.
@@ -109,6 +109,7 @@ class BlockManager:
             steps_in_flight=config.steps_in_flight,
             early_commit=config.early_commit,
             null_block=config.null_block,
+            eviction=config.eviction,
             digest=function,
             digest_is_trusted=isinstance(config.digest, str),
             digest_size=digest_size(function) if config.prefix_caching else 0,

@@ -133,6 +133,7 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
 void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
                        const Demand& d) noexcept {
   std::int32_t* t = table(s);
+  s.context = pool_.admitted(found_.data(), found.num_full, d.num_blocks);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; i < found.num_full; ++i) {
     const BlockId b = found_[static_cast<std::size_t>(i)];
@@ -141,6 +142,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     t[i] = parent = b;
   }
   std::int64_t i = found.num_full;
+  if (found.partial >= 0) pool_.hit(found.partial);
   if (found.partial >= 0 && found.take_over) {
     pool_.take_over(found.partial);
     t[i++] = found.partial;
@@ -298,6 +300,7 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
+  pool_.enter(s.context);
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
   blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);

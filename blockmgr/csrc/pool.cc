@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <utility>
+
 namespace blockmgr {
 
 namespace {
@@ -8,12 +10,14 @@ constexpr int kVictimsAhead = 3;
 
 }  // namespace
 
-Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
+Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
+           std::unique_ptr<Policy> policy)
     : blocks_(blocks),
       index_(index),
       num_reserved_(num_reserved),
       free_(blocks, blocks.count),
-      idle_(blocks, blocks.count + 1) {
+      idle_(blocks, blocks.count + 1),
+      policy_(std::move(policy)) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
@@ -29,12 +33,14 @@ BlockId Pool::take() noexcept {
 }
 
 BlockId Pool::take_idle() noexcept {
-  const BlockId b = idle_.victim();
+  const BlockId b = victim();
   idle_.remove(b);
+  if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
   ++num_evicted_;
-  // Evictions come in runs: have the place of one of the next victims in the index at hand.
-  BlockId ahead = idle_.victim();
+  // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
+  // a policy of its own that is a guess.)
+  BlockId ahead = idle_.front();
   for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
   if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
   blocks_[b].ref_count = 1;
@@ -75,7 +81,8 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
     fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
     ++num_fenced_;
   } else if (block.keyed()) {
-    idle_.add(b);
+    idle_.push_back(b);
+    if (policy_) policy_->on_idle(b);
   } else {
     ++block.generation;
     free_.push_front(b);
@@ -90,16 +97,19 @@ void Pool::dequeue(BlockId b) noexcept {
     --num_fenced_;
   } else {
     idle_.remove(b);  // a free block is only ever taken
+    if (policy_) policy_->on_used(b);
   }
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
   index_.insert(b, key, digest);
+  if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
+  if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) ++blocks_[key.parent].pins;
 }
 
@@ -108,6 +118,7 @@ void Pool::forget(BlockId b) noexcept {
   const NodeId parent = blocks_[b].parent;
   const int fence = blocks_[b].fence;
   if (!used) dequeue(b);
+  if (policy_) policy_->on_uncached(b, false);
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
@@ -129,6 +140,7 @@ void Pool::drop_twin(BlockId b) noexcept {
 
 void Pool::take_over(BlockId tail) noexcept {
   dequeue(tail);
+  if (policy_) policy_->on_uncached(tail, false);
   index_.erase(tail);
   blocks_[tail].ref_count = 1;
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "block.h"
@@ -16,8 +17,10 @@ namespace blockmgr {
 
 class Pool {
  public:
-  // A pool of all blocks but the first num_reserved, with this many fence lists.
-  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences);
+  // A pool of all blocks but the first num_reserved, with this many fence lists. Without a policy,
+  // idle blocks are given up least recently used first.
+  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
+       std::unique_ptr<Policy> policy);
   // Records needed past the last block: free list, idle list, pending copies, fences.
   static int num_lists(int num_fences) { return 3 + num_fences; }
   BlockId copies_sentinel() const { return blocks_.count + 2; }
@@ -34,6 +37,8 @@ class Pool {
   BlockId take() noexcept;
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle() noexcept;
+  // That block, left where it is. There must be an idle one.
+  BlockId victim() noexcept { return policy_ ? policy_->victim() : idle_.front(); }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (!blocks_[b].used()) use(b);
@@ -46,7 +51,8 @@ class Pool {
     // The usual case without a call: a cached block whose parent is released after it.
     const NodeId parent = block.parent;
     if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
-      idle_.add(b);
+      idle_.push_back(b);
+      if (policy_) policy_->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -60,6 +66,20 @@ class Pool {
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
+  // What the policy needs to hear of sequences: see there.
+  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
+                         std::int64_t num_blocks) noexcept {
+    return policy_ ? policy_->admitted(found, num_found, num_blocks) : 0;
+  }
+  void hit(BlockId b) noexcept {
+    if (policy_) policy_->on_hit(b);
+  }
+  void enter(std::uint32_t context) noexcept {
+    if (policy_) policy_->enter(context);
+  }
+  std::size_t memory() const { return policy_ ? policy_->memory() : 0; }
+  const Policy* policy() const { return policy_.get(); }
+
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
@@ -80,7 +100,8 @@ class Pool {
   void move_fence(int from, int to) noexcept;
 
   const BlockList& free_list() const { return free_; }
-  const BlockList& idle_list() const { return idle_.list(); }
+  // By recency: the block that became idle first is in front, children before parents.
+  const BlockList& idle_list() const { return idle_; }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
@@ -96,7 +117,8 @@ class Pool {
   PrefixIndex& index_;
   int num_reserved_;
   BlockList free_;
-  LruOrder idle_;
+  BlockList idle_;
+  std::unique_ptr<Policy> policy_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
   int num_fenced_ = 0;

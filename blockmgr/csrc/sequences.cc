@@ -29,7 +29,8 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
               Pool::num_lists(config.steps_in_flight)),
       index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
+            make_policy(config.eviction, blocks_, index_)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
@@ -113,6 +114,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
   std::int64_t last = s.num_blocks;
+  pool_.enter(s.context);
   while (last > keep) {
     --last;
     if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
@@ -274,26 +276,40 @@ void Sequences::complete(std::int64_t ticket) {
   if (open_steps_.empty()) pool_.set_fence(0);
 }
 
-std::vector<RemapRecord> Sequences::remaps() {
+std::vector<RemapRecord> Sequences::take_remaps() {
   Call call(*this);
-  if (!remaps_lost_) return remaps_;
   std::vector<RemapRecord> all;
+  if (!remaps_lost_) {
+    all = remaps_;
+    remaps_.clear();
+    return all;
+  }
   for (const Sequence& s : sequences_) {
     const std::int64_t index = row_of(s);
     for (std::int32_t i = 0; i < s.num_blocks; ++i)
       all.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
   }
+  remaps_.clear();
+  remaps_lost_ = false;
   return all;
 }
 
-void Sequences::forget_remaps() {
-  Call call(*this);
-  remaps_.clear();
-  remaps_lost_ = false;
+void Sequences::return_remaps(const std::vector<RemapRecord>& remaps) noexcept {
+  try {
+    Call call(*this);
+    try {
+      remaps_.insert(remaps_.begin(), remaps.begin(), remaps.end());
+    } catch (...) {
+      remaps_lost_ = true;
+    }
+  } catch (const Error&) {
+    // From inside another call of this thread nothing was taken that could come back.
+  }
 }
 
 std::size_t Sequences::memory() const {
-  std::size_t total = blocks_.bytes() + index_.memory() + tables_.bytes() + lengths_.bytes();
+  std::size_t total =
+      blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
   total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
