@@ -1,0 +1,143 @@
+"""Why a prompt is not found in the cache any further than it is: what ``explain`` answers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Explanation", "Miss", "MissReason"]
+
+
+class MissReason(enum.Enum):
+    """Why tokens of a prompt have to be computed.
+
+    Exactly one holds for each token that is not found. Of several, the one that stands first here.
+    """
+
+    CACHING_OFF = "prefix caching is off"
+    """The manager was built with ``prefix_caching=False``."""
+
+    TOO_LARGE = "larger than the pool"
+    """The request fits no state of the pool. Only a replay says so: ``explain`` raises."""
+
+    LAST_TOKEN = "last token"  # noqa: S105  (a token of text)
+    """The last token is always left to compute, and with it the whole block that it ends, unless
+    part of that block can be reused."""
+
+    PARTIAL_BLOCK = "shorter than a block"
+    """The end of the prompt, which fills no block: only a cached part of a block could serve it."""
+
+    NOT_COMMITTED = "computed but not committed"
+    """A running sequence holds a block with these tokens that is not findable: ``commit`` has not
+    come yet, or the block still waits for a copy."""
+
+    EVICTED = "evicted"
+    """It was cached and has been evicted."""
+
+    OTHER_EXTRAS = "cached under other extras"
+    """The same tokens are cached in this namespace, with other extra keys."""
+
+    OTHER_NAMESPACE = "cached under another namespace"
+    """The same tokens are cached in another namespace: of another tenant, or another adapter."""
+
+    DIVERGED = "diverges within a block"
+    """A cached block begins with the same tokens and goes on, or ends, differently. Said of that
+    block and of all after it."""
+
+    NEVER_SEEN = "never seen"
+    """It was never cached."""
+
+    NOT_REMEMBERED = "never seen, or evicted and forgotten"
+    """It was never cached, or was evicted so long ago that nothing remembers it. How long that is
+    depends on ``ghost_blocks``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A run of prompt tokens that have to be computed, all for one reason.
+
+    Attributes:
+        reason: Why.
+        start: Position of the first of them.
+        stop: Position after the last of them.
+        more_blocks: If evicted: for each block of the run, by how many blocks the pool is too small
+            to have kept it in order of last use; 0 if that order would have kept it as it is. Else
+            empty.
+        evicted_ago: If evicted: blocks handed out since the first block of the run was evicted.
+        diverges_at: If it diverges: position of the first token that differs.
+    """
+
+    reason: MissReason
+    start: int
+    stop: int
+    more_blocks: tuple[int, ...] = ()
+    evicted_ago: int | None = None
+    diverges_at: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the run."""
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        span = f"[{self.start}, {self.stop})"
+        match self.reason:
+            case MissReason.EVICTED:
+                return f"{span} evicted{self._evicted()}"
+            case MissReason.DIVERGED:
+                return f"{span} differs from what is cached from token {self.diverges_at} on"
+            case _:
+                return f"{span} {_SENTENCES[self.reason]}"
+
+    def _evicted(self) -> str:
+        ago = f", the first block {self.evicted_ago:,} handed out blocks ago"
+        most = max(self.more_blocks, default=0)
+        if not most:
+            return f"{ago}; least recently used first would have kept it"
+        return f"{ago}; {most:,} more {'block' if most == 1 else 'blocks'} would have kept it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """How far a prompt is found in the cache, and why no further.
+
+    Attributes:
+        num_tokens: Tokens in the prompt.
+        num_cached_tokens: Leading tokens that would be found.
+        num_partial_tokens: Of those, tokens that would come from a part of a block.
+        misses: The other tokens in order, from ``num_cached_tokens`` to ``num_tokens``; never
+            empty, for the last token is always missed.
+    """
+
+    num_tokens: int
+    num_cached_tokens: int
+    num_partial_tokens: int
+    misses: tuple[Miss, ...]
+
+    @property
+    def reason(self) -> MissReason:
+        """Why the prompt is found no further."""
+        return self.misses[0].reason
+
+    def missed_tokens(self, reason: MissReason) -> int:
+        """Tokens that are missed for this reason."""
+        return sum(miss.num_tokens for miss in self.misses if miss.reason is reason)
+
+    def __str__(self) -> str:
+        found = f"{self.num_cached_tokens:,} of {self.num_tokens:,} tokens are cached"
+        if self.num_partial_tokens:
+            found += f", {self.num_partial_tokens:,} of them in part of a block"
+        return "; ".join([found, *map(str, self.misses)])
+
+
+_SENTENCES = {
+    MissReason.CACHING_OFF: "not looked for: prefix caching is off",
+    MissReason.TOO_LARGE: "not looked for: the request is larger than the pool",
+    MissReason.LAST_TOKEN: "left to compute: the last token is never served from the cache",
+    MissReason.PARTIAL_BLOCK: "fill no whole block, and no cached part of one serves them",
+    MissReason.NOT_COMMITTED: "are held by a running sequence that has not committed them",
+    MissReason.OTHER_EXTRAS: "are cached with other extra keys",
+    MissReason.OTHER_NAMESPACE: "are cached in another namespace",
+    MissReason.NEVER_SEEN: "were never cached",
+    MissReason.NOT_REMEMBERED: "were never cached, or evicted longer ago than is remembered",
+}
