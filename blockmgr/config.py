@@ -15,6 +15,8 @@ __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+# Ticks are uint32, and there are two for each place.
+MAX_PLACES = 2**30
 
 EVICTION_POLICIES = ("lru",)
 """Names of the orders in which idle blocks can be given up."""
@@ -39,6 +41,7 @@ class ManagerOptions(TypedDict, total=False):
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    ghost_blocks: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,9 @@ class ManagerConfig:
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        ghost_blocks: Evicted blocks to remember, by digest and time of last use:
+            ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
+            and costs nothing. With ``num_blocks``, 2**30 at most.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -84,6 +90,7 @@ class ManagerConfig:
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    ghost_blocks: int = 0
 
     def __post_init__(self) -> None:
         for flag in ("prefix_caching", "early_commit", "null_block"):
@@ -98,6 +105,7 @@ class ManagerConfig:
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
         self._one_of("dedup", ("remap", "append_only"))
         self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Numbers = npt.NDArray[np.int64]
+    Report = tuple[int, int, int, npt.NDArray[np.uint8], _Numbers, _Numbers, _Numbers]
 
 __all__ = ["Explanation", "Miss", "MissReason"]
 
@@ -20,7 +29,7 @@ class MissReason(enum.Enum):
     TOO_LARGE = "larger than the pool"
     """The request fits no state of the pool. Only a replay says so: ``explain`` raises."""
 
-    LAST_TOKEN = "last token"  # noqa: S105  (a token of text)
+    LAST_TOKEN = "last token"
     """The last token is always left to compute, and with it the whole block that it ends, unless
     part of that block can be reused."""
 
@@ -90,11 +99,9 @@ class Miss:
                 return f"{span} {_SENTENCES[self.reason]}"
 
     def _evicted(self) -> str:
-        ago = f", the first block {self.evicted_ago:,} handed out blocks ago"
         most = max(self.more_blocks, default=0)
-        if not most:
-            return f"{ago}; least recently used first would have kept it"
-        return f"{ago}; {most:,} more {'block' if most == 1 else 'blocks'} would have kept it"
+        kept = f"{_blocks(most)} more would have kept it" if most else "LRU would have kept it"
+        return f", {_blocks(self.evicted_ago or 0)} handed out since: {kept}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,3 +148,39 @@ _SENTENCES = {
     MissReason.NEVER_SEEN: "were never cached",
     MissReason.NOT_REMEMBERED: "were never cached, or evicted longer ago than is remembered",
 }
+
+
+def _blocks(count: int) -> str:
+    return f"{count:,} {'block' if count == 1 else 'blocks'}"
+
+
+_REASONS = tuple(MissReason)
+
+
+def explanation(report: Report) -> Explanation:
+    """What the core says of each missed block, in runs of one reason."""
+    num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago = report
+    ends = np.append(np.flatnonzero(np.diff(reasons)) + 1, len(reasons)).tolist()
+    misses = []
+    first, start = 0, num_cached
+    for end in ends:
+        reason = _REASONS[reasons[first]]
+        evicted = reason is MissReason.EVICTED
+        stop = int(stops[end - 1])
+        misses.append(
+            Miss(
+                reason=reason,
+                start=start,
+                stop=stop,
+                more_blocks=tuple(more_blocks[first:end].tolist()) if evicted else (),
+                evicted_ago=int(evicted_ago[first]) if evicted else None,
+                diverges_at=diverges_at if reason is MissReason.DIVERGED else None,
+            )
+        )
+        first, start = end, stop
+    return Explanation(
+        num_tokens=int(stops[-1]),
+        num_cached_tokens=num_cached,
+        num_partial_tokens=num_partial,
+        misses=tuple(misses),
+    )

@@ -29,12 +29,14 @@ BlockId Pool::take() noexcept {
   free_.remove(b);
   prefetch(&blocks_[free_.front()]);
   blocks_[b].ref_count = 1;
+  if (reuse_) reuse_->on_taken();
   return b;
 }
 
 BlockId Pool::take_idle() noexcept {
   const BlockId b = victim();
   idle_.remove(b);
+  if (reuse_) reuse_->on_evicted(b);
   if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
   ++num_evicted_;
@@ -52,6 +54,7 @@ BlockId Pool::take_idle() noexcept {
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
+    if (reuse_ && !blocks_[b].fence) reuse_->on_used(b);
     dequeue(b);
     const NodeId parent = blocks_[b].parent;
     if (parent < 0) return;
@@ -67,6 +70,7 @@ void Pool::unuse(BlockId b) noexcept {
     const NodeId parent = blocks_[b].parent;
     if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
+    if (reuse_) tell_unused(b, open_fence_);
     if (parent < 0) return;
     --blocks_[parent].pins;
     if (blocks_[parent].used()) return;
@@ -89,6 +93,15 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
   }
 }
 
+void Pool::tell_unused(BlockId b, int fence) noexcept {
+  if (fence) return;
+  if (blocks_[b].keyed()) {
+    reuse_->on_idle(b);
+  } else {
+    reuse_->on_freed();
+  }
+}
+
 void Pool::dequeue(BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.fence) {
@@ -103,6 +116,7 @@ void Pool::dequeue(BlockId b) noexcept {
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
   index_.insert(b, key, digest);
+  if (reuse_) reuse_->on_cached(digest);
   if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
@@ -122,6 +136,7 @@ void Pool::forget(BlockId b) noexcept {
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
+    if (reuse_ && !fence) reuse_->on_forgotten(b);
   } else if (parent >= 0) {
     unpin(parent);
   }
@@ -139,6 +154,7 @@ void Pool::drop_twin(BlockId b) noexcept {
 }
 
 void Pool::take_over(BlockId tail) noexcept {
+  if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
   dequeue(tail);
   if (policy_) policy_->on_uncached(tail, false);
   index_.erase(tail);
@@ -152,6 +168,7 @@ void Pool::move_fence(int from, int to) noexcept {
     list.remove(b);
     --num_fenced_;
     enqueue(b, to);
+    if (reuse_) tell_unused(b, to);
   }
 }
 
