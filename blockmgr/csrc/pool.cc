@@ -142,6 +142,19 @@ void Pool::forget(BlockId b) noexcept {
   }
 }
 
+void Pool::exchange(BlockId own, BlockId twin) noexcept {
+  // A pool too small to hold the twin would have cached the block itself, and freed none.
+  std::unique_ptr<ReuseTracker> reuse;
+  if (reuse_ && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
+      !blocks_[own].pins) {
+    reuse_->on_exchanged(twin);
+    reuse = std::move(reuse_);
+  }
+  acquire(twin);
+  release(own);
+  if (reuse) reuse_ = std::move(reuse);
+}
+
 void Pool::set_twin(BlockId b, BlockId twin) noexcept {
   pin(twin);
   blocks_[b].parent = twin;

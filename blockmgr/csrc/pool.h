@@ -95,6 +95,8 @@ class Pool {
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
+  // acquire(twin), then release(own), of two blocks with the same content.
+  void exchange(BlockId own, BlockId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used.
   void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;

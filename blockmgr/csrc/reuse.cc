@@ -131,6 +131,8 @@ void ReuseTracker::on_forgotten(BlockId b) noexcept {
   tick_[static_cast<std::size_t>(b)] = kNoTick;
 }
 
+void ReuseTracker::on_exchanged(BlockId b) noexcept { on_forgotten(b); }
+
 void ReuseTracker::on_cached(const std::uint8_t* digest) noexcept {
   const std::int32_t ghost = find(digest);
   if (ghost >= 0) resolve(ghost);

@@ -64,6 +64,7 @@ class ReuseTracker {
   void on_idle(BlockId b) noexcept;      // a keyed block is not in use any more
   void on_freed() noexcept;              // one without a key
   void on_forgotten(BlockId b) noexcept;  // an idle block lost its key and is free
+  void on_exchanged(BlockId b) noexcept;  // an idle block takes the place of one in use, now free
   void on_cached(const std::uint8_t* digest) noexcept;  // a full block has been given its key
 
   // The ghost with this digest, or -1.
