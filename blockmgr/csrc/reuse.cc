@@ -74,8 +74,10 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, b
       at_(num_ticks_),
       sums_(live_.num_words() + 1),
       tick_(static_cast<std::size_t>(blocks.count)),
-      // Another order may evict what was used last, so a ghost may stand at any place.
-      ghosts_(static_cast<std::size_t>(by_recency ? num_ghosts : limit_)),
+      // Another order may evict what was used last, so a ghost may stand at any place. Resolved ones
+      // are known for as long as there is room.
+      ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
+                                       std::min(capacity, num_ghosts))),
       num_buckets_(ghosts_.size() * 2 + 8),
       buckets_(num_buckets_),
       histogram_(static_cast<std::size_t>(limit_) + 1) {
@@ -83,7 +85,7 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, b
   for (std::size_t i = 0; i < num_buckets_; ++i) buckets_[i] = -1;
   for (std::size_t g = ghosts_.size(); g-- > 0;) {
     new (&ghosts_[g]) Ghost();
-    ghosts_[g].next_unused = unused_ghost_;
+    ghosts_[g].next = unused_ghost_;
     unused_ghost_ = static_cast<std::int32_t>(g);
   }
 }
@@ -135,7 +137,10 @@ void ReuseTracker::on_exchanged(BlockId b) noexcept { on_forgotten(b); }
 
 void ReuseTracker::on_cached(const std::uint8_t* digest) noexcept {
   const std::int32_t ghost = find(digest);
-  if (ghost >= 0) resolve(ghost);
+  if (ghost < 0) return;
+  resolve(ghost);
+  unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+  remove_ghost(ghost);
 }
 
 std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
@@ -146,10 +151,16 @@ std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
 }
 
 void ReuseTracker::resolve(std::int32_t ghost) noexcept {
-  const Tick t = ghosts_[static_cast<std::size_t>(ghost)].tick;
-  if (t == kNoTick) return;  // two blocks with one digest
-  remove_ghost(ghost);
-  make_hole(t);
+  Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+  if (entry.tick == kNoTick) return;
+  entry.place = static_cast<std::int32_t>(place_of_ghost(ghost));
+  make_hole(entry.tick);
+  entry.tick = kNoTick;
+  entry.prev = last_resolved_;
+  entry.next = -1;
+  (last_resolved_ < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(last_resolved_)].next) =
+      ghost;
+  last_resolved_ = ghost;
 }
 
 void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
@@ -264,19 +275,29 @@ void ReuseTracker::drop_oldest() noexcept {
 }
 
 void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
-  const std::int32_t ghost = unused_ghost_;
-  if (ghost < 0) {  // only if blocks are given up in another order than promised
+  if (unused_ghost_ < 0) {
     ++num_forgotten_;
-    return;
+    if (first_resolved_ < 0) return;  // only if blocks are given up in another order than promised
+    const std::int32_t oldest = first_resolved_;
+    unlink_resolved(ghosts_[static_cast<std::size_t>(oldest)]);
+    remove_ghost(oldest);
   }
+  const std::int32_t ghost = unused_ghost_;
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
-  unused_ghost_ = entry.next_unused;
+  unused_ghost_ = entry.next;
   entry.key = key;
   entry.evicted_at = num_taken_;
   own(t, -(ghost + 1));
   std::size_t s = home(key);
   while (buckets_[s] >= 0) s = after(s);
   buckets_[s] = ghost;
+}
+
+void ReuseTracker::unlink_resolved(const Ghost& entry) noexcept {
+  (entry.prev < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(entry.prev)].next) =
+      entry.next;
+  (entry.next < 0 ? last_resolved_ : ghosts_[static_cast<std::size_t>(entry.next)].prev) =
+      entry.prev;
 }
 
 void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
@@ -293,7 +314,7 @@ void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
   }
   buckets_[hole] = -1;
   entry.tick = kNoTick;
-  entry.next_unused = unused_ghost_;
+  entry.next = unused_ghost_;
   unused_ghost_ = ghost;
 }
 
@@ -336,10 +357,20 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
                "the blocks in use are miscounted for the places");
   std::int64_t unused = 0, indexed = 0, ticked = 0;
   for (std::int32_t g = unused_ghost_; g >= 0 && unused <= known + indexed + limit_;
-       g = ghosts_[static_cast<std::size_t>(g)].next_unused)
+       g = ghosts_[static_cast<std::size_t>(g)].next)
     ++unused;
+  std::int64_t resolved = 0;
+  std::int32_t last = -1;
+  for (std::int32_t g = first_resolved_; g >= 0 && resolved <= indexed + limit_;
+       g = ghosts_[static_cast<std::size_t>(g)].next) {
+    ++resolved;
+    audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last, "resolved ghosts are not linked");
+    last = g;
+  }
+  audit.expect(last_resolved_ == last, "resolved ghosts are not linked to their end");
   for (std::size_t i = 0; i < num_buckets_; ++i) indexed += buckets_[i] >= 0;
-  audit.expect(unused + known == static_cast<std::int64_t>(ghosts_.size()) && indexed == known,
+  audit.expect(unused + known + resolved == static_cast<std::int64_t>(ghosts_.size()) &&
+                   indexed == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
   for (BlockId b = pool.idle_list().front(); b != pool.idle_list().end();
@@ -368,6 +399,9 @@ void ReuseTracker::fingerprint(std::string& out) const {
       put_numbers(out, ghost.key, ghost.evicted_at);
     }
   }
+  for (std::int32_t g = first_resolved_; g >= 0; g = ghosts_[static_cast<std::size_t>(g)].next)
+    put_numbers(out, ghosts_[static_cast<std::size_t>(g)].key,
+                ghosts_[static_cast<std::size_t>(g)].place);
   for (std::size_t i = 0; i < histogram_.size(); ++i) put_numbers(out, histogram_[i]);
 }
 

@@ -69,7 +69,8 @@ class ReuseTracker {
 
   // The ghost with this digest, or -1.
   std::int32_t find(const std::uint8_t* digest) const noexcept;
-  // A sequence is about to compute this ghost's content again: larger pools would not have to.
+  // A sequence is about to compute this ghost's content again; larger pools have it in use instead.
+  // The ghost stands nowhere from here on, and is known until the content is cached.
   void resolve(std::int32_t ghost) noexcept;
   // Counts a look-up: full blocks that were found, and the ghosts that follow them.
   void count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
@@ -78,7 +79,8 @@ class ReuseTracker {
   // Pools with at least this many blocks would hold it; 0: each one does, it is in use.
   std::int64_t place(BlockId b) const noexcept;
   std::int64_t place_of_ghost(std::int32_t ghost) const noexcept {
-    return in_use_ + rank(ghosts_[static_cast<std::size_t>(ghost)].tick);
+    const Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+    return entry.tick == kNoTick ? entry.place : in_use_ + rank(entry.tick);
   }
   // Blocks handed out since the ghost was evicted.
   std::int64_t evicted_ago(std::int32_t ghost) const noexcept {
@@ -99,8 +101,10 @@ class ReuseTracker {
   struct Ghost {
     std::uint64_t key = 0;
     std::int64_t evicted_at = 0;
-    Tick tick = kNoTick;
-    std::int32_t next_unused = -1;
+    Tick tick = kNoTick;      // kNoTick: resolved, or unused
+    std::int32_t place = 0;   // once resolved: where it stood
+    std::int32_t prev = -1;   // resolved ones in order, the first to be forgotten in front
+    std::int32_t next = -1;   // likewise; or the next unused one
   };
   // What stands at a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
   static constexpr std::int32_t kNothing = 0;
@@ -131,6 +135,7 @@ class ReuseTracker {
   void drop_oldest() noexcept;
   void add_ghost(Tick t, std::uint64_t key) noexcept;
   void remove_ghost(std::int32_t ghost) noexcept;
+  void unlink_resolved(const Ghost& entry) noexcept;
   void add_to_sums(std::size_t word, std::int32_t change) noexcept;
 
   const Blocks& blocks_;
@@ -154,6 +159,8 @@ class ReuseTracker {
   std::int64_t num_forgotten_ = 0;
   std::int64_t query_tokens_ = 0;
   std::int32_t unused_ghost_ = -1;
+  std::int32_t first_resolved_ = -1;
+  std::int32_t last_resolved_ = -1;
 };
 
 }  // namespace blockmgr
