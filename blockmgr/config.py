@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 # Ticks are uint32, and there are two for each place.
 MAX_PLACES = 2**30
+MAX_DEBUG = 2
 
 EVICTION_POLICIES = ("lru",)
 """Names of the orders in which idle blocks can be given up."""
@@ -42,6 +44,7 @@ class ManagerOptions(TypedDict, total=False):
     early_commit: bool
     null_block: bool
     ghost_blocks: int
+    debug: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +59,8 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block to a digest of
-            constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, a ``KeyedDigest``, or any function from the bytes of a
+            block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
@@ -71,6 +74,9 @@ class ManagerConfig:
         ghost_blocks: Evicted blocks to remember, by digest and time of last use:
             ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
             and costs nothing. With ``num_blocks``, 2**30 at most.
+        debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
+            a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
+            cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -91,6 +97,7 @@ class ManagerConfig:
     early_commit: bool = False
     null_block: bool = False
     ghost_blocks: int = 0
+    debug: int = 0
 
     def __post_init__(self) -> None:
         for flag in ("prefix_caching", "early_commit", "null_block"):
@@ -106,6 +113,7 @@ class ManagerConfig:
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
+        self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
@@ -122,16 +130,7 @@ class ManagerConfig:
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
 
     def _whole(self, name: str, low: int, high: int) -> None:
-        value: Any = getattr(self, name)
-        if isinstance(value, bool):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        try:
-            whole = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an int, got {value!r}") from None
-        if not low <= whole <= high:
-            raise ValueError(f"{name} must be in [{low}, {high}], got {whole}")
-        object.__setattr__(self, name, whole)
+        object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
