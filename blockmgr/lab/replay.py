@@ -187,7 +187,7 @@ def replay(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class Waiting:
     """A request in the queue, with its prompt expanded at the first attempt to admit it."""
 
     number: int
@@ -198,7 +198,8 @@ class _Waiting:
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes, and the number of a step, from 1, to stop after.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
+    blocks the manager remembers.
     """
 
     def __init__(
@@ -210,6 +211,7 @@ class EventLoop:
         progress: Progress | None = None,
         clock: Clock = time.perf_counter,
         stop_after: int | None = None,
+        ghost_blocks: int = 0,
     ) -> None:
         trace.check_block_size(config.block_size)
         self._requests = trace.requests
@@ -231,9 +233,10 @@ class EventLoop:
             dedup=config.dedup,
             digest=config.digest,
             eviction=config.eviction,
+            ghost_blocks=ghost_blocks,
         )
         self._num_blocks = num_blocks
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
         self._numbers: list[int] = []  # of the requests admitted, in that order
@@ -252,7 +255,7 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._waiting.append(_Waiting(number, request))
+            self._waiting.append(Waiting(number, request))
             self._admit_waiting(request.arrival_ms)
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
@@ -330,7 +333,7 @@ class EventLoop:
         blocks = held_blocks(request, self._config)
         return blocks > self._num_blocks or request.num_samples > self._rows
 
-    def _admit(self, waiting: _Waiting, now: int) -> bool:
+    def _admit(self, waiting: Waiting, now: int) -> bool:
         request = waiting.request
         if request.num_samples > self._free_rows:
             return False
