@@ -88,15 +88,19 @@ class Miss:
         """Tokens in the run."""
         return self.stop - self.start
 
-    def __str__(self) -> str:
-        span = f"[{self.start}, {self.stop})"
+    @property
+    def why(self) -> str:
+        """The reason, for people: what can be said after the words "these tokens"."""
         match self.reason:
             case MissReason.EVICTED:
-                return f"{span} evicted{self._evicted()}"
+                return f"were evicted{self._evicted()}"
             case MissReason.DIVERGED:
-                return f"{span} differs from what is cached from token {self.diverges_at} on"
+                return f"differ from what is cached, from token {self.diverges_at:,} on"
             case _:
-                return f"{span} {_SENTENCES[self.reason]}"
+                return _SENTENCES[self.reason]
+
+    def __str__(self) -> str:
+        return f"tokens {self.start:,} to {self.stop - 1:,} {self.why}"
 
     def _evicted(self) -> str:
         most = max(self.more_blocks, default=0)
@@ -138,9 +142,9 @@ class Explanation:
 
 
 _SENTENCES = {
-    MissReason.CACHING_OFF: "not looked for: prefix caching is off",
-    MissReason.TOO_LARGE: "not looked for: the request is larger than the pool",
-    MissReason.LAST_TOKEN: "left to compute: the last token is never served from the cache",
+    MissReason.CACHING_OFF: "were not looked for: prefix caching is off",
+    MissReason.TOO_LARGE: "were not looked for: the request is larger than the pool",
+    MissReason.LAST_TOKEN: "are left to compute: the last token is never served from the cache",
     MissReason.PARTIAL_BLOCK: "fill no whole block, and no cached part of one serves them",
     MissReason.NOT_COMMITTED: "are held by a running sequence that has not committed them",
     MissReason.OTHER_EXTRAS: "are cached with other extra keys",

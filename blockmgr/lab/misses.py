@@ -54,6 +54,22 @@ class MissTable:
         place = int(np.searchsorted(self.more_blocks, more_blocks, side="right"))
         return int(self.saved_tokens[place - 1]) if place else 0
 
+    def more_blocks_for(self, share: float) -> int:
+        """Fewest more blocks that would have kept this share of the evicted tokens.
+
+        Args:
+            share: In ``0 … 1``; 1 is what a pool that never evicts would have kept.
+
+        Raises:
+            ValueError: ``share`` is out of range.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {share}")
+        if not len(self.saved_tokens) or not share:
+            return 0
+        place = int(np.searchsorted(self.saved_tokens, share * int(self.saved_tokens[-1])))
+        return int(self.more_blocks[min(place, len(self.more_blocks) - 1)])
+
 
 def misses(
     trace: Trace,
