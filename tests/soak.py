@@ -134,6 +134,7 @@ class Run:
             "steps_in_flight": rng.choice([0, 0, 0, 1, 2, 3]),
             "early_commit": rng.random() < 0.3,
             "null_block": null_block,
+            "ghost_blocks": num_blocks % 3 * 3,
         }
 
     def tokens(self, longest: int) -> list[int]:
