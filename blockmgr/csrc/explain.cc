@@ -107,7 +107,8 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   std::uint8_t digest[kMaxDigest];
   if (missing && reuse) {
     if (root != kUnknownId) {
-      std::memcpy(digest, index_.digest_of(found.node), static_cast<std::size_t>(blocks_.digest_size));
+      std::memcpy(digest, index_.digest_of(found.node),
+                  static_cast<std::size_t>(blocks_.digest_size));
     } else {
       index_.digest_root(prompt.name, digest);
     }

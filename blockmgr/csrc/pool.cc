@@ -36,7 +36,8 @@ BlockId Pool::take() noexcept {
   if (debug_) [[unlikely]]
     check_taken(b);
   blocks_[b].ref_count = 1;
-  if (reuse_) reuse_->on_taken();
+  if (reuse_) [[unlikely]]
+    reuse_->on_taken();
   return b;
 }
 
@@ -48,7 +49,8 @@ BlockId Pool::take_idle() noexcept {
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
   idle_.remove(b);
-  if (reuse_) reuse_->on_evicted(b);
+  if (reuse_) [[unlikely]]
+    reuse_->on_evicted(b);
   if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
   ++num_evicted_;
@@ -66,7 +68,8 @@ BlockId Pool::take_idle() noexcept {
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
-    if (reuse_ && !blocks_[b].fence) reuse_->on_used(b);
+    if (reuse_ && !blocks_[b].fence) [[unlikely]]
+      reuse_->on_used(b);
     dequeue(b);
     const NodeId parent = blocks_[b].parent;
     if (parent < 0) return;
@@ -82,7 +85,8 @@ void Pool::unuse(BlockId b) noexcept {
     const NodeId parent = blocks_[b].parent;
     if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
-    if (reuse_) tell_unused(b, open_fence_);
+    if (reuse_) [[unlikely]]
+      tell_unused(b, open_fence_);
     if (parent < 0) return;
     --blocks_[parent].pins;
     if (blocks_[parent].used()) return;
@@ -132,7 +136,8 @@ void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexce
   if (debug_) [[unlikely]]
     expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
-  if (reuse_) reuse_->on_cached(digest);
+  if (reuse_) [[unlikely]]
+    reuse_->on_cached(digest);
   if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
@@ -230,7 +235,8 @@ void Pool::move_fence(int from, int to) noexcept {
     list.remove(b);
     --num_fenced_;
     enqueue(b, to);
-    if (reuse_) tell_unused(b, to);
+    if (reuse_) [[unlikely]]
+      tell_unused(b, to);
   }
 }
 

@@ -74,8 +74,8 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, b
       at_(num_ticks_),
       sums_(live_.num_words() + 1),
       tick_(static_cast<std::size_t>(blocks.count)),
-      // Another order may evict what was used last, so a ghost may stand at any place. Resolved ones
-      // are known for as long as there is room.
+      // Another order may evict what was used last, so a ghost may stand at any place. Resolved
+      // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
                                        std::min(capacity, num_ghosts))),
       num_buckets_(ghosts_.size() * 2 + 8),
@@ -352,7 +352,8 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
     if (!live_.contains(t)) continue;
     audit.expect(rank(t) == before--, "the places are miscounted");
   }
-  audit.expect(live == num_live_ && in_use_ + live <= limit_, "more places are taken than there are");
+  audit.expect(live == num_live_ && in_use_ + live <= limit_,
+               "more places are taken than there are");
   audit.expect(in_use_ == pool.capacity() - pool.available(),
                "the blocks in use are miscounted for the places");
   std::int64_t unused = 0, indexed = 0, ticked = 0;
@@ -364,7 +365,8 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
   for (std::int32_t g = first_resolved_; g >= 0 && resolved <= indexed + limit_;
        g = ghosts_[static_cast<std::size_t>(g)].next) {
     ++resolved;
-    audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last, "resolved ghosts are not linked");
+    audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last,
+                 "resolved ghosts are not linked");
     last = g;
   }
   audit.expect(last_resolved_ == last, "resolved ghosts are not linked to their end");

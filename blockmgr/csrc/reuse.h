@@ -2,8 +2,9 @@
 //
 // All the blocks there are or were stand in one order, the last used first, and each has a place in
 // it. A pool of c blocks that evicts the least recently used one holds exactly what stands at the
-// first c places, for any c, so one order answers for all pool sizes at once (Mattson, Gecsei, Slutz
-// and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970).
+// first c places, for any c, so one order answers for all pool sizes at once (Mattson, Gecsei,
+// Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
+// 1970).
 //
 //   place   1 ............ in use | in_use + 1 ...................................... limit
 //           blocks in use, which no  idle blocks, ghosts (evicted, known by digest), and
@@ -11,8 +12,8 @@
 //
 // A hole is a place that nothing stands at: a free block, in each pool large enough to reach it. A
 // block that is taken into use fills the first hole, so that what stands behind it keeps its place;
-// without one, everything moves back by one place and what passes the limit is dropped. A block that
-// ends its use at a place leaves a hole there.
+// without one, everything moves back by one place and what passes the limit is dropped. A block
+// that ends its use at a place leaves a hole there.
 //
 // A ghost is known by the first eight bytes of its digest alone: nothing here decides a hit.
 #pragma once
@@ -28,6 +29,12 @@ namespace blockmgr {
 
 class BlockAudit;
 class Pool;
+
+#if defined(__GNUC__) || defined(__clang__)
+#define BM_NOINLINE __attribute__((noinline))
+#else
+#define BM_NOINLINE
+#endif
 
 using Tick = std::uint32_t;
 inline constexpr Tick kNoTick = 0xffffffff;
@@ -53,19 +60,22 @@ class TickSet {
 
 class ReuseTracker {
  public:
-  // Follows a pool of this many blocks, and num_ghosts places beyond it. by_recency: the pool itself
-  // evicts the least recently used block, so that ghosts only stand beyond it.
+  // Follows a pool of this many blocks, and num_ghosts places beyond it. by_recency: the pool
+  // itself evicts the least recently used block, so that ghosts only stand beyond it.
   ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency);
 
-  // What the pool tells of its queues. Blocks that wait in a fence count as in use.
-  void on_taken() noexcept;              // a free block is handed out
-  void on_evicted(BlockId b) noexcept;   // an idle one is; its key is still there
-  void on_used(BlockId b) noexcept;      // an idle one is used again
-  void on_idle(BlockId b) noexcept;      // a keyed block is not in use any more
-  void on_freed() noexcept;              // one without a key
-  void on_forgotten(BlockId b) noexcept;  // an idle block lost its key and is free
-  void on_exchanged(BlockId b) noexcept;  // an idle block takes the place of one in use, now free
-  void on_cached(const std::uint8_t* digest) noexcept;  // a full block has been given its key
+  // What the pool tells of its queues. Blocks that wait in a fence count as in use. Never inlined:
+  // a pool that nobody follows shall pay for a branch, not for saved registers.
+  BM_NOINLINE void on_taken() noexcept;               // a free block is handed out
+  BM_NOINLINE void on_evicted(BlockId b) noexcept;    // an idle one is; its key is still there
+  BM_NOINLINE void on_used(BlockId b) noexcept;       // an idle one is used again
+  BM_NOINLINE void on_idle(BlockId b) noexcept;       // a keyed block is not in use any more
+  BM_NOINLINE void on_freed() noexcept;               // one without a key
+  BM_NOINLINE void on_forgotten(BlockId b) noexcept;  // an idle block lost its key and is free
+  BM_NOINLINE void on_exchanged(
+      BlockId b) noexcept;  // an idle block takes the place of one in use, now free
+  BM_NOINLINE void on_cached(
+      const std::uint8_t* digest) noexcept;  // a full block has been given its key
 
   // The ghost with this digest, or -1.
   std::int32_t find(const std::uint8_t* digest) const noexcept;
@@ -87,7 +97,8 @@ class ReuseTracker {
     return num_taken_ - ghosts_[static_cast<std::size_t>(ghost)].evicted_at;
   }
 
-  // Blocks looked up and found by pools of exactly so many blocks and no fewer, by number of blocks.
+  // Blocks looked up and found by pools of exactly so many blocks and no fewer, by number of
+  // blocks.
   const ZeroedArray<std::int64_t>& histogram() const { return histogram_; }
   std::int64_t query_tokens() const { return query_tokens_; }
   // Evicted full blocks that nothing remembers any more.
@@ -101,10 +112,10 @@ class ReuseTracker {
   struct Ghost {
     std::uint64_t key = 0;
     std::int64_t evicted_at = 0;
-    Tick tick = kNoTick;      // kNoTick: resolved, or unused
-    std::int32_t place = 0;   // once resolved: where it stood
-    std::int32_t prev = -1;   // resolved ones in order, the first to be forgotten in front
-    std::int32_t next = -1;   // likewise; or the next unused one
+    Tick tick = kNoTick;     // kNoTick: resolved, or unused
+    std::int32_t place = 0;  // once resolved: where it stood
+    std::int32_t prev = -1;  // resolved ones in order, the first to be forgotten in front
+    std::int32_t next = -1;  // likewise; or the next unused one
   };
   // What stands at a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
   static constexpr std::int32_t kNothing = 0;
@@ -119,7 +130,9 @@ class ReuseTracker {
   std::size_t home(std::uint64_t key) const {
     return static_cast<std::size_t>(((key & 0xffffffff) * num_buckets_) >> 32);
   }
-  std::size_t after(std::size_t bucket) const { return bucket + 1 == num_buckets_ ? 0 : bucket + 1; }
+  std::size_t after(std::size_t bucket) const {
+    return bucket + 1 == num_buckets_ ? 0 : bucket + 1;
+  }
   std::size_t distance(std::size_t from, std::size_t to) const {
     return to >= from ? to - from : to + num_buckets_ - from;
   }
@@ -143,14 +156,14 @@ class ReuseTracker {
   std::int64_t limit_;  // places there are
   bool by_recency_;
   std::size_t num_ticks_;
-  TickSet live_;   // ticks at which something stands
-  TickSet holes_;  // of those, holes
-  ZeroedArray<std::int32_t> at_;           // what stands at a tick
-  ZeroedArray<std::uint32_t> sums_;        // Fenwick tree over the words of live_
-  ZeroedArray<Tick> tick_;                 // of an idle block
+  TickSet live_;                     // ticks at which something stands
+  TickSet holes_;                    // of those, holes
+  ZeroedArray<std::int32_t> at_;     // what stands at a tick
+  ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
+  ZeroedArray<Tick> tick_;           // of an idle block
   ZeroedArray<Ghost> ghosts_;
   std::size_t num_buckets_;
-  ZeroedArray<std::int32_t> buckets_;      // ghosts by key, open addressing
+  ZeroedArray<std::int32_t> buckets_;  // ghosts by key, open addressing
   ZeroedArray<std::int64_t> histogram_;
   Tick next_ = 0;
   std::int64_t num_live_ = 0;
