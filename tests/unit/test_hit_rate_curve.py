@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -138,3 +139,19 @@ def test_a_later_curve_cannot_be_subtracted() -> None:
 def test_ghost_blocks_out_of_bounds_is_refused(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="ghost_blocks"):
         ManagerConfig(num_blocks=4, block_size=2, ghost_blocks=value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_block_computed_again_beside_its_twin_moves_nothing(seed: int) -> None:
+    """A prompt that ends with a full block computes it again, and commit finds its twin."""
+    rng = random.Random(seed)
+    first = BlockManager(6, 1, ghost_blocks=12)
+    others = {size: BlockManager(size, 1) for size in range(4, 19)}
+    for _ in range(60):
+        prompt = [rng.randint(0, 2) for _ in range(rng.randint(1, 4))]
+        for manager in (first, *others.values()):
+            cache(manager, prompt)
+    curve = first.hit_rate_curve()
+    assert first.stats().deduplicated_blocks > 0
+    for size, manager in others.items():
+        assert curve.hit_tokens[size] == manager.stats().hit_tokens
