@@ -33,8 +33,9 @@ from blockmgr.errors import (
     UnknownSequenceError,
     UnsupportedModelError,
 )
+from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import Stats
+from blockmgr.stats import HitRateCurve, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -47,11 +48,15 @@ __all__ = [
     "BlockStateError",
     "CopyError",
     "CopyPlan",
+    "Explanation",
+    "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
     "LayoutError",
     "ManagerConfig",
     "Match",
+    "Miss",
+    "MissReason",
     "MissingExtraError",
     "NeverFitsError",
     "OutOfBlocksError",

@@ -16,6 +16,8 @@ __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+# Ticks are uint32, and there are two for each place.
+MAX_PLACES = 2**30
 MAX_DEBUG = 2
 
 EVICTION_POLICIES = ("lru",)
@@ -41,6 +43,7 @@ class ManagerOptions(TypedDict, total=False):
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    ghost_blocks: int
     debug: int
 
 
@@ -68,6 +71,9 @@ class ManagerConfig:
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        ghost_blocks: Evicted blocks to remember, by digest and time of last use:
+            ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
+            and costs nothing. With ``num_blocks``, 2**30 at most.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -90,6 +96,7 @@ class ManagerConfig:
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    ghost_blocks: int = 0
     debug: int = 0
 
     def __post_init__(self) -> None:
@@ -105,6 +112,7 @@ class ManagerConfig:
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         self._one_of("eviction", EVICTION_POLICIES)

@@ -58,6 +58,7 @@ void init_core(Core* self, nb::kwargs options) {
   config.early_commit = flag("early_commit");
   config.null_block = flag("null_block");
   config.eviction = nb::cast<std::string>(options["eviction"]);
+  config.ghost_blocks = whole("ghost_blocks");
   new (self) Core(config, digest_option(options, config.block_size));
 }
 

@@ -41,6 +41,12 @@ void init_core(Core* self, nb::kwargs options);
 nb::object block_tables(Core& self);
 nb::object seq_lens(Core& self);
 
+// explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
+// last four one for each missed block.
+nb::tuple explained(const ExplainResult& result);
+// hit_rate_curve: (query_tokens, blocks found by number of blocks), or None if nothing is followed.
+nb::object reuse_counts(Core& self);
+
 // Every block, as columns by the names of blockmgr.BlockSnapshot.
 nb::dict inspect_blocks(Core& self);
 

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "block.h"
 #include "index.h"
 #include "policy.h"
+#include "reuse.h"
 
 namespace blockmgr {
 
@@ -55,7 +57,7 @@ class Pool {
     if (block.used()) return;
     // The usual case without a call: a cached block whose parent is released after it.
     const NodeId parent = block.parent;
-    if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
+    if (block.keyed() && !detour_ && parent >= 0 && blocks_[parent].ref_count) {
       idle_.push_back(b);
       if (policy_) policy_->on_idle(b);
       --blocks_[parent].pins;
@@ -86,12 +88,24 @@ class Pool {
   void enter(std::uint32_t context) noexcept {
     if (policy_) policy_->enter(context);
   }
-  std::size_t memory() const { return policy_ ? policy_->memory() : 0; }
+  std::size_t memory() const {
+    return (policy_ ? policy_->memory() : 0) + (reuse_ ? reuse_->memory() : 0);
+  }
   const Policy* policy() const { return policy_.get(); }
+  // Has all that happens to the queues told to a tracker. Before anything is taken.
+  void follow(std::unique_ptr<ReuseTracker> reuse) {
+    reuse_ = std::move(reuse);
+    detour_ = open_fence_ || reuse_;
+  }
+  // nullptr: nobody follows.
+  ReuseTracker* reuse() { return reuse_.get(); }
+  const ReuseTracker* reuse() const { return reuse_.get(); }
 
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
+  // acquire(twin), then release(own), of two blocks with the same content.
+  void exchange(BlockId own, BlockId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used.
   void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
@@ -104,7 +118,10 @@ class Pool {
   void take_over(BlockId tail) noexcept;
 
   // Blocks released from here on wait in this fence list; 0: in none.
-  void set_fence(int fence) { open_fence_ = fence; }
+  void set_fence(int fence) {
+    open_fence_ = fence;
+    detour_ = open_fence_ || reuse_;
+  }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
 
@@ -130,6 +147,7 @@ class Pool {
   void use(BlockId b) noexcept;
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
+  void tell_unused(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
 
   Blocks& blocks_;
@@ -138,8 +156,10 @@ class Pool {
   BlockList free_;
   BlockList idle_;
   std::unique_ptr<Policy> policy_;
+  std::unique_ptr<ReuseTracker> reuse_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
+  bool detour_ = false;  // release cannot take its short way: a fence is open, or somebody follows
   int num_fenced_ = 0;
   std::int64_t num_evicted_ = 0;
   bool debug_ = false;

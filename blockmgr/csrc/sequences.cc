@@ -37,6 +37,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
               static_cast<std::size_t>(config.row_width)),
       lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
+      ghosts_(config.ghost_blocks ? found_.size() : 0),
       max_remaps_(remap_limit(config)),
       first_generation_(next_first_generation()) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
@@ -44,6 +45,9 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
   if (config.remap) remaps_.reserve(max_remaps_);
+  if (config.ghost_blocks && digester_)
+    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
+                                                pool_.policy() == nullptr));
 }
 
 const Sequence& Sequences::live(Handle handle) const {
@@ -325,7 +329,7 @@ std::vector<std::string> Sequences::findings() {
 std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
-  total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
   total += unused_rows_.capacity() * sizeof(std::int32_t);

@@ -62,6 +62,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
+        eviction: The manager's: order in which idle blocks are given up.
 
     Raises:
         ValueError: A number is below its bound.
@@ -74,6 +75,7 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
+    eviction: str = "lru"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -185,7 +187,7 @@ def replay(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class Waiting:
     """A request in the queue, with its prompt expanded at the first attempt to admit it."""
 
     number: int
@@ -196,7 +198,8 @@ class _Waiting:
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes, and the number of a step, from 1, to stop after.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
+    blocks the manager remembers.
     """
 
     def __init__(
@@ -208,11 +211,12 @@ class EventLoop:
         progress: Progress | None = None,
         clock: Clock = time.perf_counter,
         stop_after: int | None = None,
+        ghost_blocks: int = 0,
     ) -> None:
         trace.check_block_size(config.block_size)
         self._requests = trace.requests
         self._config = config
-        self._progress = progress or _ignore
+        self._progress = progress or (lambda: None)
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
@@ -228,9 +232,11 @@ class EventLoop:
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
+            eviction=config.eviction,
+            ghost_blocks=ghost_blocks,
         )
         self._num_blocks = num_blocks
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
         self._numbers: list[int] = []  # of the requests admitted, in that order
@@ -249,7 +255,7 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._waiting.append(_Waiting(number, request))
+            self._waiting.append(Waiting(number, request))
             self._admit_waiting(request.arrival_ms)
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
@@ -327,7 +333,7 @@ class EventLoop:
         blocks = held_blocks(request, self._config)
         return blocks > self._num_blocks or request.num_samples > self._rows
 
-    def _admit(self, waiting: _Waiting, now: int) -> bool:
+    def _admit(self, waiting: Waiting, now: int) -> bool:
         request = waiting.request
         if request.num_samples > self._free_rows:
             return False
@@ -394,7 +400,3 @@ class EventLoop:
     def _count_step(self, now: int) -> None:
         self._steps += now != self._last_step_ms
         self._last_step_ms = now
-
-
-def _ignore() -> None:
-    """Stand in for a progress callback nobody asked for."""
