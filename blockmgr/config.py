@@ -35,6 +35,8 @@ class ManagerOptions(TypedDict, total=False):
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
     eviction: str
+    retention: bool
+    max_pinned_blocks: int
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -60,6 +62,11 @@ class ManagerConfig:
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
         eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
+        retention: Whether blocks can be kept longer, or given up sooner, than the order says:
+            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 150 bytes
+            a block, and time to free and admit.
+        max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
+            only with ``retention``.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
@@ -80,13 +87,15 @@ class ManagerConfig:
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
     eviction: str = "lru"
+    retention: bool = False
+    max_pinned_blocks: int = 0
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
 
     def __post_init__(self) -> None:
-        for flag in ("prefix_caching", "early_commit", "null_block"):
+        for flag in ("prefix_caching", "retention", "early_commit", "null_block"):
             value = getattr(self, flag)
             if not isinstance(value, bool):
                 raise TypeError(f"{flag} must be a bool, got {value!r}")
@@ -97,6 +106,11 @@ class ManagerConfig:
             self._whole("max_blocks_per_seq", 1, _most_columns(self.block_size))
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
+        self._whole("max_pinned_blocks", 0, self.capacity)
+        if self.max_pinned_blocks and not self.retention:
+            raise ValueError(
+                f"max_pinned_blocks must be 0 without retention, got {self.max_pinned_blocks}"
+            )
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._one_of("dedup", ("remap", "append_only"))
         self._one_of("eviction", EVICTION_POLICIES)

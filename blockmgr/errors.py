@@ -7,6 +7,8 @@
     ├── OutOfSequencesError                    ordinary shortage of sequence rows
     ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
     ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
+    ├── PinBudgetError                         ordinary shortage: unpin something first
+    ├── UnknownPinError      (also KeyError)        never made, or given back
     ├── SequenceStateError                     the handle is right, the sequence's state is not
     ├── BlockStateError                        the block id is right, the block's state is not
     ├── StepError                              the order of calls within a step is broken
@@ -33,11 +35,13 @@ __all__ = [
     "NeverFitsError",
     "OutOfBlocksError",
     "OutOfSequencesError",
+    "PinBudgetError",
     "ReentrancyError",
     "SequenceStateError",
     "StepError",
     "TicketError",
     "TraceFormatError",
+    "UnknownPinError",
     "UnknownSequenceError",
     "UnsupportedModelError",
 ]
@@ -112,6 +116,47 @@ class UnknownSequenceError(BlockMgrError, KeyError):
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return type(self), (self.handle,)
+
+
+class PinBudgetError(BlockMgrError):
+    """More pins than ``max_pinned_blocks`` allows. Unpin something, or pin less.
+
+    Attributes:
+        needed: Blocks the call would have pinned that no pin covers yet; 1 if it is the number of
+            pins that is exhausted.
+        available: Blocks, or pins, that are left of the budget.
+        budget: ``max_pinned_blocks``.
+    """
+
+    def __init__(self, needed: int, available: int, budget: int) -> None:
+        self.needed = needed
+        self.available = available
+        self.budget = budget
+        super().__init__(
+            f"need {needed} more of the pin budget, {available} left; max_pinned_blocks is {budget}"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
+        return type(self), (self.needed, self.available, self.budget)
+
+
+class UnknownPinError(BlockMgrError, KeyError):
+    """The pin was never made, or was given back already.
+
+    Attributes:
+        pin: The pin as it was passed.
+    """
+
+    def __init__(self, pin: int) -> None:
+        self.pin = pin
+        super().__init__(f"pin {pin} is not held; it was given back, or never made")
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.pin,)
 
 
 class SequenceStateError(BlockMgrError):

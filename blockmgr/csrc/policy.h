@@ -50,6 +50,12 @@ class Policy {
   virtual void on_idle(BlockId b) noexcept = 0;
   // The idle block is used again. Its children may still be idle.
   virtual void on_used(BlockId b) noexcept = 0;
+  // A waiting request will use the idle block: it counts as just used, but not as found. Its
+  // children, if they are touched as well, were so before it.
+  virtual void on_touched(BlockId b) noexcept {
+    on_used(b);
+    on_idle(b);
+  }
   // The block, idle or used, loses its content or its key. It has no cached children.
   virtual void on_uncached(BlockId b, bool evicted) noexcept = 0;
   // An idle block without cached children. At least one block is idle.

@@ -77,6 +77,12 @@ class Pool {
   void enter(std::uint32_t context) noexcept {
     if (policy_) policy_->enter(context);
   }
+  // Makes an idle block the one that was used last; of a chain, the deepest first.
+  void touch(BlockId b) noexcept {
+    idle_.remove(b);
+    idle_.push_back(b);
+    if (policy_) policy_->on_touched(b);
+  }
   std::size_t memory() const { return policy_ ? policy_->memory() : 0; }
   const Policy* policy() const { return policy_.get(); }
 
