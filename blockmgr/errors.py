@@ -11,7 +11,7 @@
     ├── BlockStateError                        the block id is right, the block's state is not
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
-    ├── ReentrancyError                        a call while another call of the same manager runs
+    ├── ReentrancyError                        a call from inside another call of the same manager
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
@@ -143,7 +143,7 @@ class TicketError(BlockMgrError):
 
 
 class ReentrancyError(BlockMgrError):
-    """A manager was called while one of its own calls was running."""
+    """A manager was called from inside one of its own calls, by a digest function."""
 
 
 class TraceFormatError(BlockMgrError, ValueError):

@@ -50,8 +50,8 @@ class BlockManager:
     works on integers alone: no tensor is needed, and none is touched.
 
     A sequence is named by a *handle*, an int whose low 32 bits are its row in ``block_tables``.
-    Every call either finishes or raises with nothing changed. One owner at a time: calls are not
-    to be made from several threads at once.
+    Every call either finishes or raises with nothing changed. Calls may come from several threads:
+    each waits for the one before it.
 
     Args:
         num_blocks: Physical blocks in the pool.

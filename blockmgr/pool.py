@@ -40,8 +40,8 @@ class BlockPool:
     own: the same pool, prefix index, eviction order and copy tracker, with the references left to
     the caller, who acquires and releases blocks by id.
 
-    Every call either finishes or raises with nothing changed. One owner at a time: calls are not to
-    be made from several threads at once.
+    Every call either finishes or raises with nothing changed. Calls may come from several threads:
+    each waits for the one before it.
 
     Args:
         num_blocks: Physical blocks in the pool, the null block included.

@@ -2,6 +2,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
+#include <tuple>
 #include <utility>
 
 #include "bindings_core.h"
@@ -107,10 +109,14 @@ void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(t
 
 nb::list take_remaps(Core& self) {
   nb::list result;
-  const std::vector<RemapRecord> remaps = self.core.remaps();
-  for (const RemapRecord& r : remaps)
-    result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
-  self.core.forget_remaps();
+  const std::vector<RemapRecord> remaps = self.core.take_remaps();
+  try {
+    for (const RemapRecord& r : remaps)
+      result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
+  } catch (...) {
+    self.core.return_remaps(remaps);
+    throw;
+  }
   return result;
 }
 
@@ -161,84 +167,112 @@ nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::han
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
   const std::int64_t last = int_argument(stop, "stop");
-  const Sequences& core = self.idle();
-  core.check_slots(h, first, last);
-  auto slots = new_numbers<std::int64_t>(last - first);
-  core.slot_mapping(h, first, last, slots.get());
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_slots(h, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.slot_mapping(h, first, last, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(slots), last - first);
 }
 
 // (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
 nb::tuple view(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequence& s = self.idle().view(h);
-  const bool preempted = s.state == Sequence::kPreempted;
-  return nb::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks, preempted);
+  const auto facts = self.read([&](const Sequences& core) {
+    const Sequence& s = core.view(h);
+    return std::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
+                           s.state == Sequence::kPreempted);
+  });
+  return std::apply([](auto... fact) { return nb::make_tuple(fact...); }, facts);
 }
 
 nb::object block_ids(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequences& core = self.idle();
-  const std::int64_t count = core.view(h).num_blocks;
-  auto ids = new_numbers<std::int32_t>(count);
-  std::copy_n(core.table_at(Sequences::row_of(h)), count, ids.get());
+  std::int64_t count = 0;
+  auto ids = self.read([&](const Sequences& core) {
+    count = core.view(h).num_blocks;
+    auto numbers = new_numbers<std::int32_t>(count);
+    std::copy_n(core.table_at(Sequences::row_of(h)), count, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(ids), count);
 }
 
 nb::object tokens_of(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  const Sequences& core = self.idle();
-  const std::int64_t count = core.view(h).num_tokens;
-  auto tokens = new_numbers<Token>(count);
-  core.copy_tokens(h, tokens.get());
+  std::int64_t count = 0;
+  auto tokens = self.read([&](const Sequences& core) {
+    count = core.view(h).num_tokens;
+    auto numbers = new_numbers<Token>(count);
+    core.copy_tokens(h, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(tokens), count);
 }
 
 nb::dict stats(Core& self) {
-  const Sequences& core = self.idle();
-  const Counters& n = core.counters();
-  const Pool& pool = core.pool();
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([](const Sequences& core) {
+    const Counters& n = core.counters();
+    const Pool& pool = core.pool();
+    return std::to_array<Fact>({
+        {"capacity", pool.capacity()},
+        {"free_blocks", pool.num_free()},
+        {"idle_blocks", pool.num_idle()},
+        {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
+        {"used_blocks", pool.num_used()},
+        {"cached_blocks", core.index().num_keyed()},
+        {"peak_used_blocks", n.peak_used_blocks},
+        {"num_sequences", core.num_sequences()},
+        {"pending_copies", core.copies().num_pending()},
+        {"query_tokens", n.query_tokens},
+        {"hit_tokens", n.hit_tokens},
+        {"partial_hit_tokens", n.partial_hit_tokens},
+        {"resumed_query_tokens", n.resumed_query_tokens},
+        {"resumed_hit_tokens", n.resumed_hit_tokens},
+        {"promoted_blocks", n.promoted_blocks},
+        {"deduplicated_blocks", n.deduplicated_blocks},
+        {"cached_tails", n.cached_tails},
+        {"evicted_blocks", pool.num_evicted()},
+        {"planned_copies", core.copies().num_planned()},
+        {"cancelled_copies", core.copies().num_cancelled()},
+        {"forks", n.forks},
+        {"preemptions", n.preemptions},
+    });
+  });
   nb::dict d;
-  d["capacity"] = pool.capacity();
-  d["free_blocks"] = pool.num_free();
-  d["idle_blocks"] = pool.num_idle();
-  d["fenced_blocks"] = pool.capacity() - pool.available() - pool.num_used();
-  d["used_blocks"] = pool.num_used();
-  d["cached_blocks"] = core.index().num_keyed();
-  d["peak_used_blocks"] = n.peak_used_blocks;
-  d["num_sequences"] = core.num_sequences();
-  d["pending_copies"] = core.copies().num_pending();
-  d["query_tokens"] = n.query_tokens;
-  d["hit_tokens"] = n.hit_tokens;
-  d["partial_hit_tokens"] = n.partial_hit_tokens;
-  d["resumed_query_tokens"] = n.resumed_query_tokens;
-  d["resumed_hit_tokens"] = n.resumed_hit_tokens;
-  d["promoted_blocks"] = n.promoted_blocks;
-  d["deduplicated_blocks"] = n.deduplicated_blocks;
-  d["cached_tails"] = n.cached_tails;
-  d["evicted_blocks"] = pool.num_evicted();
-  d["planned_copies"] = core.copies().num_planned();
-  d["cancelled_copies"] = core.copies().num_cancelled();
-  d["forks"] = n.forks;
-  d["preemptions"] = n.preemptions;
+  for (const auto& [name, value] : facts) d[name] = value;
   return d;
 }
 
-std::vector<Handle> handles(Core& self) { return self.idle().handles(); }
+std::vector<Handle> handles(Core& self) {
+  return self.read([](const Sequences& core) { return core.handles(); });
+}
 
-int num_available(Core& self) { return self.idle().pool().available(); }
+int num_available(Core& self) {
+  return self.read([](const Sequences& core) { return core.pool().available(); });
+}
 
 std::size_t memory_usage(Core& self) {
   const std::size_t scratch = self.tokens.capacity() * sizeof(Token) +
                               (self.handles.capacity() + self.parents.capacity()) * sizeof(Handle);
-  return self.idle().memory() + scratch;
+  return scratch + self.read([](const Sequences& core) { return core.memory(); });
 }
 
-std::vector<std::string> violations(Core& self) { return self.idle().violations(); }
+std::vector<std::string> violations(Core& self) {
+  return self.read([](const Sequences& core) { return core.violations(); });
+}
 
 nb::bytes fingerprint(Core& self) {
-  const std::string facts = self.idle().fingerprint();
+  const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
   return nb::bytes(facts.data(), facts.size());
+}
+
+// The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
+void wait_for_call(std::mutex& mutex) {
+  const nb::gil_scoped_release released;
+  mutex.lock();
 }
 
 }  // namespace
@@ -247,6 +281,7 @@ nb::bytes fingerprint(Core& self) {
 using namespace blockmgr;
 
 NB_MODULE(_core, m) {
+  Monitor::wait = wait_for_call;
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
   nb::register_exception_translator(translate_errors);
   bind_copies(m);

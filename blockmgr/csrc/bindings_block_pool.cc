@@ -18,11 +18,12 @@ struct PoolCore {
   PoolCore(int num_blocks, int block_size, bool null_block, std::unique_ptr<PythonDigest> digester)
       : digest(digester.get()), core(num_blocks, block_size, null_block, std::move(digester)) {}
 
-  // The core, for reading: not from inside a digest function, half-way through a call.
-  const BlockPool& idle() const {
-    if (core.busy())
-      throw Error(ErrorKind::kReentrancy, "the pool is inside another call; one at a time");
-    return core;
+  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // that may run the garbage collector, and with it code that calls the pool.
+  template <class Read>
+  auto read(Read read) const {
+    const Held held(core.monitor());
+    return read(core);
   }
 
   PythonDigest* digest;  // the core's; nullptr without a prefix cache
@@ -66,7 +67,7 @@ nb::object copied(const std::vector<BlockId>& ids) {
 
 nb::object take(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
-  self.idle().check_take(count);
+  self.read([&](const BlockPool& core) { core.check_take(count); });
   const Filled<BlockId> result(count);
   self.core.take(count, result.numbers);
   return result.array;
@@ -137,7 +138,7 @@ BlockId make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens) {
 
 nb::object evict(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
-  self.idle().check_evict(count);
+  self.read([&](const BlockPool& core) { core.check_evict(count); });
   const Filled<BlockId> result(count);
   self.core.evict(count, result.numbers);
   return result.array;
@@ -145,7 +146,7 @@ nb::object evict(PoolCore& self, nb::handle n) {
 
 nb::object forget(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
-  self.idle().check_evict(count);
+  self.read([&](const BlockPool& core) { core.check_evict(count); });
   const Filled<BlockId> result(count);
   self.core.forget(count, result.numbers);
   return result.array;
@@ -165,26 +166,27 @@ void copies_aborted(PoolCore& self, nb::handle ticket) {
 
 std::uint32_t ref_count(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return self.idle().view(id).ref_count;
+  return self.read([&](const BlockPool& core) { return core.view(id).ref_count; });
 }
 
 bool is_cached(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return self.idle().view(id).keyed();
+  return self.read([&](const BlockPool& core) { return core.view(id).keyed(); });
 }
 
 std::uint32_t generation(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return self.idle().view(id).generation;
+  return self.read([&](const BlockPool& core) { return core.view(id).generation; });
 }
 
 template <class T, class Fact>
 nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
   const IdArray ids = ids_argument(self, blocks);
   const Filled<T> result(ids.size());
-  const BlockPool& pool = self.idle();
-  for (std::int64_t i = 0; i < ids.size(); ++i)
-    result.numbers[i] = static_cast<T>(fact(pool.listed(ids.data()[i], i)));
+  self.read([&](const BlockPool& pool) {
+    for (std::int64_t i = 0; i < ids.size(); ++i)
+      result.numbers[i] = static_cast<T>(fact(pool.listed(ids.data()[i], i)));
+  });
   return result.array;
 }
 
@@ -203,56 +205,77 @@ nb::object are_idle(PoolCore& self, nb::handle blocks) {
 
 bool waits_for_copy(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  const Block& record = self.idle().view(id);
-  return record.copy_source != kNoBlock || record.in_flight;
+  return self.read([&](const BlockPool& core) {
+    const Block& record = core.view(id);
+    return record.copy_source != kNoBlock || record.in_flight != 0;
+  });
 }
 
 BlockId parent_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return std::max(self.idle().cached(id).parent, kNoBlock);
+  return self.read(
+      [&](const BlockPool& core) { return std::max(core.cached(id).parent, kNoBlock); });
 }
 
 nb::object children(PoolCore& self, nb::handle parent, nb::handle name) {
   const std::int64_t node = int_argument(parent, "parent");
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
-  return copied(self.idle().children(node, bytes));
+  return copied(self.read([&](const BlockPool& core) { return core.children(node, bytes); }));
 }
 
 nb::object tokens_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  const BlockPool& pool = self.idle();
-  pool.cached(id);
-  const std::int64_t count = pool.blocks().block_size;
-  auto tokens = new_numbers<Token>(count);
-  std::copy_n(pool.blocks().tokens(static_cast<BlockId>(id)), count, tokens.get());
+  const std::int64_t count = self.core.blocks().block_size;
+  auto tokens = self.read([&](const BlockPool& pool) {
+    pool.cached(id);
+    auto numbers = new_numbers<Token>(count);
+    std::copy_n(pool.blocks().tokens(static_cast<BlockId>(id)), count, numbers.get());
+    return numbers;
+  });
   return to_array(std::move(tokens), count);
 }
 
 nb::object idle_blocks(PoolCore& self) {
-  const BlockList& list = self.idle().pool().idle_list();
-  auto ids = new_numbers<BlockId>(list.size());
-  BlockId* out = ids.get();
-  for (BlockId b = list.front(); b != list.end(); b = list.after(b)) *out++ = b;
-  return to_array(std::move(ids), list.size());
+  return copied(self.read([](const BlockPool& core) {
+    const BlockList& list = core.pool().idle_list();
+    std::vector<BlockId> ids;
+    ids.reserve(static_cast<std::size_t>(list.size()));
+    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) ids.push_back(b);
+    return ids;
+  }));
 }
 
-int num_free(PoolCore& self) { return self.idle().pool().num_free(); }
-int num_idle(PoolCore& self) { return self.idle().pool().num_idle(); }
-int num_available(PoolCore& self) { return self.idle().pool().available(); }
-int num_used(PoolCore& self) { return self.idle().pool().num_used(); }
-int num_cached(PoolCore& self) { return self.idle().index().num_keyed(); }
+int num_free(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_free(); });
+}
+int num_idle(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_idle(); });
+}
+int num_available(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().available(); });
+}
+int num_used(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_used(); });
+}
+int num_cached(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.index().num_keyed(); });
+}
 
-int num_pending_copies(PoolCore& self) { return self.idle().copies().num_pending(); }
+int num_pending_copies(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.copies().num_pending(); });
+}
 
 std::size_t memory_usage(PoolCore& self) {
-  return self.idle().memory() + self.tokens.capacity() * sizeof(Token) +
-         self.ids.capacity() * sizeof(std::int64_t);
+  return self.read([](const BlockPool& core) { return core.memory(); }) +
+         self.tokens.capacity() * sizeof(Token) + self.ids.capacity() * sizeof(std::int64_t);
 }
 
-std::vector<std::string> violations(PoolCore& self) { return self.idle().violations(); }
+std::vector<std::string> violations(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.violations(); });
+}
 
 nb::bytes fingerprint(PoolCore& self) {
-  const std::string facts = self.idle().fingerprint();
+  const std::string facts = self.read([](const BlockPool& core) { return core.fingerprint(); });
   return nb::bytes(facts.data(), facts.size());
 }
 

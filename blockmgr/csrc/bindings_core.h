@@ -14,11 +14,12 @@ struct Core {
   Core(const Config& config, std::unique_ptr<PythonDigest> digester)
       : digest(digester.get()), core(config, std::move(digester)) {}
 
-  // The core, for reading: not from inside a digest function, half-way through a call.
-  const Sequences& idle() const {
-    if (core.busy())
-      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
-    return core;
+  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // that may run the garbage collector, and with it code that calls the manager.
+  template <class Read>
+  auto read(Read read) const {
+    const Held held(core.monitor());
+    return read(core);
   }
 
   PythonDigest* digest;  // the core's; nullptr without a prefix cache

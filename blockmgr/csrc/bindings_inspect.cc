@@ -7,7 +7,8 @@ namespace blockmgr {
 // The facts are complete before any array is made: that may run the garbage collector, and with it
 // code that calls the manager.
 nb::dict inspect_blocks(Core& self) {
-  const std::vector<BlockFacts> facts = inspect(self.idle());
+  const std::vector<BlockFacts> facts =
+      self.read([](const Sequences& core) { return inspect(core); });
   const auto count = static_cast<std::int64_t>(facts.size());
   nb::dict columns;
   const auto add = [&]<class T>(const char* name, T BlockFacts::* field) {

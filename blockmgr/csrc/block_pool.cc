@@ -8,21 +8,6 @@
 
 namespace blockmgr {
 
-class BlockPool::Call {
- public:
-  explicit Call(BlockPool& pool) : pool_(pool) {
-    if (pool.busy_)
-      throw Error(ErrorKind::kReentrancy, "the pool is inside another call; one at a time");
-    pool.busy_ = true;
-  }
-  ~Call() { pool_.busy_ = false; }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
- private:
-  BlockPool& pool_;
-};
-
 // A namespace's root, kept for the length of a promotion: its first block keeps it from then on.
 class BlockPool::RootReference {
  public:
@@ -81,13 +66,13 @@ void BlockPool::check_take(std::int64_t count) const {
 }
 
 void BlockPool::take(std::int64_t count, BlockId* out) {
-  Call call(*this);
+  const Held held(monitor_);
   check_take(count);
   for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take();
 }
 
 void BlockPool::acquire(const std::int64_t* ids, std::int64_t count) {
-  Call call(*this);
+  const Held held(monitor_);
   check_known(ids, count, "acquire");
   for (std::int64_t i = 0; i < count; ++i) pool_.acquire(static_cast<BlockId>(ids[i]));
 }
@@ -98,7 +83,7 @@ void BlockPool::drop_reference(BlockId b) noexcept {
 }
 
 void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
-  Call call(*this);
+  const Held held(monitor_);
   // A block may stand there as often as it is held, so the references are counted off and put
   // back before any of them is really dropped.
   struct Restore {
@@ -123,7 +108,7 @@ void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
 }
 
 void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
-  Call call(*this);
+  const Held held(monitor_);
   check_known(ids, count, "touch");
   // All at once used and unused again: a block takes what it continues along, and goes before it.
   for (std::int64_t i = 0; i < count; ++i) pool_.pin(static_cast<BlockId>(ids[i]));
@@ -149,7 +134,7 @@ NodeId BlockPool::parent_node(std::int64_t parent, std::string_view name) const 
 }
 
 std::vector<BlockId> BlockPool::find(const ChainKey& key) {
-  Call call(*this);
+  const Held held(monitor_);
   std::vector<BlockId> found;
   const NodeId node = parent_node(key.parent, key.name);
   const std::int64_t most = key.num_tokens / blocks_.block_size;
@@ -222,7 +207,7 @@ std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t cou
 
 void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key,
                         BlockId* out) {
-  Call call(*this);
+  const Held held(monitor_);
   check_promotion(ids, count, key);
   if (!digester_) {
     for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<BlockId>(ids[i]);
@@ -263,7 +248,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
 }
 
 BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens) {
-  Call call(*this);
+  const Held held(monitor_);
   const BlockId shared = checked(id, -1);
   const Block& block = blocks_[shared];
   if (!block.ref_count) throw WrongBlockState(id, "cannot make it writable: nobody holds it");
@@ -287,13 +272,13 @@ void BlockPool::check_evict(std::int64_t count) const {
 }
 
 void BlockPool::evict(std::int64_t count, BlockId* out) {
-  Call call(*this);
+  const Held held(monitor_);
   check_evict(count);
   for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take_idle();
 }
 
 void BlockPool::forget(std::int64_t count, BlockId* out) {
-  Call call(*this);
+  const Held held(monitor_);
   check_evict(count);
   for (std::int64_t i = 0; i < count; ++i) {
     out[i] = pool_.victim();  // has no cached child
@@ -302,7 +287,7 @@ void BlockPool::forget(std::int64_t count, BlockId* out) {
 }
 
 void BlockPool::reset() {
-  Call call(*this);
+  const Held held(monitor_);
   if (pool_.num_used()) {
     BlockId b = first_;
     while (!blocks_[b].used()) ++b;
@@ -312,7 +297,7 @@ void BlockPool::reset() {
 }
 
 std::int64_t BlockPool::take_copies(std::vector<Copy>& copies) {
-  Call call(*this);
+  const Held held(monitor_);
   check_resolved(copies_.in_flight(), last_ticket_);
   copies_.reserve();
   copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
@@ -321,13 +306,13 @@ std::int64_t BlockPool::take_copies(std::vector<Copy>& copies) {
 }
 
 void BlockPool::copies_applied(std::int64_t ticket) {
-  Call call(*this);
+  const Held held(monitor_);
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   copies_.applied();
 }
 
 void BlockPool::copies_aborted(std::int64_t ticket) {
-  Call call(*this);
+  const Held held(monitor_);
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   copies_.aborted();
 }

@@ -16,6 +16,7 @@
 #include "copies.h"
 #include "digest.h"
 #include "index.h"
+#include "monitor.h"
 #include "pool.h"
 
 namespace blockmgr {
@@ -72,7 +73,8 @@ class BlockPool {
   const Pool& pool() const { return pool_; }
   const PrefixIndex& index() const { return index_; }
   const CopyTracker& copies() const { return copies_; }
-  bool busy() const { return busy_; }
+  // Held by every call that is not const. Whoever reads holds it as well.
+  Monitor& monitor() const { return monitor_; }
   std::size_t memory() const;
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;
@@ -80,8 +82,6 @@ class BlockPool {
   std::string fingerprint() const;
 
  private:
-  // Refuses calls from inside a digest function.
-  class Call;
   class RootReference;
 
   // The id as a block. position: in a list, for the message; -1: it stands alone.
@@ -105,7 +105,7 @@ class BlockPool {
   ZeroedArray<std::uint32_t> marks_;   // the last promotion that named a block: finds duplicates
   std::uint32_t mark_ = 0;
   std::int64_t last_ticket_ = 0;
-  bool busy_ = false;
+  mutable Monitor monitor_{"pool"};
 };
 
 }  // namespace blockmgr

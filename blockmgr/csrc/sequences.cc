@@ -276,22 +276,35 @@ void Sequences::complete(std::int64_t ticket) {
   if (open_steps_.empty()) pool_.set_fence(0);
 }
 
-std::vector<RemapRecord> Sequences::remaps() {
+std::vector<RemapRecord> Sequences::take_remaps() {
   Call call(*this);
-  if (!remaps_lost_) return remaps_;
   std::vector<RemapRecord> all;
+  if (!remaps_lost_) {
+    all = remaps_;
+    remaps_.clear();
+    return all;
+  }
   for (const Sequence& s : sequences_) {
     const std::int64_t index = row_of(s);
     for (std::int32_t i = 0; i < s.num_blocks; ++i)
       all.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
   }
+  remaps_.clear();
+  remaps_lost_ = false;
   return all;
 }
 
-void Sequences::forget_remaps() {
-  Call call(*this);
-  remaps_.clear();
-  remaps_lost_ = false;
+void Sequences::return_remaps(const std::vector<RemapRecord>& remaps) noexcept {
+  try {
+    Call call(*this);
+    try {
+      remaps_.insert(remaps_.begin(), remaps.begin(), remaps.end());
+    } catch (...) {
+      remaps_lost_ = true;
+    }
+  } catch (const Error&) {
+    // From inside another call of this thread nothing was taken that could come back.
+  }
 }
 
 std::size_t Sequences::memory() const {

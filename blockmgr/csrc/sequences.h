@@ -17,6 +17,7 @@
 #include "digest.h"
 #include "errors.h"
 #include "index.h"
+#include "monitor.h"
 #include "pool.h"
 
 namespace blockmgr {
@@ -130,10 +131,11 @@ class Sequences {
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
   void complete(std::int64_t ticket);
-  // What deduplication changed since forget_remaps(); or, once the log was left to overflow, every
+  // What deduplication changed since the last time; or, once the log was left to overflow, every
   // entry of every running sequence, with no old block.
-  std::vector<RemapRecord> remaps();
-  void forget_remaps();
+  std::vector<RemapRecord> take_remaps();
+  // For a caller that could not pass them on.
+  void return_remaps(const std::vector<RemapRecord>& remaps) noexcept;
 
   const Sequence& view(Handle handle) const;
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
@@ -152,7 +154,8 @@ class Sequences {
   const CopyTracker& copies() const { return copies_; }
   const PrefixIndex& index() const { return index_; }
   const Counters& counters() const { return counters_; }
-  bool busy() const { return busy_; }
+  // Held by every call that is not const. Whoever reads holds it as well.
+  Monitor& monitor() const { return monitor_; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
   const ZeroedArray<std::int32_t>& tables() const { return tables_; }
   const ZeroedArray<std::int32_t>& lengths() const { return lengths_; }
@@ -190,7 +193,7 @@ class Sequences {
     std::size_t digest_offset;  // of the first one, in digests_
   };
 
-  // Refuses calls from inside a digest function, and keeps the peak.
+  // Holds the monitor, and keeps the peak.
   class Call;
 
   Sequence& live(Handle handle);
@@ -278,19 +281,14 @@ class Sequences {
   std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
   std::uint32_t first_generation_;    // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
-  bool busy_ = false;
+  mutable Monitor monitor_{"manager"};
   Counters counters_;
 };
 
 class Sequences::Call {
  public:
-  explicit Call(Sequences& core) : core_(core) {
-    if (core.busy_)
-      throw Error(ErrorKind::kReentrancy, "the manager is inside another call; one at a time");
-    core.busy_ = true;
-  }
+  explicit Call(Sequences& core) : held_(core.monitor_), core_(core) {}
   ~Call() {
-    core_.busy_ = false;
     if (core_.pool_.num_used() > core_.counters_.peak_used_blocks)
       core_.counters_.peak_used_blocks = core_.pool_.num_used();
   }
@@ -298,6 +296,7 @@ class Sequences::Call {
   Call& operator=(const Call&) = delete;
 
  private:
+  Held held_;
   Sequences& core_;
 };
 
