@@ -6,7 +6,8 @@
 namespace blockmgr {
 
 std::unique_ptr<Policy> Sequences::make_eviction(const Config& config) {
-  std::unique_ptr<Policy> policy = make_policy(config.eviction, blocks_, index_);
+  std::unique_ptr<Policy> policy =
+      make_policy(config.eviction, blocks_, index_, config.num_blocks - config.null_block);
   if (!config.retention) return policy;
   auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, std::move(policy),
                                                      config.max_pinned_blocks);

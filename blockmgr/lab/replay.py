@@ -62,6 +62,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
+        eviction: The manager's: order in which idle blocks are given up.
 
     Raises:
         ValueError: A number is below its bound.
@@ -74,6 +75,7 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
+    eviction: str = "lru"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -228,6 +230,7 @@ class EventLoop:
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
+            eviction=config.eviction,
         )
         self._num_blocks = num_blocks
         self._waiting: deque[_Waiting] = deque()
