@@ -65,6 +65,7 @@ class RetainingPolicy final : public Policy {
   void on_touched(BlockId b) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
   BlockId victim() noexcept override;
+  std::int64_t num_steps() const override { return base_ ? base_->num_steps() : 0; }
   std::size_t memory() const override;
   void audit(BlockAudit& audit) const override;
   void fingerprint(std::string& out) const override;
