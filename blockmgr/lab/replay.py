@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from blockmgr.blocks import Admission
 from blockmgr.errors import OutOfBlocksError
+from blockmgr.lab.hints import Outlook
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class ReplayConfig:
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
         eviction: The manager's: order in which idle blocks are given up.
+        hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
+            its conversation goes on (``blockmgr.lab.hints``).
 
     Raises:
         ValueError: A number is below its bound.
@@ -76,6 +79,7 @@ class ReplayConfig:
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
     eviction: str = "lru"
+    hints: Literal["none", "truth"] = "none"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -88,6 +92,8 @@ class ReplayConfig:
         for name, bound in bounds.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if self.hints not in ("none", "truth"):
+            raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
         if self.min_partial_tokens > self.block_size:
             raise ValueError(
                 f"min_partial_tokens must be at most block_size, {self.block_size}, "
@@ -231,7 +237,10 @@ class EventLoop:
             dedup=config.dedup,
             digest=config.digest,
             eviction=config.eviction,
+            retention=config.hints == "truth",
         )
+        self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
+        self._num_admitted = 0  # or rejected: they come first in the trace
         self._num_blocks = num_blocks
         self._waiting: deque[_Waiting] = deque()
         # A heap by end of service, admission number on ties.
@@ -306,8 +315,8 @@ class EventLoop:
             if self._is_over(instant):
                 return
             while self._running and self._running[0][0] == instant:
-                _, _, request, handles = heapq.heappop(self._running)
-                self._end(request, handles)
+                _, order, request, handles = heapq.heappop(self._running)
+                self._end(request, handles, self._numbers[order])
             self._count_step(instant)
             self._admit_waiting(instant)
 
@@ -323,7 +332,7 @@ class EventLoop:
                 self._wait_ms += now - head.request.arrival_ms
             else:
                 return
-            self._waiting.popleft()
+            self._num_admitted = self._waiting.popleft().number
             self._progress()
 
     def _never_fits(self, request: Request) -> bool:
@@ -375,15 +384,17 @@ class EventLoop:
         manager.take_remaps()
         return handles
 
-    def _end(self, request: Request, handles: list[int]) -> None:
+    def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
+        outlook = self._outlook
+        goes_on = outlook and outlook.goes_on(number, self._num_admitted)
         start = self._clock()
         for handle, output in zip(handles, request.outputs, strict=False):
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
         for handle in handles:
-            manager.free(handle)
+            manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
