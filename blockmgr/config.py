@@ -57,8 +57,8 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block to a digest of
-            constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, a ``KeyedDigest``, or any function from the bytes of a
+            block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
