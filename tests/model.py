@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blockmgr.blocks import Admission, Match, Remap
+from blockmgr.blocks import Admission, Match, Priority, Remap
 from blockmgr.errors import (
     NeverFitsError,
     OutOfBlocksError,
@@ -24,7 +24,8 @@ from blockmgr.errors import (
     StepError,
     UnknownSequenceError,
 )
-from tests.model_pool import Block, Content, ModelPool, Seq, chain
+from tests.model_pool import Block, Content, Seq, chain
+from tests.model_retention import RetentionModel
 
 
 @dataclass
@@ -74,7 +75,7 @@ def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, byt
     return namespace, dict(extras)
 
 
-class ModelManager(ModelPool):
+class ModelManager(RetentionModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- admission ----------------------------------------------------------------------
@@ -130,10 +131,13 @@ class ModelManager(ModelPool):
     def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
         seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
         self.seqs[seq.handle] = seq
+        for block in plan.hits:
+            block.hint = Priority.NORMAL  # this is the use it spoke of
         self.settle_down()
         if plan.take_over:
             assert plan.source is not None
-            plan.source.content = plan.source.stamp = None
+            plan.source.content = plan.source.stamp = plan.source.retention = None
+            plan.source.hint = Priority.NORMAL
             seq.blocks.append(plan.source)
         elif plan.source is not None:
             plan.source.stamp = None  # in use from here on, so that it is not evicted below
@@ -171,10 +175,13 @@ class ModelManager(ModelPool):
         self.settle_in(seq, plan, "")
         return seq.handle
 
-    def match(self, tokens, *, namespace=b"", extras=None) -> Match:
-        seq = self.prompt(tokens, namespace, extras)
+    def check_row(self, seq: Seq) -> None:
         if len(seq.tokens) > self.width * self.size:
             raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+
+    def match(self, tokens, *, namespace=b"", extras=None) -> Match:
+        seq = self.prompt(tokens, namespace, extras)
+        self.check_row(seq)
         plan = self.plan(seq, len(seq.tokens))
         num_cached = len(plan.hits) * self.size + plan.num_partial
         return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))
@@ -286,10 +293,12 @@ class ModelManager(ModelPool):
                 self.publish(block, content)
                 self.count["promoted_blocks"] += 1
             elif twin is not block and self.config.dedup == "remap":
+                self.inherit(block, twin)
                 seq.blocks[index] = twin
                 self.remaps.append(Remap(seq.handle, index, block.id, twin.id))
                 self.count["deduplicated_blocks"] += 1
             elif twin is not block and block.twin is not twin:
+                self.inherit(block, twin)
                 block.twin = twin
                 self.count["deduplicated_blocks"] += 1
             seq.promoted += 1
@@ -367,8 +376,14 @@ class ModelManager(ModelPool):
             self.leaving.pop()
             self.settle_down()
 
-    def free(self, handle: int) -> None:
+    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
+        if expect_reuse is not None:
+            self.check_retention()
         seq = self.sequence(handle)
+        self.check_not_promised(seq)
+        if expect_reuse is not None and not seq.is_preempted:
+            self.keep_tail(seq)
+            self.hint(seq, expect_reuse)
         self.release(seq)
         del self.seqs[handle]
         self.generations[seq.row] += 1

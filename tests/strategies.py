@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from blockmgr.blocks import Priority
+
 # Two token values and a few blocks: prefixes collide and the pool runs dry on almost every run,
 # which is where the bugs are.
 token = st.sampled_from([0, 0, 1])
@@ -31,12 +33,17 @@ DIGESTS: dict[str, str | Callable[[Any], bytes]] = {
     "constant": constant_digest,
 }
 
+retained = st.sampled_from([None, Priority.LOW, Priority.NORMAL, Priority.EXPECTED, Priority.HIGH])
+ttls = st.sampled_from([None, None, 1, 2.5])
+
 
 @st.composite
 def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
     """Options of a tiny manager."""
     null_block = draw(st.booleans())
-    num_blocks = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1])) + null_block
+    capacity = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1]))
+    num_blocks = capacity + null_block
+    retention = draw(st.booleans())
     block_size = draw(st.integers(1, 4))
     names = sorted(DIGESTS) if digest == "any" else [digest]
     return {
@@ -52,4 +59,6 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
+        "retention": retention,
+        "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
     }

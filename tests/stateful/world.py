@@ -89,6 +89,7 @@ class World:
         self.dead: list[tuple[int, int]] = []
         self.steps: list[Launched] = []  # taken and not completed
         self.open: Launched | None = None  # ticket not resolved
+        self.pins: list[tuple[int, int]] = []  # of the manager and of the model
         self.tables: set[int] = set()
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
@@ -167,6 +168,8 @@ class World:
             for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
                 self.pair(block, block_id, owner)
             self.compare_row(entry, view)
+        if self.model.config.retention:
+            self.compare_retention(owner)
         for remap in self.model.remaps[self._known :]:
             handle = next(e.handle for e in self.entries if e.twin == remap.handle)
             new = self.model_names()[remap.new]
@@ -340,8 +343,9 @@ class World:
                     self.trust_what_is_computed(entries[i])
         self.settle()
 
-    def free(self, entry: Entry) -> None:
-        if self.on("free", entry):
+    def free(self, entry: Entry, expect_reuse: bool | None = None) -> None:
+        key = {} if expect_reuse is None else {"expect_reuse": expect_reuse}
+        if self.both("free", [entry.handle], [entry.twin], **key):
             self.entries.remove(entry)
             self.dead.append((entry.handle, entry.twin))
         self.settle()
@@ -379,6 +383,43 @@ class World:
         if self.both(name, [ours, *args], [theirs, *args]) is not None:
             raise DivergenceError(f"{name} accepted a dead handle")
         self.settle()
+
+    # ---- retention ----------------------------------------------------------------------
+
+    def same_answer(self, name: str, args: Sequence[Any], **kw: Any) -> None:
+        answer = self.both(name, args, args, **kw)
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"{name}: {answer[0]}, expected {answer[1]}")
+        self.settle()
+
+    def retain(self, entry: Entry, start: int, stop: int, **key: Any) -> None:
+        self.both("retain", [entry.handle, start, stop], [entry.twin, start, stop], **key)
+        self.settle()
+
+    def pin(self, tokens: list[int], **key: Any) -> None:
+        answer = self.both("pin", [tokens], [tokens], **key)
+        if answer is not None:
+            self.pins.append(answer)
+        self.settle()
+
+    def unpin(self, which: int, *, again: bool = False) -> None:
+        ours, theirs = self.pins[which % len(self.pins)]
+        held = self.both("unpin", [ours], [theirs]) is not None
+        if again and self.both("unpin", [ours], [theirs]) is not None:
+            raise DivergenceError(f"pin {ours} was given back twice")
+        if held:
+            self.pins.remove((ours, theirs))
+        self.settle()
+
+    def compare_retention(self, owner: Mapping[int, Block]) -> None:
+        for ours, theirs in self.pins:
+            states = self.manager.pinned(ours), self.model.pinned(theirs)
+            if states[0] != states[1]:
+                raise DivergenceError(f"pin {ours} (manager, model): {states}")
+        priority = self.manager.blocks().priority.tolist()
+        for block_id, block in owner.items():
+            if block.content is not None and priority[block_id] != self.model.level(block):
+                raise DivergenceError(f"block {block_id} has priority {priority[block_id]}")
 
     # ---- steps --------------------------------------------------------------------------
 
