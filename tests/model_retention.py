@@ -108,7 +108,9 @@ class RetentionModel(ModelPool):
         self.set_retention([self.node(block) for block in blocks], priority, ttl)
         return len(blocks)
 
-    def cached_prefix(self, tokens: Iterable[int], namespace: object, extras: object) -> list[Block]:
+    def cached_prefix(
+        self, tokens: Iterable[int], namespace: object, extras: object
+    ) -> list[Block]:
         seq = self.prompt(tokens, namespace, extras)
         self.check_row(seq)
         found: list[Block] = []

@@ -136,4 +136,11 @@ _HOW: Final = (
         show_default=True,
         help="What finds candidates; hits are proved either way.",
     ),
+    click.option(
+        "--hints",
+        type=click.Choice(["none", "truth"]),
+        default="none",
+        show_default=True,
+        help="What is known when a request ends: nothing, or whether its conversation goes on.",
+    ),
 )

@@ -252,6 +252,18 @@ class ManagerMachine(RuleBasedStateMachine):
     def abort(self) -> None:
         self.world.abort()
 
+    @rule(tokens=strategies.prompts, expect_reuse=st.booleans(), again=st.booleans())
+    def take_a_turn(self, tokens: list[int], expect_reuse: bool, again: bool) -> None:
+        """A request from its admission to its end, which says whether another one follows."""
+        entry = self.world.admit(tokens)
+        if entry is not None:
+            self.world.step()
+            if again:
+                self.world.pin(tokens)
+            self.world.free(entry, expect_reuse if self.world.manager.config.retention else None)
+        self.prompts = [*self.prompts[-2:], (tokens, b"", None)]
+        self.look_up_again()
+
     @precondition(lambda self: self.world.in_flight_limit and self.world.steps)
     @rule(count=st.integers(1, 2))
     def complete(self, count: int) -> None:
