@@ -65,7 +65,7 @@ class ManagerConfig:
             token-granular reuse off.
         eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
         retention: Whether blocks can be kept longer, or given up sooner, than the order says:
-            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 150 bytes
+            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
             only with ``retention``.

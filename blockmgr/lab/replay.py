@@ -387,7 +387,7 @@ class EventLoop:
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
         outlook = self._outlook
-        goes_on = outlook and outlook.goes_on(number, self._num_admitted)
+        goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
         start = self._clock()
         for handle, output in zip(handles, request.outputs, strict=False):
             if len(output):
