@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from blockmgr.policy import PolicyFactory
 
 __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 
@@ -34,7 +37,7 @@ class ManagerOptions(TypedDict, total=False):
     digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
-    eviction: str
+    eviction: str | PolicyFactory
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -59,7 +62,8 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
+        eviction: Order in which idle blocks are given up: one of ``EVICTION_POLICIES``, or a
+            function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
@@ -79,7 +83,7 @@ class ManagerConfig:
     digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -99,7 +103,8 @@ class ManagerConfig:
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._one_of("dedup", ("remap", "append_only"))
-        self._one_of("eviction", EVICTION_POLICIES)
+        if not callable(self.eviction):
+            self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
             self._one_of("digest", ("xxh3_128", "sha256"))
 
@@ -130,4 +135,6 @@ class ManagerConfig:
         if not isinstance(value, str):
             raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            near = get_close_matches(value, choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
