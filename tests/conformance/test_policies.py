@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,49 +37,42 @@ def orphans(manager: BlockManager) -> list[int]:
     return [block for block, parent in parents if parent >= 0 and blocks.state[parent] in lost]
 
 
+def one_call(manager: BlockManager, rng: random.Random, old: list[list[int]]) -> None:
+    """Something an engine does, at random, and gone without if there is no room for it."""
+    what = rng.choice(["admit"] * 6 + ["free"] * 4 + ["append"] * 3 + ["fork", "shorten"])
+    handles = manager.handles()
+    handle = rng.choice(handles) if handles else -1
+    if what == "admit" or not handles:
+        prompt = rng.choice(old) + [rng.randrange(2) for _ in range(rng.randint(1, 6))]
+        old[:] = [*old[-4:], prompt]
+        manager.admit(prompt)
+    elif what == "free":
+        manager.free(handle)
+    elif what == "append":
+        manager.append(handle, [rng.randrange(2) for _ in range(rng.randint(1, 3))])
+    elif what == "fork":
+        manager.reparent([handle, *manager.fork(handle)], [1, 0])
+    else:
+        manager.truncate(handle, rng.randint(1, manager.sequence(handle).num_tokens))
+        manager.preempt(handle)
+        try:
+            manager.resume(handle)
+        except OutOfBlocksError:
+            manager.free(handle)
+
+
 def live(manager: BlockManager, seed: int, steps: int) -> None:
-    """Everything an engine does, at random; after each call no child has outlived its parent."""
+    """Random calls, a step after each; and no child has outlived its parent."""
     rng = random.Random(seed)
-    config = manager.config
-    handles: list[int] = []
     tickets: list[int] = []
     old: list[list[int]] = [[0]]
-    for _ in range(steps):
-        try:
-            what = rng.choice(["admit"] * 6 + ["free"] * 4 + ["append"] * 3 + ["fork", "truncate"])
-            handle = rng.choice(handles) if handles else -1
-            if what == "admit" or not handles:
-                prompt = rng.choice(old) + [rng.randrange(2) for _ in range(rng.randint(1, 6))]
-                old = [*old[-4:], prompt]
-                handles.append(manager.admit(prompt))
-            elif what == "free":
-                handles.remove(handle)
-                manager.free(handle)
-            elif what == "append":
-                manager.append(handle, [rng.randrange(2) for _ in range(rng.randint(1, 3))])
-            elif what == "fork":
-                handles += manager.fork(handle)
-                if len(handles) > 1:
-                    manager.reparent(handles[-2:], [1, 0])
-            else:
-                manager.truncate(handle, rng.randint(1, manager.sequence(handle).num_tokens))
-                manager.preempt(handle)
-                manager.resume(handle)
-        except (OutOfBlocksError, OutOfSequencesError, NeverFitsError):
-            pass
-        for each in manager.handles():  # whom a shortage kept from resuming
-            if manager.sequence(each).is_preempted:
-                manager.free(each)
-        handles = manager.handles()
-        if config.steps_in_flight and len(tickets) == config.steps_in_flight:
+    for number in range(1, steps + 1):
+        with suppress(OutOfBlocksError, OutOfSequencesError, NeverFitsError):
+            one_call(manager, rng, old)
+        if manager.config.steps_in_flight and len(tickets) == manager.config.steps_in_flight:
             manager.complete(tickets.pop(0))
-        plan = manager.take_copies()
-        manager.copies_applied(plan.ticket)
-        tickets.append(plan.ticket)
-        for each in handles:
-            seq = manager.sequence(each)
-            if not seq.is_preempted:
-                manager.commit(each, min(seq.num_tokens, seq.num_slots))
+        step(manager)
+        tickets.append(number)
         manager.take_remaps()
         manager.check_invariants()
         assert not orphans(manager)
