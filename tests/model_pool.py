@@ -187,19 +187,24 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
-    def victim(self) -> Block:
-        raise NotImplementedError
-
     def level(self, block: Block) -> int:
         raise NotImplementedError
 
     def level_gauges(self) -> dict[str, int]:
         raise NotImplementedError
 
+    def victims(self) -> list[Block]:
+        """The idle blocks that may go next, whatever the policy."""
+        raise NotImplementedError
+
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """The least recently used; whoever compares managers of other policies says another."""
+        return min(idle, key=lambda block: block.stamp or 0)
+
     def take(self) -> Block:
         ids = self.free_ids()
         if not ids:
-            victim = self.victim()
+            victim = self.choose_victim(self.victims())
             if self.level(victim) == Priority.PINNED:
                 self.count["evicted_pinned_blocks"] += 1
             self.forget(victim)

@@ -56,9 +56,12 @@ class RetentionModel(ModelPool):
         """At least that of every block that continues it."""
         return max(self.own_level(other) for other in self.live if self.is_below(other, block))
 
-    def victim(self) -> Block:
+    def victims(self) -> list[Block]:
+        """The idle blocks of the lowest level that has any."""
         self.expire()
-        return min(self.idle(), key=lambda block: (self.level(block), block.stamp))
+        idle = self.idle()
+        lowest = min(map(self.level, idle))
+        return [block for block in idle if self.level(block) == lowest]
 
     def expire(self) -> None:
         for block in self.live:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -38,7 +38,9 @@ ttls = st.sampled_from([None, None, 1, 2.5])
 
 
 @st.composite
-def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
+def configs(
+    draw: st.DrawFn, digest: str = "any", evictions: Sequence[Any] = ("lru",)
+) -> dict[str, Any]:
     """Options of a tiny manager."""
     null_block = draw(st.booleans())
     capacity = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1]))
@@ -59,6 +61,7 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
+        "eviction": draw(st.sampled_from(evictions)),
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
     }

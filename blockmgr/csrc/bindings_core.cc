@@ -60,7 +60,8 @@ void init_core(Core* self, nb::kwargs options) {
   config.retention = flag("retention");
   config.max_pinned_blocks = whole("max_pinned_blocks");
   config.eviction = nb::cast<std::string>(options["eviction"]);
-  new (self) Core(config, digest_option(options, config.block_size));
+  new (self)
+      Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }
 
 }  // namespace blockmgr

@@ -113,7 +113,9 @@ struct Sequence {
 
 class Sequences {
  public:
-  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
   Handle admit(const Prompt& prompt);
   MatchResult match(const Prompt& prompt);
@@ -246,7 +248,7 @@ class Sequences {
   std::int64_t longest() const { return std::min(config_.row_width, pool_.capacity()); }
 
   // retaining.cc
-  std::unique_ptr<Policy> make_eviction(const Config& config);
+  std::unique_ptr<Policy> make_eviction(const Config& config, const PolicyMaker& make);
   RetainingPolicy& retaining(const char* call) const;
   std::int64_t find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;

@@ -33,6 +33,7 @@ from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import PolicyFactory
 
 __all__ = [
     "Clock",
@@ -63,7 +64,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
-        eviction: The manager's: order in which idle blocks are given up.
+        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
         hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
             its conversation goes on (``blockmgr.lab.hints``).
 
@@ -78,7 +79,7 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
     hints: Literal["none", "truth"] = "none"
 
     def __post_init__(self) -> None:
@@ -185,6 +186,7 @@ def replay(
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+        PolicyError: A policy of one's own has failed.
 
     Cost: one admission, commit and free a request, and one more attempt to admit for each instant
     at which something ends while a request waits. Prompts are expanded one at a time.
@@ -406,6 +408,7 @@ class EventLoop:
         self._manager.copies_applied(plan.ticket)
 
     def _count_step(self, now: int) -> None:
+        self._manager.check_policy()
         self._steps += now != self._last_step_ms
         self._last_step_ms = now
 
