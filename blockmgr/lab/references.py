@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -110,6 +110,7 @@ class RequestReferences:
         ends: Last run that is cached when it has ended, one for each sample.
         limit_blocks: Blocks of the prompt that may hit.
         prompt_blocks: Blocks of the prompt that are cached.
+        asked_blocks: Blocks that must be to hand for it to be admitted.
         held_blocks: Blocks it holds when nothing of it is cached.
         first_held_blocks: Of those, blocks it takes before it is forked.
         query_tokens: Tokens of the prompt.
@@ -124,6 +125,7 @@ class RequestReferences:
     ends: tuple[int, ...]
     limit_blocks: int
     prompt_blocks: int
+    asked_blocks: int
     held_blocks: int
     first_held_blocks: int
     query_tokens: int
@@ -236,6 +238,7 @@ class _Entered:
     cuts: tuple[_Cut, ...]
     limit_blocks: int
     prompt_blocks: int
+    asked_blocks: int
     held_blocks: int
     first_held_blocks: int
 
@@ -265,6 +268,7 @@ class _Builder:
     def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
         self._trace = trace
         self._config = config
+        self._remapped = replace(config, dedup="remap")  # nobody holds a block twice for long
         self._rule = rule
         self._sample = sample
         self._hashed = trace.is_hashed
@@ -291,6 +295,7 @@ class _Builder:
                     ends=tuple(outputs),
                     limit_blocks=path.limit_blocks,
                     prompt_blocks=path.prompt_blocks,
+                    asked_blocks=path.asked_blocks,
                     held_blocks=path.held_blocks,
                     first_held_blocks=path.first_held_blocks,
                     query_tokens=request.num_prompt_tokens,
@@ -324,12 +329,13 @@ class _Builder:
             cuts.append(self._cut(longer, blocks))
         if not outputs:
             cuts.append(cuts[-1])
-        first_held = held
+        asked = first_held = held
         if self._rule == "manager":
-            held = held_blocks(request, self._config)
+            asked = held_blocks(request, self._config)
+            held = held_blocks(request, self._remapped)
             first = prompt + len(request.outputs[0]) if request.outputs else prompt
             first_held = -(-first // size)
-        return _Entered(tuple(cuts), limit, cached, held, first_held)
+        return _Entered(tuple(cuts), limit, cached, asked, held, first_held)
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
         if self._hashed and isinstance(request.prompt, HashedPrompt):
