@@ -191,6 +191,11 @@ void RetainingPolicy::on_touched(BlockId b) noexcept {
 void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
+  if (base_ && k.idle && !below_base(k.level)) {  // it never heard that the use had ended
+    base_->enter(0);
+    base_->on_idle(b);
+    base_->enter(context_);
+  }
   if (base_) base_->on_uncached(b, evicted);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
