@@ -42,6 +42,14 @@ class Stats:
         cancelled_copies: Of those, copies dropped because nobody needed them any more.
         forks: Sequences made by ``fork``.
         preemptions: Calls of ``preempt``.
+        low_priority_blocks: Cached blocks that go before all others (``Priority.LOW``); a gauge.
+        expected_blocks: Cached blocks at ``Priority.EXPECTED``; a gauge.
+        high_priority_blocks: Cached blocks at ``Priority.HIGH``; a gauge.
+        pinned_blocks: Cached blocks that pins cover, each counted once; a gauge.
+        pins: Pins held; a gauge.
+        expired_blocks: Blocks whose retention ran out.
+        evicted_pinned_blocks: Pinned blocks given up because running work could have no other.
+        touched_blocks: Idle blocks that ``touch`` made the last to go.
     """
 
     capacity: int
@@ -66,6 +74,14 @@ class Stats:
     cancelled_copies: int
     forks: int
     preemptions: int
+    low_priority_blocks: int
+    expected_blocks: int
+    high_priority_blocks: int
+    pinned_blocks: int
+    pins: int
+    expired_blocks: int
+    evicted_pinned_blocks: int
+    touched_blocks: int
 
     @property
     def available(self) -> int:

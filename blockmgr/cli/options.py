@@ -260,4 +260,11 @@ _HOW: Final = {
         metavar="NAME",
         help=f"Order in which idle blocks are given up: {', '.join(EVICTION_POLICIES)}.",
     ),
+    "hints": click.option(
+        "--hints",
+        type=click.Choice(["none", "truth"]),
+        default="none",
+        show_default=True,
+        help="What is known when a request ends: nothing, or whether its conversation goes on.",
+    ),
 }

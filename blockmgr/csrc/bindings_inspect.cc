@@ -17,6 +17,7 @@ nb::dict inspect_blocks(Core& self) {
     columns[name] = to_array(std::move(numbers), count);
   };
   add("state", &BlockFacts::state);
+  add("priority", &BlockFacts::priority);
   add("ref_count", &BlockFacts::ref_count);
   add("pins", &BlockFacts::pins);
   add("parent", &BlockFacts::parent);

@@ -41,7 +41,10 @@ class Pool {
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle() noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept { return policy_ ? policy_->victim() : idle_.front(); }
+  BlockId victim() noexcept {
+    const BlockId chosen = policy_ ? policy_->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : idle_.front();
+  }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]
@@ -87,6 +90,16 @@ class Pool {
   }
   void enter(std::uint32_t context) noexcept {
     if (policy_) policy_->enter(context);
+  }
+  // Makes an idle block the one that was used last; of a chain, the deepest first.
+  void touch(BlockId b) noexcept {
+    idle_.remove(b);
+    idle_.push_back(b);
+    if (policy_) policy_->on_touched(b);
+    if (reuse_) [[unlikely]] {
+      reuse_->on_used(b);
+      reuse_->on_idle(b);
+    }
   }
   std::size_t memory() const {
     return (policy_ ? policy_->memory() : 0) + (reuse_ ? reuse_->memory() : 0);

@@ -117,6 +117,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
   std::int32_t* t = table_at(promotion.row);
   const BlockId own = t[logical];
   ++counters_.deduplicated_blocks;
+  if (retention_) retention_->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
     return;

@@ -19,6 +19,7 @@
 #include "index.h"
 #include "monitor.h"
 #include "pool.h"
+#include "retention.h"
 
 namespace blockmgr {
 
@@ -38,6 +39,8 @@ struct Config {
   bool null_block = false;
   std::string eviction = "lru";
   int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
+  bool retention = false;
+  int max_pinned_blocks = 0;
 };
 
 struct Prompt {
@@ -104,6 +107,7 @@ struct Counters {
   std::int64_t cached_tails = 0;
   std::int64_t forks = 0;
   std::int64_t preemptions = 0;
+  std::int64_t touched_blocks = 0;
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -140,7 +144,9 @@ struct Sequence {
 
 class Sequences {
  public:
-  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
   Handle admit(const Prompt& prompt);
   MatchResult match(const Prompt& prompt);
@@ -154,9 +160,27 @@ class Sequences {
   void fork(Handle handle, std::int64_t count, Handle* children);
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
   void free(Handle handle);
+  // Likewise, and says whether the blocks will be used again.
+  void free(Handle handle, bool expect_reuse);
   void preempt(Handle handle);
   void resume(Handle handle, std::int64_t num_slots);
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
+
+  // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
+  // are in blocks.
+  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl);
+  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl);
+  std::int64_t pin(const Prompt& prompt);
+  void unpin(std::int64_t pin);
+  RetainingPolicy::Pin view_pin(std::int64_t pin) const;
+  std::int64_t touch(const Prompt& prompt);
+  void set_time(double seconds);
+  double time() const { return retaining("time").now(); }
+  // Ends what has expired, so that what is read next is true.
+  void settle() const {
+    if (retention_) retention_->settle();
+  }
+  const RetainingPolicy* retention() const { return retention_; }
 
   // The plan's copies stay valid until the ticket is resolved.
   void check_take() const;
@@ -257,6 +281,13 @@ class Sequences {
   // Blocks that a sequence can have at the most.
   std::int64_t longest() const { return std::min(config_.row_width, pool_.capacity()); }
 
+  // retaining.cc
+  std::unique_ptr<Policy> make_eviction(const Config& config, const PolicyMaker& make);
+  RetainingPolicy& retaining(const char* call) const;
+  std::int64_t find_cached(const Prompt& prompt);
+  void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void end(Sequence& s) noexcept;
+
   // admission.cc
   Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
@@ -304,6 +335,7 @@ class Sequences {
   std::unique_ptr<Digester> digester_;
   Blocks blocks_;
   PrefixIndex index_;
+  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   Pool pool_;
   CopyTracker copies_;
 

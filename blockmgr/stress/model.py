@@ -127,10 +127,12 @@ class ModelManager(ModelAdmission):
                 self.publish(block, content)
                 self.count["promoted_blocks"] += 1
             elif twin is not block and self.config.dedup == "remap":
+                self.inherit(block, twin)
                 seq.blocks[index] = twin
                 self.remaps.append(Remap(seq.handle, index, block.id, twin.id))
                 self.count["deduplicated_blocks"] += 1
             elif twin is not block and block.twin is not twin:
+                self.inherit(block, twin)
                 block.twin = twin
                 self.count["deduplicated_blocks"] += 1
             seq.promoted += 1
@@ -208,8 +210,14 @@ class ModelManager(ModelAdmission):
             self.leaving.pop()
             self.settle_down()
 
-    def free(self, handle: int) -> None:
+    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
+        if expect_reuse is not None:
+            self.check_retention()
         seq = self.sequence(handle)
+        self.check_not_promised(seq)
+        if expect_reuse is not None and not seq.is_preempted:
+            self.keep_tail(seq)
+            self.hint(seq, expect_reuse)
         self.release(seq)
         del self.seqs[handle]
         self.generations[seq.row] += 1

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockmgr.blocks import Admission, Match
+from blockmgr.blocks import Admission, Match, Priority
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError
-from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
+from blockmgr.stress.model_pool import Block, Content, Seq
+from blockmgr.stress.model_retention import RetentionModel
 
 __all__ = ["ModelAdmission", "Plan", "common", "token_list", "whole"]
 
@@ -63,7 +64,7 @@ def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, byt
     return namespace, dict(extras)
 
 
-class ModelAdmission(ModelPool):
+class ModelAdmission(RetentionModel):
     """The part of the model that finds prompts a place."""
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
@@ -118,10 +119,13 @@ class ModelAdmission(ModelPool):
     def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
         seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
         self.seqs[seq.handle] = seq
+        for block in plan.hits:
+            block.hint = Priority.NORMAL  # this is the use it spoke of
         self.settle_down()
         if plan.take_over:
             assert plan.source is not None
-            plan.source.content = plan.source.stamp = None
+            plan.source.content = plan.source.stamp = plan.source.retention = None
+            plan.source.hint = Priority.NORMAL
             seq.blocks.append(plan.source)
         elif plan.source is not None:
             plan.source.stamp = None  # in use from here on, so that it is not evicted below
@@ -166,12 +170,15 @@ class ModelAdmission(ModelPool):
         self.settle_in(seq, plan, "")
         return seq.handle
 
+    def check_row(self, seq: Seq) -> None:
+        if len(seq.tokens) > self.width * self.size:
+            raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+
     def match(
         self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
     ) -> Match:
         seq = self.prompt(tokens, namespace, extras)
-        if len(seq.tokens) > self.width * self.size:
-            raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+        self.check_row(seq)
         plan = self.plan(seq, len(seq.tokens))
         num_cached = len(plan.hits) * self.size + plan.num_partial
         return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))
