@@ -18,10 +18,10 @@ from blockmgr.errors import (
     OutOfBlocksError,
     SequenceStateError,
     StepError,
-    UnknownSequenceError,
 )
-from blockmgr.stress.model_admission import ModelAdmission, Plan, common, token_list, whole
+from blockmgr.stress.model_admission import Plan, common, token_list, whole
 from blockmgr.stress.model_pool import Block, Content, Seq, chain
+from blockmgr.stress.model_retention import RetentionModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,21 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["ModelManager", "Plan", "common"]
 
 
-class ModelManager(ModelAdmission):
+class ModelManager(RetentionModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- one sequence -------------------------------------------------------------------
-
-    def sequence(self, handle: int) -> Seq:
-        if handle not in self.seqs:
-            raise UnknownSequenceError(handle)
-        return self.seqs[handle]
-
-    def running(self, handle: int) -> Seq:
-        seq = self.sequence(handle)
-        if seq.is_preempted:
-            raise SequenceStateError(f"sequence {handle} is preempted")
-        return seq
 
     def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
         """The block the next token goes to, if somebody else may read it."""

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from blockmgr.blocks import Admission, Match, Priority
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError
-from blockmgr.stress.model_pool import Block, Content, Seq
-from blockmgr.stress.model_retention import RetentionModel
+from blockmgr.errors import (
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    SequenceStateError,
+    UnknownSequenceError,
+)
+from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
 
 __all__ = ["ModelAdmission", "Plan", "common", "token_list", "whole"]
 
@@ -64,8 +69,19 @@ def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, byt
     return namespace, dict(extras)
 
 
-class ModelAdmission(RetentionModel):
+class ModelAdmission(ModelPool):
     """The part of the model that finds prompts a place."""
+
+    def sequence(self, handle: int) -> Seq:
+        if handle not in self.seqs:
+            raise UnknownSequenceError(handle)
+        return self.seqs[handle]
+
+    def running(self, handle: int) -> Seq:
+        seq = self.sequence(handle)
+        if seq.is_preempted:
+            raise SequenceStateError(f"sequence {handle} is preempted")
+        return seq
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
         """The child that begins most like the tokens; among equals the last that was linked."""

@@ -4,16 +4,23 @@ A block's level is looked up by going through all blocks that continue it, and t
 through all idle blocks. Nothing is counted, queued or passed on.
 """
 
+# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import Pin, Priority
 from blockmgr.errors import PinBudgetError, UnknownPinError
-from blockmgr.stress.model_pool import Block, ModelPool, Seq
+from blockmgr.stress.model_admission import ModelAdmission
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockmgr.stress.model_pool import Block, Seq
+
+__all__ = ["RetentionModel"]
 
 
 @dataclass(eq=False)
@@ -23,7 +30,7 @@ class Held:
     blocks: list[Block]
 
 
-class RetentionModel(ModelPool):
+class RetentionModel(ModelAdmission):
     """The part of the model that knows which block is worth keeping."""
 
     def __init__(self, num_blocks: int, block_size: int, **options: Any) -> None:
@@ -102,7 +109,7 @@ class RetentionModel(ModelPool):
         """The cached block that stands for one of a table."""
         return block.twin if block.content is None and block.twin is not None else block
 
-    def retain(self, handle, start, stop, *, priority, ttl=None) -> int:
+    def retain(self, handle: int, start: int, stop: int, *, priority: Any, ttl: Any = None) -> int:
         self.check_retention()
         seq = self.running(handle)
         if not 0 <= start < stop <= min(seq.num_tokens, seq.num_slots):
@@ -124,13 +131,21 @@ class RetentionModel(ModelPool):
             found.append(block)
         return found
 
-    def retain_prefix(self, tokens, *, priority, ttl=None, namespace=b"", extras=None) -> int:
+    def retain_prefix(
+        self,
+        tokens: Iterable[int],
+        *,
+        priority: Any,
+        ttl: Any = None,
+        namespace: object = b"",
+        extras: object = None,
+    ) -> int:
         self.check_retention()
         blocks = self.cached_prefix(tokens, namespace, extras)
         self.set_retention(blocks, priority, ttl)
         return len(blocks)
 
-    def pin(self, tokens, *, namespace=b"", extras=None) -> int:
+    def pin(self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None) -> int:
         self.check_retention()
         blocks = self.cached_prefix(tokens, namespace, extras)
         needed = sum(not self.is_pinned(block) for block in blocks)
@@ -155,7 +170,9 @@ class RetentionModel(ModelPool):
         blocks = self.pins[pin].blocks
         return Pin(len(blocks), sum(block.content is not None for block in blocks))
 
-    def touch(self, tokens, *, namespace=b"", extras=None) -> int:
+    def touch(
+        self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
+    ) -> int:
         seq = self.prompt(tokens, namespace, extras)
         self.check_row(seq)
         plan = self.plan(seq, len(seq.tokens))

@@ -16,7 +16,7 @@ from blockmgr.stress.lockstep import DivergenceError, Entry, Launched, LockStep
 from blockmgr.stress.oracle import Work, extend_prefixes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
