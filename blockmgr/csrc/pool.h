@@ -51,11 +51,11 @@ class Pool {
     Block& block = blocks_[b];
     --block.ref_count;
     if (block.used()) return;
-    // The usual case without a call: a cached block whose parent is released after it.
+    // The usual case without a call: a cached block whose parent is released after it, nobody to be
+    // told.
     const NodeId parent = block.parent;
-    if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
+    if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
       idle_.push_back(b);
-      if (policy_) policy_->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -98,7 +98,10 @@ class Pool {
   void take_over(BlockId tail) noexcept;
 
   // Blocks released from here on wait in this fence list; 0: in none.
-  void set_fence(int fence) { open_fence_ = fence; }
+  void set_fence(int fence) {
+    open_fence_ = fence;
+    idles_unheard_ = !fence && !policy_;
+  }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
 
@@ -124,6 +127,7 @@ class Pool {
   std::unique_ptr<Policy> policy_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
+  bool idles_unheard_;  // no fence is open, and there is no policy
   int num_fenced_ = 0;
   std::int64_t num_evicted_ = 0;
 };
