@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+MAX_DEBUG = 2
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
 """Names of the orders in which idle blocks can be given up."""
@@ -42,6 +44,7 @@ class ManagerOptions(TypedDict, total=False):
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    debug: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +59,8 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, or a function from the bytes of a block to a digest of
-            constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, a ``KeyedDigest``, or any function from the bytes of a
+            block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
@@ -69,6 +72,9 @@ class ManagerConfig:
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
+            a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
+            cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -88,6 +94,7 @@ class ManagerConfig:
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    debug: int = 0
 
     def __post_init__(self) -> None:
         for flag in ("prefix_caching", "early_commit", "null_block"):
@@ -102,6 +109,7 @@ class ManagerConfig:
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         if not callable(self.eviction):
             self._one_of("eviction", EVICTION_POLICIES)
@@ -119,16 +127,7 @@ class ManagerConfig:
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
 
     def _whole(self, name: str, low: int, high: int) -> None:
-        value: Any = getattr(self, name)
-        if isinstance(value, bool):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        try:
-            whole = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an int, got {value!r}") from None
-        if not low <= whole <= high:
-            raise ValueError(f"{name} must be in [{low}, {high}], got {whole}")
-        object.__setattr__(self, name, whole)
+        object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

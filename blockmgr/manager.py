@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as IntSequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, Unpack
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
-from blockmgr.digest import digest_function, digest_size
+from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.policy import policy_of
 from blockmgr.stats import Stats
@@ -113,9 +114,10 @@ class BlockManager:
             eviction=config.eviction if isinstance(config.eviction, str) else "lru",
             python_policy=policy_of(config.eviction, config.capacity),
             digest=function,
-            digest_is_trusted=isinstance(config.digest, str),
+            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
         )
+        self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())
 
@@ -509,6 +511,23 @@ class BlockManager:
         Cost: O(max_seqs).
         """
         return self._core.memory_usage()
+
+    @property
+    def debug(self) -> int:
+        """How much each call checks: see ``ManagerConfig.debug``.
+
+        Set it at any time. Above 0, a call that finds the books wrong raises ``InvariantError``
+        when it is done, in place of any other error.
+
+        Raises:
+            ValueError: Not in ``0 … 2``.
+            TypeError: Not an int.
+        """
+        return self._core.debug()
+
+    @debug.setter
+    def debug(self, level: int) -> None:
+        self._core.set_debug(replace(self._config, debug=level).debug)
 
     def check_invariants(self) -> None:
         """Recomputes every count, link and promise from scratch.
