@@ -18,7 +18,7 @@ from blockmgr import (
     UnknownSequenceError,
 )
 from blockmgr.config import EVICTION_POLICIES
-from tests.stateful.world import World
+from blockmgr.stress.world import World
 from tests.strategies import DIGESTS
 from tests.unit.engine import ids, serve, step
 from tests.unit.snapshot import refused
