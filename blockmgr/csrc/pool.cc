@@ -22,7 +22,8 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
       num_reserved_(num_reserved),
       free_(blocks, blocks.count),
       idle_(blocks, blocks.count + 1),
-      policy_(std::move(policy)) {
+      policy_(std::move(policy)),
+      idles_unheard_(!policy_) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
@@ -128,7 +129,8 @@ void Pool::dequeue(BlockId b) noexcept {
     --num_fenced_;
   } else {
     idle_.remove(b);  // a free block is only ever taken
-    if (policy_) policy_->on_used(b);
+    if (policy_) [[unlikely]]
+      policy_->on_used(b);
   }
 }
 

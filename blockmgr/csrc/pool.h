@@ -58,11 +58,11 @@ class Pool {
       if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
     --block.ref_count;
     if (block.used()) return;
-    // The usual case without a call: a cached block whose parent is released after it.
+    // The usual case without a call: a cached block whose parent is released after it, nobody to be
+    // told.
     const NodeId parent = block.parent;
-    if (block.keyed() && !detour_ && parent >= 0 && blocks_[parent].ref_count) {
+    if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
       idle_.push_back(b);
-      if (policy_) policy_->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -108,7 +108,7 @@ class Pool {
   // Has all that happens to the queues told to a tracker. Before anything is taken.
   void follow(std::unique_ptr<ReuseTracker> reuse) {
     reuse_ = std::move(reuse);
-    detour_ = open_fence_ || reuse_;
+    idles_unheard_ = false;
   }
   // nullptr: nobody follows.
   ReuseTracker* reuse() { return reuse_.get(); }
@@ -133,7 +133,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    detour_ = open_fence_ || reuse_;
+    idles_unheard_ = !fence && !policy_ && !reuse_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -172,7 +172,7 @@ class Pool {
   std::unique_ptr<ReuseTracker> reuse_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
-  bool detour_ = false;  // release cannot take its short way: a fence is open, or somebody follows
+  bool idles_unheard_;  // no fence is open, and nobody is to be told
   int num_fenced_ = 0;
   std::int64_t num_evicted_ = 0;
   bool debug_ = false;

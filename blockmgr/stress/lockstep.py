@@ -16,6 +16,7 @@ import numpy as np
 
 from blockmgr.blocks import BlockState
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
+from blockmgr.manager import BlockManager
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.oracle import Device, Step, Work
 
@@ -85,7 +86,9 @@ class LockStep:
         self.detectors = detectors
         self.manager = manager(**config)
         self.model: Any = model(**config) if model is not None and "D" in detectors else None
-        if self.model is not None and config.get("eviction", "lru") != "lru":
+        # A model that stands in for the manager has one order, whatever the configuration says.
+        of_its_own = config.get("eviction", "lru") != "lru" and manager is BlockManager
+        if self.model is not None and of_its_own:
             self.model.choose_victim = self.choose_victim
         self.size = int(config["block_size"])
         self.early = bool(config.get("early_commit", False))
@@ -131,7 +134,6 @@ class LockStep:
         The model knows one order, the least recently used first. Under any other it is told who has
         gone, and checks that it was somebody idle without children.
         """
-        assert self.model is not None
         facts, names = self.manager.blocks(), self.model_names()
         cached = (BlockState.CACHED, BlockState.IDLE, BlockState.FENCED)
         gone = [b for b in idle if facts.state[names[b.id]] not in cached]

@@ -14,8 +14,8 @@ from blockmgr import (
     OutOfBlocksError,
     OutOfSequencesError,
 )
+from blockmgr.stress.profiles import constant_digest
 from tests.reference_policies import REFERENCES
-from tests.strategies import constant_digest
 from tests.unit.engine import step
 
 SHORTAGE = (OutOfBlocksError, OutOfSequencesError, NeverFitsError)
