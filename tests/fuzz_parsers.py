@@ -9,7 +9,6 @@ for the first time join the corpus.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
@@ -28,20 +27,25 @@ PARSERS = {module.__file__ for module in (trace, shape, shrink)}
 FOLDER = Path(tempfile.mkdtemp())
 
 
+def expect(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
+
+
 def read_trace(data: bytes) -> None:
     path = FOLDER / "trace.jsonl"
     path.write_bytes(data)
     try:
         read = trace.read_trace(path)
     except TraceFormatError as error:
-        assert str(error).startswith(str(path))
+        expect(str(error).startswith(str(path)), f"no file is named: {error}")
         return
     if sum(request.num_prompt_tokens for request in read.requests) > 10_000:
         return  # ids stand for tokens that a copy would write out in full
     trace.write_trace(read, path)
     first = path.read_bytes()
     trace.write_trace(trace.read_trace(path), path)
-    assert path.read_bytes() == first, "a trace changed when it was written and read again"
+    expect(path.read_bytes() == first, "a trace changed when it was written and read again")
 
 
 def read_case(data: bytes) -> None:
@@ -50,7 +54,7 @@ def read_case(data: bytes) -> None:
     try:
         shrink.read_case(path)
     except ValueError as error:
-        assert str(path) in str(error)
+        expect(str(path) in str(error), f"no file is named: {error}")
 
 
 def read_shape(data: bytes) -> None:
@@ -59,7 +63,7 @@ def read_shape(data: bytes) -> None:
     try:
         shape.ModelShape.from_config(path)
     except ValueError as error:
-        assert str(error)
+        expect(str(error), "an error says nothing")
 
 
 TARGETS = (read_trace, read_case, read_shape)
@@ -85,7 +89,9 @@ def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
         if change == 0 and out:
             out[at % len(out)] = rng.randrange(256)
         elif change == 1:
-            out[at:at] = rng.choice([b"-1", b"0", b"null", b"[]", b'"', b"}", b"\n", b"1e9", b"\xff"])
+            out[at:at] = rng.choice(
+                [b"-1", b"0", b"null", b"[]", b'"', b"}", b"\n", b"1e9", b"\xff"]
+            )
         elif change == 2:
             del out[at : at + rng.randint(1, 8)]
         elif change == 3:

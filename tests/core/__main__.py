@@ -78,7 +78,8 @@ def main() -> int:
     if args.build_only:
         print(program)
         return 0
-    return subprocess.run([str(program), *args.rest], env={**OPTIONS, **os.environ}).returncode
+    environment = {**OPTIONS, **os.environ}
+    return subprocess.run([str(program), *args.rest], check=False, env=environment).returncode
 
 
 if __name__ == "__main__":
