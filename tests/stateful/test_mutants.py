@@ -15,7 +15,7 @@ MODELLED = [profile for profile in PROFILES if profile != "huge"]
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_bug_is_found(mutant: type[ModelManager]) -> None:
     with pytest.raises(Failure):
-        stress(Plan(ops=40_000, seed=1, profiles=MODELLED, manager=mutant))
+        stress(Plan(ops=60_000, seed=1, profiles=MODELLED, manager=mutant))
 
 
 def test_the_model_itself_is_clean() -> None:
