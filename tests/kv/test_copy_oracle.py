@@ -67,7 +67,7 @@ def play(profile: str, seed: int, ops: int, backend: str) -> int:
 
 @pytest.mark.parametrize("profile", ["balanced", "beam_storm", "aborts", "large"])
 def test_every_sequence_reads_its_own_tokens(profile: str) -> None:
-    assert sum(play(profile, seed, 300, "torch") for seed in range(8)) > 50
+    assert sum(play(profile, seed, 300, "torch") for seed in range(20)) > 30
 
 
 def test_every_sequence_reads_its_own_tokens_through_the_kernel(backend: str) -> None:
