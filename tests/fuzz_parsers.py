@@ -67,7 +67,7 @@ def read_shape(data: bytes) -> None:
     path.write_bytes(data)
     try:
         shape.ModelShape.from_config(path)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         expect(str(error), "an error says nothing")
 
 
