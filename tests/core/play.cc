@@ -10,8 +10,10 @@ namespace {
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3,
                                       3,  6, 3,  2,  10, 3, 5, 1, 1, 1, 1};
 
-// A policy of one's own is drawn as often as the default order.
-const char* const kPolicies[] = {"lru"};
+#ifndef BLOCKMGR_POLICIES
+#define BLOCKMGR_POLICIES "lru"
+#endif
+const char* const kPolicies[] = {BLOCKMGR_POLICIES};
 
 }  // namespace
 
