@@ -356,13 +356,14 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
                "more places are taken than there are");
   audit.expect(in_use_ == pool.capacity() - pool.available(),
                "the blocks in use are miscounted for the places");
+  const auto num_ghosts = static_cast<std::int64_t>(ghosts_.size());
   std::int64_t unused = 0, indexed = 0, ticked = 0;
-  for (std::int32_t g = unused_ghost_; g >= 0 && unused <= known + indexed + limit_;
+  for (std::int32_t g = unused_ghost_; g >= 0 && unused <= num_ghosts;
        g = ghosts_[static_cast<std::size_t>(g)].next)
     ++unused;
   std::int64_t resolved = 0;
   std::int32_t last = -1;
-  for (std::int32_t g = first_resolved_; g >= 0 && resolved <= indexed + limit_;
+  for (std::int32_t g = first_resolved_; g >= 0 && resolved <= num_ghosts;
        g = ghosts_[static_cast<std::size_t>(g)].next) {
     ++resolved;
     audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last,
