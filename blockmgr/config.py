@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from blockmgr.policy import PolicyFactory
 
 __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 
@@ -18,7 +21,7 @@ MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 MAX_DEBUG = 2
 
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
 """Names of the orders in which idle blocks can be given up."""
 
 
@@ -36,7 +39,7 @@ class ManagerOptions(TypedDict, total=False):
     digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
-    eviction: str
+    eviction: str | PolicyFactory
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -62,7 +65,8 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
+        eviction: Order in which idle blocks are given up: one of ``EVICTION_POLICIES``, or a
+            function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
@@ -85,7 +89,7 @@ class ManagerConfig:
     digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -107,7 +111,8 @@ class ManagerConfig:
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
-        self._one_of("eviction", EVICTION_POLICIES)
+        if not callable(self.eviction):
+            self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
             self._one_of("digest", ("xxh3_128", "sha256"))
 
@@ -129,4 +134,6 @@ class ManagerConfig:
         if not isinstance(value, str):
             raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            near = get_close_matches(value, choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

@@ -19,7 +19,8 @@ from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
-from blockmgr.errors import InvariantError, UnknownSequenceError
+from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
+from blockmgr.policy import policy_of
 from blockmgr.stats import Stats
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class BlockManager:
             steps_in_flight=config.steps_in_flight,
             early_commit=config.early_commit,
             null_block=config.null_block,
-            eviction=config.eviction,
+            eviction=config.eviction if isinstance(config.eviction, str) else "lru",
+            python_policy=policy_of(config.eviction, config.capacity),
             digest=function,
             digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
@@ -532,11 +534,24 @@ class BlockManager:
 
         Raises:
             InvariantError: Something does not hold, which is a bug here.
+            PolicyError: As ``check_policy`` does.
 
         Cost: O(blocks + entries of all block tables). For tests and debugging.
         """
         if violations := self._core.violations():
             raise InvariantError(tuple(violations))
+        self.check_policy()
+
+    def check_policy(self) -> None:
+        """Asks whether an eviction policy of one's own has worked so far.
+
+        Raises:
+            PolicyError: It has raised, or named a victim that cannot be evicted. The call inside
+                which it happened has finished, and so has every one since, with the least recently
+                used block evicted first.
+        """
+        if error := self._core.policy_error():
+            raise PolicyError(error) from error
 
 
 class Sequence:

@@ -265,6 +265,19 @@ std::vector<std::string> violations(Core& self) {
   return self.read([](const Sequences& core) { return core.violations(); });
 }
 
+// What first went wrong in an eviction policy written in Python, or None.
+nb::object policy_error(Core& self) {
+  return self.policy ? nb::borrow(self.policy->error()) : nb::none();
+}
+
+// Steps that searches for victims have taken; for tests of what they cost.
+std::int64_t victim_steps(Core& self) {
+  return self.read([](const Sequences& core) {
+    const Policy* policy = core.pool().policy();
+    return policy ? policy->num_steps() : 0;
+  });
+}
+
 nb::bytes fingerprint(Core& self) {
   const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
   return nb::bytes(facts.data(), facts.size());
@@ -391,6 +404,9 @@ NB_MODULE(_core, m) {
       .def("num_available", num_available)
       .def("memory_usage", memory_usage)
       .def("violations", violations)
+      .def("policy_error", policy_error,
+           nb::sig("def policy_error(self, /) -> BaseException | None"))
+      .def("victim_steps", victim_steps)
       .def("fingerprint", fingerprint)
       .def("blocks", inspect_blocks,
            nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))

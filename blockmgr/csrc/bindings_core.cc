@@ -58,7 +58,8 @@ void init_core(Core* self, nb::kwargs options) {
   config.early_commit = flag("early_commit");
   config.null_block = flag("null_block");
   config.eviction = nb::cast<std::string>(options["eviction"]);
-  new (self) Core(config, digest_option(options, config.block_size));
+  new (self)
+      Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }
 
 }  // namespace blockmgr

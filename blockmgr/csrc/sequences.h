@@ -109,7 +109,9 @@ struct Sequence {
 
 class Sequences {
  public:
-  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
   Handle admit(const Prompt& prompt);
   MatchResult match(const Prompt& prompt);

@@ -32,6 +32,7 @@ from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import PolicyFactory
 
 __all__ = [
     "Clock",
@@ -62,6 +63,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
+        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
 
     Raises:
         ValueError: A number is below its bound.
@@ -74,6 +76,7 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
+    eviction: str | PolicyFactory = "lru"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -177,6 +180,7 @@ def replay(
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+        PolicyError: A policy of one's own has failed.
 
     Cost: one admission, commit and free a request, and one more attempt to admit for each instant
     at which something ends while a request waits. Prompts are expanded one at a time.
@@ -228,6 +232,7 @@ class EventLoop:
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
+            eviction=config.eviction,
         )
         self._num_blocks = num_blocks
         self._waiting: deque[_Waiting] = deque()
@@ -392,6 +397,7 @@ class EventLoop:
         self._manager.copies_applied(plan.ticket)
 
     def _count_step(self, now: int) -> None:
+        self._manager.check_policy()
         self._steps += now != self._last_step_ms
         self._last_step_ms = now
 
