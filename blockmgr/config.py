@@ -21,7 +21,7 @@ MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 MAX_DEBUG = 2
 
-EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be given up."""
 
 
