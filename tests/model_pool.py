@@ -184,10 +184,14 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """The least recently used; whoever compares managers of other policies says another."""
+        return min(idle, key=lambda block: block.stamp or 0)
+
     def take(self) -> Block:
         ids = self.free_ids()
         if not ids:
-            victim = min(self.idle(), key=lambda block: block.stamp or 0)
+            victim = self.choose_victim(self.idle())
             self.forget(victim)
             self.count["evicted_blocks"] += 1
             ids = [victim.id]

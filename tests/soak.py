@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from blockmgr.config import EVICTION_POLICIES
 from blockmgr.errors import InvariantError
 from tests.model import ModelManager
 from tests.stateful.world import Entry, World
@@ -319,11 +320,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", default="all", help=f"all, or one of {', '.join(PROFILES)}")
     parser.add_argument("--model", action="store_true", help="compare with the model, too")
     parser.add_argument("--digest", choices=["xxh3_128", "sha256", "constant"])
+    parser.add_argument("--eviction", choices=EVICTION_POLICIES, default="lru")
     args = parser.parse_args(argv)
     from blockmgr import BlockManager  # the model alone can be soaked without the core
 
     profiles = list(PROFILES) if args.profile == "all" else [args.profile]
-    options = {} if args.digest is None else {"digest": args.digest}
+    options = {"eviction": args.eviction}
+    if args.digest is not None:
+        options["digest"] = args.digest
     if args.digest == "constant":
         options["digest"] = constant_digest
     started = time.perf_counter()

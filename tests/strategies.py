@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -33,7 +33,9 @@ DIGESTS: dict[str, str | Callable[[Any], bytes]] = {
 
 
 @st.composite
-def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
+def configs(
+    draw: st.DrawFn, digest: str = "any", evictions: Sequence[Any] = ("lru",)
+) -> dict[str, Any]:
     """Options of a tiny manager."""
     null_block = draw(st.booleans())
     num_blocks = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1])) + null_block
@@ -52,4 +54,5 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
+        "eviction": draw(st.sampled_from(evictions)),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -33,6 +33,7 @@ class ManagerMachine(RuleBasedStateMachine):
     manager: ClassVar[Callable[..., Any]]
     model: ClassVar[Callable[..., Any]] = ModelManager
     digest: ClassVar[str] = "any"
+    evictions: ClassVar[Sequence[Any]] = ("lru",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +41,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        config = data.draw(strategies.configs(type(self).digest), label="config")
         kind = type(self)
+        config = data.draw(strategies.configs(kind.digest, kind.evictions), label="config")
         self.world = World(config, manager=kind.manager, model=kind.model)
 
     # The prompts admitted last are looked up again after every rule: what is cached and what has

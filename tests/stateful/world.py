@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blockmgr.blocks import Admission
+from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from tests.model import ModelManager
 from tests.model_pool import Block
@@ -80,6 +80,8 @@ class World:
         self.detectors = detectors
         self.manager = manager(**config)
         self.model = model(**config) if model is not None and "D" in detectors else None
+        if self.model is not None and config.get("eviction", "lru") != "lru":
+            self.model.choose_victim = self.choose_victim
         self.size = int(config["block_size"])
         self.early = bool(config.get("early_commit", False))
         self.in_flight_limit = int(config.get("steps_in_flight", 0))
@@ -116,6 +118,22 @@ class World:
         self.calls += 1
         self.observe(name, before, known)
         return None if error is not None else (answer, answer if self.model is None else expected)
+
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """What the manager has evicted in the call that the model is about to make.
+
+        The model knows one order, the least recently used first. Under any other it is told who has
+        gone, and checks that it was somebody idle without children.
+        """
+        assert self.model is not None
+        facts, names = self.manager.blocks(), self.model_names()
+        cached = (BlockState.CACHED, BlockState.IDLE, BlockState.FENCED)
+        gone = [b for b in idle if facts.state[names[b.id]] not in cached]
+        parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
+        leaves = [block for block in gone if block.content not in parents]
+        if not leaves:
+            raise DivergenceError(f"evicted {gone}, none of them without children")
+        return leaves[0]
 
     @staticmethod
     def attempt(target: Any, name: str, args: Sequence[Any], kw: Mapping[str, Any]) -> Any:
