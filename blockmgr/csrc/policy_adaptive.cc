@@ -15,11 +15,11 @@ constexpr int kUnitsPerPool = 32;
 constexpr std::int64_t kMinUnit = 64;
 constexpr std::int64_t kMinFit = 4096;  // blocks between two fits, which cost the same in any pool
 constexpr int kFitsPerPool = 4;
-constexpr int kMinEnds = 16384;
+constexpr int kMinGhosts = 16384;
 constexpr int kMaxTurn = 63;
-// Requests that go on from the end of an earlier one before it is taken for a common beginning:
-// the next turn, and one in which it is told otherwise.
-constexpr int kMaxPassed = 2;
+// Prompts that may part from one block before it is taken for a common beginning: the next turn,
+// and one in which it is told otherwise.
+constexpr int kMaxParted = 2;
 // Of what the directories hit, each time the pool was looked through once.
 constexpr double kKeepHits = 0.8;
 // How much better than LRU the learned order must do to be followed.
@@ -35,8 +35,8 @@ AdaptivePolicy::AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, int cap
       lists_(blocks.count, ReuseModel::kLevels),
       sample_(capacity, unit_),
       facts_(static_cast<std::size_t>(blocks.count)),
-      ends_(static_cast<std::size_t>(
-          std::min<std::int64_t>(std::int64_t{32} * capacity, std::max(capacity, kMinEnds)))),
+      ghosts_(static_cast<std::size_t>(
+          std::min<std::int64_t>(std::int64_t{32} * capacity, std::max(capacity, kMinGhosts)))),
       next_fit_(kMinFit),
       next_choice_(kMinFit) {}
 
@@ -87,13 +87,10 @@ void AdaptivePolicy::choose_leader() noexcept {
   sample_.fade(kKeepHits);
 }
 
-AdaptivePolicy::Place AdaptivePolicy::next_place(Place end, std::uint32_t since,
-                                                 std::uint8_t& passed) const noexcept {
-  if (passed >= kMaxPassed) return {};
-  ++passed;
+AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since) const {
   const std::uint32_t pause = units() - since;
   Place next;
-  next.turn = static_cast<std::uint8_t>(std::min(end.turn + 1, kMaxTurn)) & 63;
+  next.turn = static_cast<std::uint8_t>(std::min(last.turn + 1, kMaxTurn)) & 63;
   next.gap = pause < kUnitsPerPool ? 1 : pause < 4 * kUnitsPerPool ? 2 : 3;
   return next;
 }
@@ -123,12 +120,16 @@ int AdaptivePolicy::cell_of(const Facts& f) const {
 std::uint32_t AdaptivePolicy::admitted(const BlockId* found, std::int64_t num_found,
                                        std::int64_t num_blocks) noexcept {
   Place place{1, 0};
-  for (std::int64_t i = 0; i < num_found; ++i) {
-    Facts& f = facts(found[i]);
-    if (f.end.turn) {
-      const Place next = next_place(f.end, f.since, f.passed);
-      if (next.turn) place = next;
+  if (num_found) {
+    Facts& last = facts(found[num_found - 1]);
+    if (last.place.turn && last.parted < kMaxParted) {
+      ++last.parted;
+      place = next_place(last.place, last.since);
     }
+  }
+  const bool begins = place.turn == 1;
+  for (std::int64_t i = 0; i < num_found; ++i) {
+    facts(found[i]).shared |= begins;
     on_hit(found[i]);
   }
   return static_cast<std::uint32_t>(place.turn | place.gap << 6 | size_of(num_blocks) << 8);
@@ -146,14 +147,15 @@ void AdaptivePolicy::on_cached(BlockId b) noexcept {
   Facts& f = facts(b);
   f = {};
   f.fresh = true;
+  const NodeId parent = blocks_[b].parent;
+  // What this sequence found out with an earlier block of its own.
+  if (parent >= 0 && facts(parent).fresh && facts(parent).place.turn > place_.turn)
+    place_ = facts(parent).place;
   if (is_full(b)) {
     const std::uint64_t t = tag(b);
-    if (const End& known = end_at(t); known.tag == t && known.place.turn) {
-      // An evicted conversation goes on.
-      f.end = known.place;
-      f.passed = known.passed;
-      const Place next = next_place(f.end, known.since, f.passed);
-      if (next.turn && place_.turn) place_ = next;
+    if (place_.turn && is_beginning(parent)) {
+      const Ghost& known = ghost_at(t);
+      if (known.tag == t && known.place.turn) place_ = next_place(known.place, known.since);
     }
     f.sampled = sample_.takes(t);
     if (f.sampled) sample_.use(t, now_);
@@ -173,12 +175,9 @@ void AdaptivePolicy::on_idle(BlockId b) noexcept {
   if (at_end_) {
     // Only now is it known whose turn this was: the last block was computed after all others.
     if (f.fresh && f.place.turn > place_.turn) place_ = f.place;
-    f.end = place_;
-    f.since = units();
     at_end_ = false;
   }
   f.place = place_;
-  f.shared |= !f.fresh && place_.turn == 1;
   f.since = units();
   f.idle = true;
   const int cell = cell_of(f);
@@ -197,12 +196,12 @@ void AdaptivePolicy::on_used(BlockId b) noexcept {
 void AdaptivePolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Facts& f = facts(b);
   if (f.listed) lists_.remove(b);
-  if (evicted && f.end.turn && is_full(b)) {
+  const Block& block = blocks_[b];
+  if (evicted && f.place.turn && !f.shared && is_beginning(block.parent) && is_full(b)) {
     const std::uint64_t t = tag(b);
-    end_at(t) = {t, f.since, f.end, f.passed};
+    ghost_at(t) = {t, f.since, f.place};
   }
   f = {};
-  const Block& block = blocks_[b];
   if (block.parent < 0 || block.prev_sibling >= 0 || block.next_sibling >= 0) return;
   Facts& parent = facts(block.parent);
   if (!parent.idle) return;
@@ -216,7 +215,7 @@ BlockId AdaptivePolicy::victim() noexcept { return follows_lru_ ? kNoBlock : lis
 
 std::size_t AdaptivePolicy::memory() const {
   return lists_.memory() + sample_.memory() + facts_.capacity() * sizeof(Facts) +
-         ends_.capacity() * sizeof(End);
+         ghosts_.capacity() * sizeof(Ghost);
 }
 
 void AdaptivePolicy::audit(BlockAudit& audit) const {
@@ -256,12 +255,12 @@ void AdaptivePolicy::fingerprint(std::string& out) const {
   for (BlockId b = 0; b < blocks_.count; ++b) {
     const Facts& f = facts(b);
     if (!blocks_[b].keyed()) continue;
-    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.end.turn, f.end.gap, f.passed,
-                f.level, f.fresh, f.shared, f.idle);
+    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
+                f.idle);
   }
-  for (const End& end : ends_)
-    if (end.place.turn)
-      put_numbers(out, end.tag, end.since, end.place.turn, end.place.gap, end.passed);
+  for (const Ghost& ghost : ghosts_)
+    if (ghost.place.turn)
+      put_numbers(out, ghost.tag, ghost.since, ghost.place.turn, ghost.place.gap);
   spans_.fingerprint(out);
   lists_.fingerprint(out);
   sample_.fingerprint(out);

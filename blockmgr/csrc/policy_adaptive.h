@@ -19,8 +19,9 @@ namespace blockmgr {
 // The clock counts blocks looked up: what a prompt finds and what it adds. It does not depend on
 // the order of eviction, and makes the same calls give the same victims.
 //
-// A conversation is recognised by its last block: where an earlier request ended, a prompt that
-// goes on is its next turn. The ends of evicted conversations are remembered in a table of tags.
+// A conversation is recognised by where the match of a prompt ends: it goes on from the request
+// that used that block last, unless so many parted there before that it must be a common beginning.
+// Of conversations that were evicted, their first block is remembered in a table of tags.
 class AdaptivePolicy : public Policy {
  public:
   AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
@@ -49,8 +50,7 @@ class AdaptivePolicy : public Policy {
   struct Facts {
     std::uint32_t since = 0;  // when its last use ended, in units
     Place place;              // of the request that computed the block or used it last
-    Place end;                // of the last request that ended with the block
-    std::uint8_t passed = 0;  // how many went on from that end
+    std::uint8_t parted = 0;  // requests whose match ended with it
     std::uint8_t level : 5 = 0;
     bool fresh : 1 = false;   // not found by anyone since it was computed
     bool shared : 1 = false;  // found by a request that begins a conversation
@@ -58,21 +58,25 @@ class AdaptivePolicy : public Policy {
     bool idle : 1 = false;
     bool listed : 1 = false;  // idle and without cached children
   };
-  struct End {
+  // What is remembered of an evicted conversation.
+  struct Ghost {
     std::uint64_t tag = 0;
     std::uint32_t since = 0;
     Place place;
-    std::uint8_t passed = 0;
   };
   Facts& facts(BlockId b) { return facts_[static_cast<std::size_t>(b)]; }
   const Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
   bool is_full(BlockId b) const { return blocks_[b].key_tokens == blocks_.block_size; }
   std::uint64_t tag(BlockId b) const;
-  End& end_at(std::uint64_t tag) { return ends_[static_cast<std::size_t>(tag) % ends_.size()]; }
+  Ghost& ghost_at(std::uint64_t tag) {
+    return ghosts_[static_cast<std::size_t>(tag) % ghosts_.size()];
+  }
+  // Whether a conversation begins after this block.
+  bool is_beginning(NodeId node) const { return node < 0 || facts(node).shared; }
 
   std::uint32_t units() const { return static_cast<std::uint32_t>(now_ / unit_); }
-  // Goes past the end of an earlier request: the next place, if this is the same conversation.
-  Place next_place(Place end, std::uint32_t since, std::uint8_t& passed) const noexcept;
+  // The next turn of the conversation whose last request, in this place, ended then.
+  Place next_place(Place last, std::uint32_t since) const;
   int size_of(std::int64_t num_blocks) noexcept;
   int cell_of(const Facts& f) const;
   void tick() noexcept;
@@ -87,8 +91,8 @@ class AdaptivePolicy : public Policy {
   AgedLists lists_;
   ReuseSample sample_;
   std::vector<Facts> facts_;
-  std::vector<End> ends_;    // by tag; a later one takes the place of an earlier one
-  double usual_blocks_ = 0;  // of a request
+  std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
+  double usual_blocks_ = 0;    // of a request
   // Of the sequence the pool speaks of.
   Place place_;
   int size_ = 0;
