@@ -18,8 +18,8 @@ constexpr int kFitsPerPool = 4;
 constexpr int kMinGhosts = 16384;
 constexpr int kMaxTurn = 63;
 // Prompts that may part from one block before it is taken for a common beginning: the next turn,
-// and one in which it is told otherwise.
-constexpr int kMaxParted = 2;
+// and some in which it is told otherwise.
+constexpr int kMaxParted = 3;
 // Of what the directories hit, each time the pool was looked through once.
 constexpr double kKeepHits = 0.8;
 // How much better than LRU the learned order must do to be followed.

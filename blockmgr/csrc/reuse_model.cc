@@ -11,11 +11,11 @@ namespace {
 
 // How many hits must be seen until a count weighs as much as what is expected without it: of one
 // value of a trait, of a combination of traits, and (blocks at risk) of a level at one age.
-constexpr double kValueTrust = 4;
+constexpr double kValueTrust = 8;
 constexpr double kCellTrust = 128;
 constexpr double kLevelTrust = 400;
 constexpr int kRounds = 4;      // of proportional fitting
-constexpr int kNeighbours = 2;  // age bins on each side that a hazard is averaged over
+constexpr int kNeighbours = 3;  // age bins on each side that a hazard is averaged over
 constexpr double kKeep = 0.99;  // of every count, at each fit
 // Levels stand for factors from 2^-4 to 2^4, three for each doubling.
 constexpr double kLowestFactor = 1.0 / 16;
