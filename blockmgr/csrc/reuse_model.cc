@@ -36,7 +36,8 @@ AgeBins::AgeBins(std::int64_t unit) : unit_(std::max<std::int64_t>(unit, 1)) {
 int AgeBins::bin(std::int64_t age) const {
   const auto units = static_cast<std::uint64_t>(std::max<std::int64_t>(age, 0) / unit_);
   if (units < kPerOctave) return static_cast<int>(units);
-  const int octave = std::bit_width(units) - std::bit_width(std::uint64_t{kPerOctave});
+  const auto octave =
+      static_cast<int>(std::bit_width(units) - std::bit_width(std::uint64_t{kPerOctave}));
   const int within = static_cast<int>(units >> octave) - kPerOctave;
   return std::min(kPerOctave * (octave + 1) + within, kBins - 1);
 }

@@ -164,7 +164,7 @@ void ReuseSample::audit(BlockAudit& audit) const {
     audit.expect(find(e.tag) == i, who + " cannot be found");
     audit.expect(in_lru || !e.in_lru, who + " is in the LRU directory behind one that is not");
     if (e.in_lru)
-      audit.expect(e.older >= 0 && entry(e.older).in_lru || lru_last_ == i,
+      audit.expect((e.older >= 0 && entry(e.older).in_lru) || lru_last_ == i,
                    who + " is the last of the LRU directory and not known as such");
     in_lru = e.in_lru;
   }
