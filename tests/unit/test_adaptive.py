@@ -105,23 +105,54 @@ def test_it_learns_that_second_turns_return_and_first_ones_do_not() -> None:
     assert adaptive > lru + 0.1
 
 
-def reversing(rounds: int, period: int) -> list[list[int]]:
-    """What was learned in one phase is wrong in the next: in even phases second turns return late
-    and first turns never; in odd ones second turns never, and first turns late."""
+def late(rounds: int, pause: int) -> list[list[int]]:
+    """Every conversation has three turns, ``pause`` rounds apart, so second ones always return and
+    third ones never. Nothing but the turn tells them apart."""
+    return [
+        conversation(i - turn * pause, turn + 1)
+        for i in range(rounds)
+        for turn in range(3)
+        if i >= turn * pause
+    ]
+
+
+def test_it_tells_second_turns_from_third_ones() -> None:
+    """LRU keeps a block for some 30 rounds and finds next to nothing."""
+    prompts = late(2500, 50)
+    assert hit_rate("lru", prompts) < 0.01
+    assert hit_rate("adaptive", prompts) > 0.22
+
+
+def waking(rounds: int, quiet: int, busy: int, pause: int) -> list[list[int]]:
+    """First turns never return for so many rounds that the policy stops keeping them; then, for a
+    while, all of them do, as LRU would have had it."""
     prompts = []
     for i in range(rounds):
-        prompts += [conversation(4 * i + k, 1) for k in range(4)]
-        early = conversation(4 * max(i - 2, 0), 2)
-        prompts.append(early)
-        if i >= 40:
-            even = i // period % 2 == 0
-            prompts.append(conversation(4 * (i - 32), 3) if even else conversation(4 * i - 119, 2))
+        prompts.append(conversation(i, 1))
+        if i % (quiet + busy) >= quiet:
+            prompts.append(conversation(i - pause, 2))
+        elif i % 3 == 0 and i >= 200:  # what it learns to keep in their place
+            prompts.append(conversation(100_000 + i // 3 % 20, 2))
     return prompts
 
 
-@pytest.mark.parametrize("period", [50, 150, 400, 1000])
-def test_it_gives_way_to_lru_when_what_it_learned_turns_wrong(period: int) -> None:
-    prompts = reversing(3000, period)
+@pytest.mark.parametrize(("quiet", "busy"), [(1500, 100), (1000, 400), (600, 200)])
+def test_it_gives_way_to_lru_when_what_it_learned_turns_wrong(quiet: int, busy: int) -> None:
+    """Without a judge it would lose 1.2 to 2.4 points here."""
+    prompts = waking(9000, quiet, busy, 40)
+    assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
+
+
+def test_what_waits_for_a_random_time_is_no_worse_off_than_under_lru() -> None:
+    """Where pauses are exponential, an age tells nothing."""
+    rng = random.Random(1)
+    turns = []
+    for number in range(3000):
+        now = float(number)
+        for turn in range(1, 1 + rng.choice([1, 2, 3])):
+            turns.append((now, number, turn))
+            now += rng.expovariate(1 / 20)
+    prompts = [conversation(number, turn) for _, number, turn in sorted(turns)]
     assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
 
 
