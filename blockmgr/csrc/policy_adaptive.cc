@@ -207,8 +207,7 @@ void AdaptivePolicy::on_uncached(BlockId b, bool evicted) noexcept {
   if (!parent.idle) return;
   // First in line among its own: a chain that lost its tail goes on losing it.
   parent.listed = true;
-  const std::int64_t since = now_ - std::int64_t{units() - parent.since} * unit_;
-  lists_.push_front(block.parent, lists_.list(spans_.slot_at(since), parent.level));
+  lists_.push_front(block.parent, lists_.list(spans_.slot_at(time_of(parent.since)), parent.level));
 }
 
 BlockId AdaptivePolicy::victim() noexcept { return follows_lru_ ? kNoBlock : lists_.least(); }
@@ -241,6 +240,10 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
         audit.expect(facts(b).listed && !seen[static_cast<std::size_t>(b)],
                      who + " is in a list it does not belong in");
         audit.expect(facts(b).level == level, who + " is in the list of another level");
+        // Its time is kept in whole units, so it may seem to be of the span before.
+        const int slot = spans_.slot_at(time_of(facts(b).since));
+        audit.expect(slot == spans_.slot(i) || (i > 0 && slot == spans_.slot(i - 1)),
+                     who + " is in the list of another age");
         seen[static_cast<std::size_t>(b)] = true;
         --num_listed;
       });

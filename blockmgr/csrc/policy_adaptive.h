@@ -75,6 +75,10 @@ class AdaptivePolicy : public Policy {
   bool is_beginning(NodeId node) const { return node < 0 || facts(node).shared; }
 
   std::uint32_t units() const { return static_cast<std::uint32_t>(now_ / unit_); }
+  // When it was so many units; the count may have wrapped.
+  std::int64_t time_of(std::uint32_t since) const {
+    return now_ - std::int64_t{units() - since} * unit_;
+  }
   // The next turn of the conversation whose last request, in this place, ended then.
   Place next_place(Place last, std::uint32_t since) const;
   int size_of(std::int64_t num_blocks) noexcept;
