@@ -1,0 +1,174 @@
+"""The hit rate at every capacity, from one pass over a trace.
+
+Under tail-first LRU the blocks of a pool are the beginning of one list that does not depend on
+the size of the pool: blocks in use, then idle ones, latest released first, and of one release the
+one nearest the root first. A block is found in every pool that was never too small for all that
+stood before it, since its last release, plus whatever running requests held besides. That number
+is its *stack distance*: look-ups with a distance of ``d`` hit in every pool of ``d`` blocks or
+more, and the hits at a capacity are the look-ups with distances up to it.
+
+* Exact for a replay through ``BlockManager`` at every capacity at which no request waits for
+  blocks: from ``Curve.exact_from`` on. With a service time of 0 that is every capacity that holds
+  the longest request. Below it, who waits sees another pool, and the curve is an estimate.
+* What a request holds for a moment counts: the partial block at its end, the block with its last
+  token that it computes again beside the cached one, blocks for its output. They push out idle
+  blocks and are then handed back, so a pool acts as if it were smaller at that instant.
+* A release is one entry of the list. It owns a stretch of one path, whose distances are
+  consecutive, so a request costs as many steps as it crosses releases and runs, not blocks.
+
+Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
+1970.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blockmgr.lab.distances import Counts, StackPass
+from blockmgr.lab.optimum import check_full_blocks_only
+from blockmgr.lab.references import Rule, references
+
+if TYPE_CHECKING:
+    from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["Curve", "hit_rate_curve"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Curve:
+    """Hits over capacity. Between two neighbouring points hits grow evenly, block by block.
+
+    Attributes:
+        capacities: Pool sizes in blocks, growing: ``int64[n]`` on the host.
+        hit_blocks: Blocks found at each of them: ``int64[n]``.
+        hit_tokens: Tokens found at each of them: ``int64[n]``.
+        query_tokens: Prompt tokens of all requests.
+        longest_request_blocks: Blocks of the longest request, the smallest capacity there is.
+        exact_from: Smallest capacity at which no request waits; the curve is exact from there on.
+        sampling_rate: Share of the blocks that were looked at, 1 if all.
+    """
+
+    capacities: Counts
+    hit_blocks: Counts
+    hit_tokens: Counts
+    query_tokens: int
+    longest_request_blocks: int
+    exact_from: int
+    sampling_rate: float = 1.0
+
+    @property
+    def unbounded_hit_rate(self) -> float:
+        """The rate that no pool exceeds, however large."""
+        return int(self.hit_tokens[-1]) / self.query_tokens
+
+    def hit_tokens_at(self, num_blocks: int) -> int:
+        """Tokens found in a pool of ``num_blocks`` blocks.
+
+        Raises:
+            ValueError: The longest request does not fit.
+        """
+        return self._at(self.hit_tokens, num_blocks)
+
+    def hit_blocks_at(self, num_blocks: int) -> int:
+        """Blocks found in a pool of ``num_blocks`` blocks.
+
+        Raises:
+            ValueError: The longest request does not fit.
+        """
+        return self._at(self.hit_blocks, num_blocks)
+
+    def hit_rate_at(self, num_blocks: int) -> float:
+        """Hit tokens over query tokens in a pool of ``num_blocks`` blocks, in ``0 … 1``.
+
+        Raises:
+            ValueError: The longest request does not fit.
+        """
+        return self.hit_tokens_at(num_blocks) / self.query_tokens
+
+    def blocks_for(self, hit_rate: float) -> int:
+        """The smallest capacity whose hit rate is at least ``hit_rate``.
+
+        Raises:
+            ValueError: ``hit_rate`` is below 0, or above what an unbounded pool reaches.
+        """
+        if not 0 <= hit_rate <= self.unbounded_hit_rate:
+            raise ValueError(
+                f"hit_rate must be in [0, {self.unbounded_hit_rate:.6f}], the attainable rate of "
+                f"this trace, got {hit_rate}"
+            )
+        tokens = ceil(Fraction(hit_rate) * self.query_tokens)
+        # So that a rate this curve gave leads back to the capacity it was asked at.
+        while tokens and (tokens - 1) / self.query_tokens >= hit_rate:
+            tokens -= 1
+        reached = int(np.searchsorted(self.hit_tokens, tokens))
+        if not reached:
+            return int(self.capacities[0])
+        low, high = (int(self.capacities[reached - step]) for step in (1, 0))
+        before, after = (int(self.hit_tokens[reached - step]) for step in (1, 0))
+        return low - (before - tokens) * (high - low) // (after - before)
+
+    def as_json(self) -> dict[str, Any]:
+        """The curve as plain numbers and lists, to be written as JSON."""
+        return {
+            "capacities": self.capacities.tolist(),
+            "hit_blocks": self.hit_blocks.tolist(),
+            "hit_tokens": self.hit_tokens.tolist(),
+            "query_tokens": self.query_tokens,
+            "longest_request_blocks": self.longest_request_blocks,
+            "exact_from": self.exact_from,
+            "sampling_rate": self.sampling_rate,
+        }
+
+    def _at(self, counts: Counts, num_blocks: int) -> int:
+        if num_blocks < self.longest_request_blocks:
+            raise ValueError(
+                f"num_blocks must be at least {self.longest_request_blocks}, the blocks of the "
+                f"longest request, got {num_blocks}"
+            )
+        right = int(np.searchsorted(self.capacities, num_blocks))
+        if right == len(counts):
+            return int(counts[-1])
+        if self.capacities[right] == num_blocks:
+            return int(counts[right])
+        low, high = int(self.capacities[right - 1]), int(self.capacities[right])
+        before, after = int(counts[right - 1]), int(counts[right])
+        return before + (after - before) * (num_blocks - low) // (high - low)
+
+
+def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> Curve:
+    """The hits of a replay of ``trace`` at every capacity.
+
+    Args:
+        trace: The requests.
+        config: How they would be replayed.
+        rule: Which blocks a prompt refers to, see ``references``.
+
+    Raises:
+        ValueError: ``config`` asks for partial reuse or for ``append_only`` tables, whose hits do
+            not follow from one list, or the trace cannot be cut into its blocks.
+
+    Cost: O((runs + releases crossed) * sqrt(requests)) in a few array operations each.
+
+    Source: Mattson et al., IBM Systems Journal 9(2), 1970.
+    """
+    check_full_blocks_only(config)
+    if config.dedup != "remap":
+        raise ValueError(f"dedup must be 'remap' for one list to tell all, got {config.dedup!r}")
+    stream = references(trace, config, rule)
+    walk = StackPass(trace, stream, config)
+    hits = walk.run()
+    capacities, blocks, tokens = hits.points(walk.longest)
+    return Curve(
+        capacities=capacities,
+        hit_blocks=blocks,
+        hit_tokens=tokens,
+        query_tokens=stream.query_tokens,
+        longest_request_blocks=walk.longest,
+        exact_from=max(walk.longest, walk.peak),
+    )
