@@ -16,7 +16,7 @@ MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
 """Names of the orders in which idle blocks can be given up."""
 
 

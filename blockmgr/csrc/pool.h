@@ -38,7 +38,10 @@ class Pool {
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle() noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept { return policy_ ? policy_->victim() : idle_.front(); }
+  BlockId victim() noexcept {
+    const BlockId chosen = policy_ ? policy_->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : idle_.front();
+  }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (!blocks_[b].used()) use(b);

@@ -30,7 +30,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
               Pool::num_lists(config.steps_in_flight)),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_policy(config.eviction, blocks_, index_)),
+            make_policy(config.eviction, blocks_, index_, config.num_blocks - config.null_block)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
