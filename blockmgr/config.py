@@ -15,6 +15,7 @@ __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+MAX_DEBUG = 2
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
 """Names of the orders in which idle blocks can be given up."""
@@ -39,6 +40,7 @@ class ManagerOptions(TypedDict, total=False):
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    debug: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +67,9 @@ class ManagerConfig:
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
+            a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
+            cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -84,6 +89,7 @@ class ManagerConfig:
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    debug: int = 0
 
     def __post_init__(self) -> None:
         for flag in ("prefix_caching", "early_commit", "null_block"):
@@ -98,6 +104,7 @@ class ManagerConfig:
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):

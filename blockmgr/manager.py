@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as IntSequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, Unpack
 
 import numpy as np
@@ -114,6 +115,7 @@ class BlockManager:
             digest_is_trusted=isinstance(config.digest, str),
             digest_size=digest_size(function) if config.prefix_caching else 0,
         )
+        self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())
 
@@ -507,6 +509,23 @@ class BlockManager:
         Cost: O(max_seqs).
         """
         return self._core.memory_usage()
+
+    @property
+    def debug(self) -> int:
+        """How much each call checks: see ``ManagerConfig.debug``.
+
+        Set it at any time. Above 0, a call that finds the books wrong raises ``InvariantError``
+        when it is done, in place of any other error.
+
+        Raises:
+            ValueError: Not in ``0 … 2``.
+            TypeError: Not an int.
+        """
+        return self._core.debug()
+
+    @debug.setter
+    def debug(self, level: int) -> None:
+        self._core.set_debug(replace(self._config, debug=level).debug)
 
     def check_invariants(self) -> None:
         """Recomputes every count, link and promise from scratch.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "bindings_core.h"
@@ -269,6 +270,39 @@ nb::bytes fingerprint(Core& self) {
   return nb::bytes(facts.data(), facts.size());
 }
 
+// A call with the checks of the manager's debug level after it, whether it finishes or throws.
+template <auto call>
+struct Checked;
+template <class Result, class... Arguments, Result (*call)(Core&, Arguments...)>
+struct Checked<call> {
+  static Result run(Core& self, Arguments... arguments) {
+    if (!self.core.debug()) return call(self, arguments...);
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        call(self, arguments...);
+        self.check();
+      } else {
+        Result result = call(self, arguments...);
+        self.check();
+        return result;
+      }
+    } catch (const BrokenInvariants&) {
+      throw;
+    } catch (...) {
+      self.check();
+      throw;
+    }
+  }
+};
+template <auto call>
+constexpr auto checked = Checked<call>::run;
+
+void set_debug(Core& self, nb::handle level) {
+  self.core.set_debug(static_cast<int>(int_argument(level, "level")));
+}
+
+int debug(Core& self) { return self.core.debug(); }
+
 // The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
 void wait_for_call(std::mutex& mutex) {
   const nb::gil_scoped_release released;
@@ -292,7 +326,7 @@ NB_MODULE(_core, m) {
   nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
       .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
-      .def("admit", admit,
+      .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
@@ -304,25 +338,27 @@ NB_MODULE(_core, m) {
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
-      .def("reserve", reserve,
+      .def("reserve", checked<reserve>,
            nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
-      .def("append", append, nb::sig("def append(self, handle: object, tokens: object, /) -> None"),
-           any(), any())
-      .def("commit", commit,
+      .def("append", checked<append>,
+           nb::sig("def append(self, handle: object, tokens: object, /) -> None"), any(), any())
+      .def("commit", checked<commit>,
            nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
            any(), any())
-      .def("truncate", truncate_to,
+      .def("truncate", checked<truncate_to>,
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
            any())
-      .def("fork", fork_sequence,
+      .def("fork", checked<fork_sequence>,
            nb::sig("def fork(self, handle: object, n: object, /) -> list[int]"), any(), any())
-      .def("reparent", reparent,
+      .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
-      .def("free", free_sequence, nb::sig("def free(self, handle: object, /) -> None"), any())
-      .def("preempt", preempt, nb::sig("def preempt(self, handle: object, /) -> None"), any())
-      .def("resume", resume,
+      .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
+           any())
+      .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
+           any())
+      .def("resume", checked<resume>,
            nb::sig("def resume(self, handle: object, num_slots: object, /) -> None"), any(), any())
-      .def("decode", decode,
+      .def("decode", checked<decode>,
            nb::sig("def decode(self, handles: object, tokens: object, /) -> " BM_ARRAY("int64")),
            any(), any())
       .def(
@@ -331,15 +367,16 @@ NB_MODULE(_core, m) {
               "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
                   "int64")),
           any(), any(), any())
-      .def("take_copies", take_copies,
+      .def("take_copies", checked<take_copies>,
            nb::sig("def take_copies(self, /) -> tuple[int, " BM_ARRAY("int32") ", " BM_ARRAY(
                "int32") ", " BM_ARRAY("int32") "]"))
-      .def("copies_applied", copies_applied,
+      .def("copies_applied", checked<copies_applied>,
            nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
-      .def("copies_aborted", copies_aborted,
+      .def("copies_aborted", checked<copies_aborted>,
            nb::sig("def copies_aborted(self, ticket: object, /) -> None"), any())
-      .def("complete", complete, nb::sig("def complete(self, ticket: object, /) -> None"), any())
-      .def("take_remaps", take_remaps,
+      .def("complete", checked<complete>, nb::sig("def complete(self, ticket: object, /) -> None"),
+           any())
+      .def("take_remaps", checked<take_remaps>,
            nb::sig("def take_remaps(self, /) -> list[tuple[int, int, int, int]]"))
       .def("view", view,
            nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
@@ -347,6 +384,8 @@ NB_MODULE(_core, m) {
            nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
       .def("tokens", tokens_of,
            nb::sig("def tokens(self, handle: object, /) -> " BM_ARRAY("uint32")), any())
+      .def("set_debug", set_debug, nb::sig("def set_debug(self, level: object, /) -> None"), any())
+      .def("debug", debug)
       .def("handles", handles)
       .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
       .def("num_available", num_available)

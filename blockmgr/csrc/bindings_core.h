@@ -22,6 +22,12 @@ struct Core {
     return read(core);
   }
 
+  // After a call that may change something, finished or not: throws what its checks found.
+  void check() {
+    if (std::vector<std::string> found = core.findings(); !found.empty())
+      throw BrokenInvariants(std::move(found));
+  }
+
   PythonDigest* digest;  // the core's; nullptr without a prefix cache
   Sequences core;
   std::vector<Token> tokens;

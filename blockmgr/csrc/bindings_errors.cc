@@ -35,6 +35,11 @@ void translate_errors(const std::exception_ptr& thrown, void*) {
   } catch (const OutOfBlocks& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
                      nb::make_tuple(e.needed, e.available, e.watermark));
+  } catch (const BrokenInvariants& e) {
+    nb::list violations;
+    for (const std::string& violation : e.violations) violations.append(violation);
+    set_python_error(nb::module_::import_("blockmgr.errors"), "InvariantError",
+                     nb::make_tuple(nb::tuple(violations)));
   } catch (const OutOfSequences& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
                      nb::make_tuple(e.needed, e.available));

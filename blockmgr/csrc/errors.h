@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace blockmgr {
 
@@ -26,6 +28,14 @@ struct OutOfBlocks : std::exception {
       : needed(needed), available(available), watermark(watermark) {}
   const char* what() const noexcept override { return "out of blocks"; }
   std::int64_t needed, available, watermark;
+};
+
+// The books do not balance: one sentence for each thing found.
+struct BrokenInvariants : std::exception {
+  explicit BrokenInvariants(std::vector<std::string> violations)
+      : violations(std::move(violations)) {}
+  const char* what() const noexcept override { return "broken invariants"; }
+  std::vector<std::string> violations;
 };
 
 struct OutOfSequences : std::exception {

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace blockmgr {
@@ -7,6 +9,9 @@ namespace blockmgr {
 namespace {
 
 constexpr int kVictimsAhead = 3;
+
+// What tokens of a free block are overwritten with when debugging.
+constexpr Token kPoison = 0xdeadbeef;
 
 }  // namespace
 
@@ -28,12 +33,19 @@ BlockId Pool::take() noexcept {
   const BlockId b = free_.front();
   free_.remove(b);
   prefetch(&blocks_[free_.front()]);
+  if (debug_) [[unlikely]]
+    check_taken(b);
   blocks_[b].ref_count = 1;
   return b;
 }
 
 BlockId Pool::take_idle() noexcept {
   const BlockId b = victim();
+  if (debug_) [[unlikely]] {
+    expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
+           "a block that is not idle is evicted", b);
+    expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
+  }
   idle_.remove(b);
   if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
@@ -85,6 +97,8 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
     if (policy_) policy_->on_idle(b);
   } else {
     ++block.generation;
+    if (debug_) [[unlikely]]
+      poison(b);
     free_.push_front(b);
   }
 }
@@ -102,6 +116,8 @@ void Pool::dequeue(BlockId b) noexcept {
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  if (debug_) [[unlikely]]
+    expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
   if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
@@ -143,6 +159,39 @@ void Pool::take_over(BlockId tail) noexcept {
   if (policy_) policy_->on_uncached(tail, false);
   index_.erase(tail);
   blocks_[tail].ref_count = 1;
+}
+
+void Pool::set_debug(bool debug) noexcept {
+  if (debug && !debug_)
+    for (BlockId b = free_.front(); b != free_.end(); b = free_.after(b)) poison(b);
+  debug_ = debug;
+  fault_ = nullptr;
+}
+
+std::string Pool::take_fault() {
+  if (!fault_) return {};
+  std::string fault = std::string(fault_) + ": block " + std::to_string(fault_block_);
+  fault_ = nullptr;
+  return fault;
+}
+
+bool Pool::expect(bool holds, const char* otherwise, BlockId b) noexcept {
+  if (!holds && !fault_) {
+    fault_ = otherwise;
+    fault_block_ = b;
+  }
+  return holds;
+}
+
+void Pool::poison(BlockId b) noexcept {
+  std::fill_n(blocks_.tokens(b), blocks_.block_size, kPoison);
+}
+
+void Pool::check_taken(BlockId b) noexcept {
+  expect(!blocks_[b].used() && !blocks_[b].keyed(), "a block that is not free is handed out", b);
+  const Token* tokens = blocks_.tokens(b);
+  expect(std::all_of(tokens, tokens + blocks_.block_size, [](Token t) { return t == kPoison; }),
+         "a block was written while it was free", b);
 }
 
 void Pool::move_fence(int from, int to) noexcept {

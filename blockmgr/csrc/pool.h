@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "block.h"
@@ -44,11 +45,15 @@ class Pool {
   }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
+    if (debug_) [[unlikely]]
+      expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is acquired", b);
     if (!blocks_[b].used()) use(b);
     ++blocks_[b].ref_count;
   }
   void release(BlockId b) noexcept {
     Block& block = blocks_[b];
+    if (debug_) [[unlikely]]
+      if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
     --block.ref_count;
     if (block.used()) return;
     // The usual case without a call: a cached block whose parent is released after it.
@@ -62,10 +67,14 @@ class Pool {
     unuse(b);
   }
   void pin(BlockId b) noexcept {
+    if (debug_) [[unlikely]]
+      expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is pinned", b);
     if (!blocks_[b].used()) use(b);
     ++blocks_[b].pins;
   }
   void unpin(BlockId b) noexcept {
+    if (debug_) [[unlikely]]
+      if (!expect(blocks_[b].pins, "a block is unpinned more often than it is pinned", b)) return;
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
@@ -102,6 +111,12 @@ class Pool {
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
 
+  // From here on, each step also looks at the blocks it touches, and blocks that become free are
+  // overwritten, so that a use of one after that shows. Costs a few instructions a step.
+  void set_debug(bool debug) noexcept;
+  // The first thing such a look found wrong since the last time; empty: nothing.
+  std::string take_fault();
+
   const BlockList& free_list() const { return free_; }
   // By recency: the block that became idle first is in front, children before parents.
   const BlockList& idle_list() const { return idle_; }
@@ -111,6 +126,10 @@ class Pool {
   int num_fences() const { return static_cast<int>(fences_.size()); }
 
  private:
+  // Remembers the first thing that does not hold. Nothing here may throw.
+  bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
+  void poison(BlockId b) noexcept;
+  void check_taken(BlockId b) noexcept;
   void use(BlockId b) noexcept;
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
@@ -126,6 +145,9 @@ class Pool {
   int open_fence_ = 0;
   int num_fenced_ = 0;
   std::int64_t num_evicted_ = 0;
+  bool debug_ = false;
+  const char* fault_ = nullptr;
+  BlockId fault_block_ = kNoBlock;
 };
 
 }  // namespace blockmgr

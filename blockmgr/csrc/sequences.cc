@@ -307,6 +307,21 @@ void Sequences::return_remaps(const std::vector<RemapRecord>& remaps) noexcept {
   }
 }
 
+void Sequences::set_debug(int level) {
+  Call call(*this);
+  pool_.set_debug(level > 0);
+  debug_ = level;
+}
+
+std::vector<std::string> Sequences::findings() {
+  Call call(*this);
+  std::vector<std::string> found;
+  if (std::string fault = pool_.take_fault(); !fault.empty()) found.push_back(std::move(fault));
+  if (debug_ > 1)
+    for (std::string& violation : violations()) found.push_back(std::move(violation));
+  return found;
+}
+
 std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();

@@ -161,6 +161,12 @@ class Sequences {
   const ZeroedArray<std::int32_t>& lengths() const { return lengths_; }
   std::size_t memory() const;
 
+  // How much each call checks, at run time: 0 its arguments; 1 also each step it makes, with freed
+  // blocks overwritten; 2 also every invariant, afterwards.
+  void set_debug(int level);
+  int debug() const { return debug_; }
+  // What those checks found wrong after the last call, one sentence each.
+  std::vector<std::string> findings();
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;
   // Every fact a caller could ever observe, as bytes; guesses (hints) and scratch left out.
@@ -282,6 +288,7 @@ class Sequences {
   std::uint32_t first_generation_;    // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
   mutable Monitor monitor_{"manager"};
+  int debug_ = 0;
   Counters counters_;
 };
 
