@@ -104,7 +104,8 @@ def watch(
         raise ValueError(
             f"min_partial_tokens must be 0 to watch whole blocks, got {config.min_partial_tokens}"
         )
-    loop = _WatchedLoop(trace, num_blocks, config, progress, frames, tuple(age_bounds_ms))
+    bounds = tuple(age_bounds_ms)
+    loop = _WatchedLoop(trace, num_blocks, config, progress, frames=frames, age_bounds_ms=bounds)
     return loop.watched()
 
 
@@ -179,6 +180,7 @@ class _WatchedLoop(EventLoop):
         num_blocks: int,
         config: ReplayConfig,
         progress: Progress | None,
+        *,
         frames: int,
         age_bounds_ms: tuple[int, ...],
     ) -> None:

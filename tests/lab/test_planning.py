@@ -19,7 +19,9 @@ SIZES = (16, 64)
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return generate("shared-prompt", 3, requests=200, system_prompts=12, system_tokens=1000, output_tokens=1)
+    return generate(
+        "shared-prompt", 3, requests=200, system_prompts=12, system_tokens=1000, output_tokens=1
+    )
 
 
 @pytest.fixture(scope="module")

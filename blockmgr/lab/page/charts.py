@@ -10,8 +10,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from blockmgr.lab.page.words import BINS_MS, age_names, binned, duration, short_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.axes import Axes
 
     from blockmgr.lab.page.facts import Report
@@ -19,7 +17,14 @@ if TYPE_CHECKING:
 
     Placed = list[tuple[Any, float, float, str]]
 
-__all__ = ["draw_curve", "draw_gaps", "draw_lifetimes", "draw_outcomes", "draw_policies", "draw_pool"]
+__all__ = [
+    "draw_curve",
+    "draw_gaps",
+    "draw_lifetimes",
+    "draw_outcomes",
+    "draw_policies",
+    "draw_pool",
+]
 
 CURVE_POINTS: Final = 240
 # Beyond this the curve is flat, and every label would sit in the same place.
@@ -139,7 +144,9 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
         _label(axes, name, (0, place - 0.2), colour("ink"), (0, 3))
         value = f"{share:.1%}  ({short_count(outcome.tokens)})"
         _label(axes, value, (100 * share, place), colour("ink"), (7, 0), middle=True)
-        placed.append((axes, 100 * share, place, f"{outcome.name}: {outcome.tokens:,} tokens, {share:.2%}"))
+        placed.append(
+            (axes, 100 * share, place, f"{outcome.name}: {outcome.tokens:,} tokens, {share:.2%}")
+        )
     axes.set_xlim(0, 100 * widest * (1.5 if narrow else 1.25))
     axes.set_ylim(len(report.outcomes) - 0.6, -0.75)
     axes.set_yticks([])
@@ -212,7 +219,14 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
             center=True,
         )
     else:
-        axes.text(0.5, 0.5, "nothing was evicted", transform=axes.transAxes, ha="center", color=colour("quiet"))
+        axes.text(
+            0.5,
+            0.5,
+            "nothing was evicted",
+            transform=axes.transAxes,
+            ha="center",
+            color=colour("quiet"),
+        )
     _time_axis(axes, narrow)
     axes.set_xlabel("time from the block's promotion to its eviction")
     axes.set_ylabel("blocks")

@@ -92,7 +92,7 @@ POINTS_PER_INCH: Final = 72
 SVG: Final = "{http://www.w3.org/2000/svg}"
 XLINK: Final = "{http://www.w3.org/1999/xlink}"
 
-RC: Final[dict[str, Any]] = {
+RC: Final[Any] = {
     "font.size": 13,
     "font.family": "sans-serif",
     # What measures the text; the page's own fonts draw it, and none of them is much wider.

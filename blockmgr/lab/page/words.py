@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -77,5 +78,5 @@ def age_names(bounds_ms: Sequence[int]) -> list[str]:
     ['under 1 min ago', '1 min to 5 min ago', 'over 5 min ago']
     """
     names = [duration(bound) for bound in bounds_ms]
-    between = [f"{low} to {high} ago" for low, high in zip(names, names[1:], strict=False)]
+    between = [f"{low} to {high} ago" for low, high in itertools.pairwise(names)]
     return [f"under {names[0]} ago", *between, f"over {names[-1]} ago"]
