@@ -75,7 +75,7 @@ def test_a_pool_below_the_largest_request_is_refused_with_the_smallest_that_is_n
 
 
 def test_the_share_that_is_suggested_is_enough(trace: Trace) -> None:
-    with pytest.raises(ValueError, match="got 0.1%") as refused:
+    with pytest.raises(ValueError, match=r"got 0\.1%") as refused:
         sweep(trace, parse_capacities("0.1%"), CONFIG)
 
     share = str(refused.value).partition("(")[2].partition(")")[0]

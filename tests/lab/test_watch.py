@@ -83,5 +83,5 @@ def test_an_output_lives_from_the_end_of_its_request(
 
 
 def test_parts_of_blocks_are_refused(make_trace: MakeTrace) -> None:
-    with pytest.raises(ValueError, match="min_partial_tokens must be 0 .* got 1"):
+    with pytest.raises(ValueError, match=r"min_partial_tokens must be 0 .* got 1"):
         watch(make_trace([1, 2, 3]), 3, ReplayConfig(block_size=2, min_partial_tokens=1))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr.lab.page import charts
-from blockmgr.lab.page.words import BINS_MS, age_names, binned, duration
+from blockmgr.lab.page.bands import pool_bands
+from blockmgr.lab.page.words import BINS_MS, binned, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,16 +131,16 @@ def _policies(report: Report) -> Chapter:
         name="policies",
         heading="Policies side by side",
         text=(
-            "How much of the way from LRU to the optimum each policy goes: the blue line is LRU, "
-            "100 % would be the optimum at that size. Numbers are points of hit rate gained or "
-            "lost. A pool size at which LRU has nothing left to gain is left out."
+            "Points of hit rate that each order of eviction gains or loses beside LRU, at each "
+            "pool size. Above each stands the most that any order could gain; a pool size at "
+            "which LRU has nothing left to gain is left out."
         ),
         description=(
-            "For each pool size, the share of the gap between LRU and the optimum that each policy "
-            "closes; below zero it does worse than LRU."
+            "For each pool size, the hit rate of each policy less that of LRU, in percentage "
+            "points; below zero it does worse than LRU."
         ),
-        height=110 + 27 * lines * -(-sizes // 6),
-        tall=70 + (70 + 27 * lines) * -(-sizes // 2),
+        height=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS),
+        tall=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS_NARROW),
         draw=charts.draw_policies,
         tables=(
             Table(
@@ -207,8 +208,8 @@ def _lifetimes(report: Report) -> Chapter:
     unused = watched.uses == 0
     columns = (binned(watched.lifetimes_ms), binned(watched.lifetimes_ms[unused]))
     text = (
-        "How long evicted blocks had been in the pool. Orange ones were never found by anybody: "
-        "they took room for nothing."
+        "How long evicted blocks had been in the pool. Orange ones were never found by any "
+        "prompt: they took room for nothing."
     )
     description = "Nothing was evicted."
     if len(unused):
@@ -236,18 +237,19 @@ def _lifetimes(report: Report) -> Chapter:
 def _pool(report: Report) -> Chapter:
     frames = report.watched.frames
     total = report.watched.result.num_blocks
-    names = age_names(report.watched.age_bounds_ms)
+    bands = pool_bands(report)
     chosen = np.unique(
         np.linspace(0, len(frames) - 1, min(FRAMES_IN_TABLE, len(frames))).astype(int)
     )
-    rows = []
-    for number in chosen:
-        frame = frames[number]
-        counts = (frame.shared, frame.alone, *frame.idle, frame.free)
-        when = duration(frame.time_ms - frames[0].time_ms)
-        rows.append((when, *(f"{count:,}" for count in counts)))
+    rows = [
+        (
+            duration(frames[number].time_ms - frames[0].time_ms),
+            *(f"{int(band.blocks[number]):,}" for band in bands),
+        )
+        for number in chosen
+    ]
     busy = max(frame.shared + frame.alone for frame in frames) / total
-    headings = ("time", "in use, shared", "in use, alone", *(f"idle, used {n}" for n in names))
+    headings = ("time", *(band.name for band in bands))
     return Chapter(
         name="pool",
         heading="The pool over time",
@@ -261,9 +263,9 @@ def _pool(report: Report) -> Chapter:
             "one time."
         ),
         height=360,
-        tall=320,
+        tall=430,
         draw=charts.draw_pool,
-        tables=(Table("Blocks over time", (*headings, "free"), tuple(rows)),),
+        tables=(Table("Blocks over time", headings, tuple(rows)),),
     )
 
 

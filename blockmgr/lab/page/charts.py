@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from blockmgr.lab.page.words import BINS_MS, age_names, binned, duration, short_count
+from blockmgr.lab.page.bands import Band, pool_bands
+from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +28,11 @@ __all__ = [
 ]
 
 CURVE_POINTS: Final = 240
-# Beyond this the curve is flat, and every label would sit in the same place.
-SATURATED: Final = 0.999
-CROWDED: Final = 12
+COLUMNS: Final = 6
+COLUMNS_NARROW: Final = 2
+MINUS: Final = "\N{MINUS SIGN}"
+# What can be won back stands out from what cannot.
+OUTCOME_ROLES: Final = {"found": "found", "evicted": "evicted"}
 
 
 def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
@@ -54,19 +57,19 @@ def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) ->
     placed: Placed = []
     for row, best, rate in zip(rows, bests, measured, strict=True):
         text = f"{row.result.num_blocks:,} blocks ({row.capacity.text})"
-        placed.append((axes, row.result.num_blocks, rate, f"{text}: LRU {rate:.2f} %"))
-        placed.append((axes, row.result.num_blocks, best, f"{text}: optimum {best:.2f} %"))
+        placed.append((axes, row.result.num_blocks, rate, f"{text}: LRU {rate:.2f}%"))
+        placed.append((axes, row.result.num_blocks, best, f"{text}: optimum {best:.2f}%"))
 
     axes.set_xscale("log")
     axes.set_xlim(sizes[0], most * 1.04)
     axes.set_ylim(0, min(104.0, max(1.0, ceiling) * 1.16))
-    _label(axes, f"unbounded pool {ceiling:.1f} %", (sizes[0], ceiling), colour("quiet"), (4, 5))
+    _label(axes, f"unbounded pool {ceiling:.1f}%", (sizes[0], ceiling), colour("quiet"), (4, 5))
     at = int(np.argmin(np.abs(np.array(bests) - 0.75 * ceiling)))
     _label(axes, "optimum", (blocks[at], bests[at]), colour("optimum"), (-8, 6), align="right")
     at = int(np.searchsorted(rates, 0.62 * ceiling))
     at = min(at, len(sizes) - 1)
     _label(axes, "LRU", (sizes[at], rates[at]), colour("lru"), (9, -6), top=True)
-    _log_blocks(axes, sizes[0], most, 4 if narrow else 7)
+    _log_blocks(axes, sizes[0], most, 4 if narrow else 9)
     _percent_axis(axes, colour)
     axes.set_xlabel(f"blocks of {report.config.block_size} tokens in the pool")
     _dress(axes, colour, grid="y")
@@ -74,60 +77,55 @@ def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) ->
 
 
 def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """How much of the way from LRU to the optimum each policy goes, at each pool size."""
+    """Points of hit rate that each policy gains or loses beside LRU, at each pool size."""
     others = [name for name in report.policies if name != "lru"]
-    open_to_gain = [size for size in report.capacities if _gap(report, size) > 0]
-    columns = min(len(open_to_gain), 2 if narrow else 6)
-    lines = -(-len(open_to_gain) // columns)
+    sizes = [size for size in report.capacities if _gap(report, size) > 0]
+    columns = min(len(sizes), COLUMNS_NARROW if narrow else COLUMNS)
+    lines = -(-len(sizes) // columns)
     grid = canvas.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    placed: Placed = []
-    closed = [
-        report.sweep.gap_closed(report.row(name, size)) or 0.0
-        for name in others
-        for size in open_to_gain
-    ]
-    low = min(-0.25, *(max(value, -1.0) for value in closed)) - 0.12
-    high = max(0.45, *closed) + 0.34
-    for axes in grid.flat[len(open_to_gain) :]:
+    for axes in grid.flat[len(sizes) :]:
         axes.set_visible(False)
-    for axes, size in zip(grid.flat, open_to_gain, strict=False):
-        lru = report.row("lru", size)
-        gap = _gap(report, size)
+    gains = {
+        (name, size): 100 * (report.row(name, size).result.hit_rate - _lru(report, size))
+        for name in others
+        for size in sizes
+    }
+    reach = max(1.0, *(abs(gain) for gain in gains.values()))
+    placed: Placed = []
+    for axes, size in zip(grid.flat, sizes, strict=False):
         for place, name in enumerate(others):
-            row = report.row(name, size)
-            value = max(report.sweep.gap_closed(row) or 0.0, -1.0)
-            gained = 100 * (row.result.hit_rate - lru.result.hit_rate)
-            mark = colour("learned" if name == "adaptive" else "other")
-            axes.plot([0, value], [place, place], color=mark, linewidth=2, solid_capstyle="butt")
-            axes.plot([value], [place], "o", color=mark, markersize=7)
-            side = 1 if gained >= 0 else -1
-            _label(
-                axes,
-                f"{gained:+.1f}",
-                (max(value, 0) if side > 0 else 0, place),
-                colour("ink"),
-                (9 if side > 0 else 6, 0),
-                middle=True,
-            )
-            text = f"{name} at {size.text}: {100 * row.result.hit_rate:.2f} %, "
-            text += f"{gained:+.2f} points beside LRU, {value:.0%} of the gap"
-            placed.append((axes, value, place, text))
-        axes.axvline(0, color=colour("lru"), linewidth=1.8)
-        title = f"{size.text} · LRU {100 * lru.result.hit_rate:.1f} %\n"
-        axes.set_title(
-            f"{title}{100 * gap:.1f} points to gain",
-            color=colour("ink"),
-            fontsize=12,
-            loc="left",
-        )
-        axes.set_xlim(low, high)
+            gain = gains[name, size]
+            role = "found" if gain >= 0 else "evicted"
+            axes.barh(place, gain, height=0.5, color=colour(role), linewidth=0)
+            away, align = ((5, 0), "left") if gain >= 0 else ((-5, 0), "right")
+            text = _signed(gain)
+            _label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
+            placed.append((axes, gain, place, _policy_text(report, name, size)))
+        axes.axvline(0, color=colour("ink"), linewidth=1.2)
+        heading = f"{size.text} · LRU {100 * _lru(report, size):.1f}%"
+        room = f"{heading}\nat most +{100 * _gap(report, size):.1f}"
+        axes.set_title(room, color=colour("ink"), fontsize=12, loc="left", linespacing=1.4)
+        axes.set_xlim(-1.75 * reach, 1.75 * reach)
         axes.set_ylim(len(others) - 0.4, -0.6)
         axes.set_yticks(range(len(others)), others)
-        axes.xaxis.set_major_locator(FixedLocator([0.0, 0.5] if high < 1 else [0.0, 0.5, 1.0]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-        _dress(axes, colour, grid="x")
-        axes.spines["left"].set_visible(False)
+        axes.set_xticks([])
+        _dress(axes, colour, grid="")
+        axes.spines[["left", "bottom"]].set_visible(False)
     return placed
+
+
+def _signed(gain: float) -> str:
+    """Points with their sign, and none where there is nothing to see of them."""
+    text = f"{gain:+.1f}"
+    return "0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+
+
+def _policy_text(report: Report, name: str, size: Any) -> str:
+    row = report.row(name, size)
+    gain = 100 * (row.result.hit_rate - _lru(report, size))
+    closed = report.sweep.gap_closed(row) or 0.0
+    rate = f"{name} at {size.text}: {100 * row.result.hit_rate:.2f}%"
+    return f"{rate}, {gain:+.2f} points beside LRU, {closed:.0%} of the gap".replace("-", MINUS)
 
 
 def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
@@ -138,7 +136,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
     widest = max(outcome.tokens for outcome in report.outcomes) / total
     for place, outcome in enumerate(report.outcomes):
         share = outcome.tokens / total
-        role = "found" if outcome.name == "found" else "evicted"
+        role = OUTCOME_ROLES.get(outcome.name, "unseen")
         axes.barh(place, 100 * share, height=0.34, color=colour(role), linewidth=0)
         name = outcome.name if narrow else f"{outcome.name}: {outcome.meaning}"
         _label(axes, name, (0, place - 0.2), colour("ink"), (0, 3))
@@ -150,7 +148,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
     axes.set_xlim(0, 100 * widest * (1.5 if narrow else 1.25))
     axes.set_ylim(len(report.outcomes) - 0.6, -0.75)
     axes.set_yticks([])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     axes.set_xlabel("share of all prompt tokens")
     _dress(axes, colour, grid="x")
     axes.spines["left"].set_visible(False)
@@ -162,34 +160,21 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     axes: Axes = canvas.add_subplot()
     wanted = binned(report.unbounded.reuse_gaps_ms)
     found = binned(report.watched.reuse_gaps_ms)
-    placed = _histogram(
-        axes,
-        [("asked for", wanted, colour("rest")), ("found", found, colour("found"))],
-        "blocks",
-    )
-    total = max(1, int(wanted.sum()))
-    axes.set_ylabel("blocks")
-    peak = int(np.argmax(wanted))
-    _label(
-        axes,
-        f"asked for: {short_count(total)}",
-        (peak, wanted[peak]),
-        colour("quiet"),
-        (0, 5),
-        center=True,
-    )
-    peak = int(np.argmax(found))
-    _label(
-        axes,
-        f"found: {short_count(int(found.sum()))}",
-        (peak, found[peak]),
-        colour("lru"),
-        (0, 5),
-        center=True,
-    ) if found.any() else None
-    _time_axis(axes, narrow)
+    series = [("asked for", wanted, colour("unseen")), ("found", found, colour("found"))]
+    placed = _histogram(axes, series)
+    if wanted.any():
+        late = int(np.argmax(wanted - found))
+        text = f"asked for: {short_count(int(wanted.sum()))}"
+        _label(axes, text, (late + 0.6, wanted[late]), colour("quiet"), (4, 0), top=True)
+    if found.any():
+        peak = int(np.argmax(found))
+        text = f"found: {short_count(int(found.sum()))}"
+        at = (peak - 0.6, found[peak])
+        _label(axes, text, at, colour("lru"), (-4, 0), align="right", top=True)
+    _time_axis(axes, report, narrow)
     axes.set_xlabel("time since the block was last used")
-    axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.18)
+    axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.1)
+    axes.set_ylabel("blocks")
     _dress(axes, colour, grid="y")
     return placed
 
@@ -199,38 +184,24 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
     axes: Axes = canvas.add_subplot()
     lived, unused = report.watched.lifetimes_ms, report.watched.uses == 0
     every, never = binned(lived), binned(lived[unused])
-    placed = _histogram(
-        axes,
-        [
-            ("evicted", every, colour("found")),
-            ("never found", never, colour("evicted")),
-        ],
-        "blocks",
-    )
+    series = [("evicted", every, colour("found")), ("never found", never, colour("evicted"))]
+    placed = _histogram(axes, series)
     if len(lived):
-        peak = int(np.argmax(never))
         share = float(unused.mean())
-        _label(
-            axes,
-            f"never found: {share:.0%}",
-            (peak, every[peak]),
-            colour("ink"),
-            (0, 5),
-            center=True,
-        )
+        peak = int(np.argmax(never))
+        at = (peak - 0.6, every[peak])
+        text = f"never found: {share:.0%}"
+        _label(axes, text, at, colour("unused"), (-4, 0), align="right", top=True)
+        late = int(np.argmax(every - never))
+        text = f"found before: {1 - share:.0%}"
+        _label(axes, text, (late - 0.4, every[late]), colour("lru"), (2, 4))
     else:
-        axes.text(
-            0.5,
-            0.5,
-            "nothing was evicted",
-            transform=axes.transAxes,
-            ha="center",
-            color=colour("quiet"),
-        )
-    _time_axis(axes, narrow)
+        said = axes.text(0.5, 0.5, "nothing was evicted", color=colour("quiet"), ha="center")
+        said.set_transform(axes.transAxes)
+    _time_axis(axes, report, narrow)
     axes.set_xlabel("time from the block's promotion to its eviction")
     axes.set_ylabel("blocks")
-    axes.set_ylim(0, max(1, every.max()) * 1.18)
+    axes.set_ylim(0, max(1, every.max()) * 1.1)
     _dress(axes, colour, grid="y")
     return placed
 
@@ -241,29 +212,24 @@ def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     frames = report.watched.frames
     start = frames[0].time_ms
     minutes = np.array([(frame.time_ms - start) / 60_000 for frame in frames])
-    names = age_names(report.watched.age_bounds_ms)
-    bands = [
-        ("in use, shared", "shared", [frame.shared for frame in frames]),
-        ("in use, alone", "alone", [frame.alone for frame in frames]),
-    ]
-    bands += [
-        (f"idle, used {name}", f"idle-{number}", [frame.idle[number] for frame in frames])
-        for number, name in enumerate(names)
-    ]
-    bands.append(("free", "free", [frame.free for frame in frames]))
+    bands = pool_bands(report)
     total = report.watched.result.num_blocks
     base = np.zeros(len(frames))
-    for _, role, blocks in bands:
-        top = base + 100 * np.array(blocks) / total
-        axes.fill_between(
-            minutes, base, top, color=colour(role), linewidth=0.6, edgecolor=colour("paper")
-        )
+    for band in bands:
+        top = base + 100 * band.blocks / total
+        filled = axes.fill_between(minutes, base, top, color=colour(band.role), label=band.name)
+        filled.set(linewidth=0.5, edgecolor=colour("paper"))
         base = top
-    _band_labels(axes, bands, total, (minutes[-1], colour), narrow=narrow)
+    if narrow:
+        canvas.legend(loc="outside upper left", frameon=False, labelcolor=colour("ink"))
+    else:
+        _band_labels(axes, bands, total, (minutes[-1], colour))
     placed: Placed = []
     for number in np.unique(np.linspace(0, len(frames) - 1, min(24, len(frames))).astype(int)):
         counts = ", ".join(
-            f"{name} {blocks[number] / total:.0%}" for name, _, blocks in bands if blocks[number]
+            f"{band.name} {band.blocks[number] / total:.0%}"
+            for band in bands
+            if band.blocks[number]
         )
         busy = 100 * (frames[number].shared + frames[number].alone) / total
         when = duration(frames[number].time_ms - start)
@@ -276,32 +242,22 @@ def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     return placed
 
 
-def _band_labels(
-    axes: Axes,
-    bands: list[tuple[str, str, list[int]]],
-    total: int,
-    end: tuple[float, Colours],
-    *,
-    narrow: bool,
-) -> None:
-    """Name each band at its right end; bands too thin for a name give way to their neighbours."""
+def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Colours]) -> None:
+    """Name each band at its right end; names keep a distance, from the bottom up."""
     last, colour = end
-    thinnest = 7.0 if narrow else 5.0
-    base, taken = 0.0, -thinnest
-    for name, _, blocks in bands:
-        height = 100 * blocks[-1] / total
+    nearest = 5.5
+    base, taken = 0.0, -nearest
+    for band in bands:
+        height = 100 * float(band.blocks[-1]) / total
         middle = base + height / 2
         base += height
-        if height < 0.5 or middle - taken < thinnest:
+        if height < 0.2:
             continue
-        taken = middle
-        text = name.replace(", ", ",\n") if narrow else name
-        _label(axes, text, (last, middle), colour("ink"), (7, 0), middle=True, inside=False)
+        taken = max(middle, taken + nearest)
+        _label(axes, band.name, (last, taken), colour("ink"), (7, 0), middle=True, inside=False)
 
 
-def _histogram(
-    axes: Axes, series: list[tuple[str, np.ndarray[Any, Any], str]], unit: str
-) -> Placed:
+def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
     """Bars over the same bins, one series before the other."""
     placed: Placed = []
     bins = len(BINS_MS) - 1
@@ -312,8 +268,12 @@ def _histogram(
             span = f"{duration(BINS_MS[number])} to {duration(BINS_MS[number + 1])}"
             said = ", ".join(f"{name} {int(counts[number]):,}" for name, counts, _ in series)
             top = max(int(counts[number]) for _, counts, _ in series)
-            placed.append((axes, number, top, f"{span}: {said} {unit}"))
+            placed.append((axes, number, top, f"{span}: {said} blocks"))
     return placed
+
+
+def _lru(report: Report, capacity: Any) -> float:
+    return report.row("lru", capacity).result.hit_rate
 
 
 def _gap(report: Report, capacity: Any) -> float:
@@ -321,12 +281,18 @@ def _gap(report: Report, capacity: Any) -> float:
     return row.optimum.hit_rate - row.result.hit_rate
 
 
-def _time_axis(axes: Axes, narrow: bool) -> None:
-    axes.set_xlim(-0.6, len(BINS_MS) - 1.4)
-    step = 4 if narrow else 2
-    places = list(range(0, len(BINS_MS), step))
-    axes.set_xticks([place - 0.5 for place in places], [duration(BINS_MS[p]) for p in places])
+def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
+    """The bins in which any block was asked for or evicted, the same for both charts."""
+    seen = np.flatnonzero(
+        binned(report.unbounded.reuse_gaps_ms) + binned(report.watched.lifetimes_ms)
+    )
+    first, last = (int(seen[0]), int(seen[-1])) if len(seen) else (0, len(BINS_MS) - 2)
+    axes.set_xlim(first - 0.6, last + 0.6)
+    step = max(1, -(-(last - first + 1) // (5 if narrow else 10)))
+    edges = range(first, last + 2, step)
+    axes.set_xticks([edge - 0.5 for edge in edges], [duration(BINS_MS[edge]) for edge in edges])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(int(value))))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _log_blocks(axes: Axes, low: int, high: int, most: int) -> None:
@@ -344,7 +310,7 @@ def _log_blocks(axes: Axes, low: int, high: int, most: int) -> None:
 
 
 def _percent_axis(axes: Axes, colour: Colours) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     axes.tick_params(colors=colour("quiet"))
 
 

@@ -24,9 +24,10 @@ CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
 FRAMES: Final = 180
 # Places of the second kind of step: the curve, the pool watched, the unbounded pool watched.
 WATCHES: Final = 3
-# What people call a while: the bands that idle blocks are divided into part at three of these.
-DURATIONS_MS: Final = (1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 6 * 3_600_000)
-BANDS: Final = 3
+# What people call a while: ages by which idle blocks are counted.
+DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
+LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
+AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ class Report:
         best = next(
             row.optimum for row in self.sweep.rows if row.result.num_blocks == blocks
         ).hit_rate
-        share = "" if isinstance(self.capacity.value, int) else f", {self.capacity.text} of all"
+        share = f", {self.capacity.text} of the working set,"
+        if isinstance(self.capacity.value, int):
+            share = ""
         said = [
             f"A pool of {blocks:,} blocks{share} finds {rate:.1%} of the prompt tokens under LRU.",
             f"No order of eviction could find more than {best:.1%} in it, "
@@ -178,7 +181,7 @@ def gather(
         capacity.blocks(best.working_set_blocks),
         alone,
         frames=FRAMES,
-        age_bounds_ms=_age_bounds(span),
+        age_bounds_ms=AGES_MS,
     )
     step()
     unbounded = watch(trace, best.working_set_blocks, alone)
@@ -202,12 +205,6 @@ def _default_capacities(trace: Trace, config: ReplayConfig) -> list[Capacity]:
     least = largest_request_blocks(trace, config)
     working_set = unbounded(trace, config).working_set_blocks
     return [size for size in parse_capacities(CAPACITIES) if size.blocks(working_set) >= least]
-
-
-def _age_bounds(span_ms: int) -> tuple[int, ...]:
-    """The longest of ``DURATIONS_MS`` that are shorter than half the trace, or the shortest."""
-    fit = [duration for duration in DURATIONS_MS if duration <= span_ms / 2]
-    return tuple(fit[-BANDS:]) or DURATIONS_MS[:1]
 
 
 def _outcomes(

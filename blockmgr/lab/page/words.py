@@ -17,22 +17,35 @@ SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
 BINS_MS: Final = (
     0,
-    250,
     500,
     SECOND,
     2 * SECOND,
+    3 * SECOND,
     5 * SECOND,
+    7 * SECOND,
     10 * SECOND,
+    15 * SECOND,
     20 * SECOND,
     30 * SECOND,
+    45 * SECOND,
     MINUTE,
+    90 * SECOND,
     2 * MINUTE,
+    3 * MINUTE,
     5 * MINUTE,
+    7 * MINUTE,
     10 * MINUTE,
+    15 * MINUTE,
     20 * MINUTE,
     30 * MINUTE,
+    45 * MINUTE,
     HOUR,
+    90 * MINUTE,
     2 * HOUR,
+    3 * HOUR,
+    6 * HOUR,
+    12 * HOUR,
+    DAY,
 )
 """Edges of the bins of times, half open; whatever is longer counts into the last."""
 
@@ -48,12 +61,12 @@ def binned(times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def duration(milliseconds: int) -> str:
     """A time as people say it.
 
-    >>> [duration(ms) for ms in (0, 250, 30_000, 90_000, 7_200_000)]
-    ['0', '250 ms', '30 s', '1.5 min', '2 h']
+    >>> [duration(ms) for ms in (0, 250, 30_000, 90_000, 7_200_000, 86_400_000)]
+    ['0', '250 ms', '30 s', '1.5 min', '2 h', '1 d']
     """
     if not milliseconds:
         return "0"
-    for unit, name in ((HOUR, "h"), (MINUTE, "min"), (SECOND, "s")):
+    for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s")):
         if milliseconds >= unit:
             return f"{round(milliseconds / unit, 1):g} {name}"
     return f"{milliseconds} ms"
