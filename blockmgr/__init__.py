@@ -14,7 +14,7 @@ from blockmgr.blocks import (
     Remap,
 )
 from blockmgr.config import ManagerConfig
-from blockmgr.digest import namespace_key
+from blockmgr.digest import KeyedDigest, namespace_key
 from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
@@ -48,6 +48,7 @@ __all__ = [
     "CopyError",
     "CopyPlan",
     "InvariantError",
+    "KeyedDigest",
     "LayoutError",
     "ManagerConfig",
     "Match",

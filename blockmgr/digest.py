@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import xxhash
 
-__all__ = ["DIGESTS", "digest_function", "digest_size", "namespace_key"]
+__all__ = ["DIGESTS", "KeyedDigest", "digest_function", "digest_size", "namespace_key"]
 
 DigestFunction = Callable[[bytes], bytes]
 
@@ -33,6 +33,52 @@ DIGESTS: Mapping[str, DigestFunction] = MappingProxyType(
 """Named digest functions: bytes in, digest out."""
 
 _SHORTEST, _LONGEST = 8, 64
+_SHORTEST_KEY = 16
+_KEYED_SIZE = 16
+
+
+class KeyedDigest:
+    """A digest that nobody can compute without the key: for ``ManagerConfig.digest``.
+
+    Hits are proved whatever the digest is. A key keeps others from computing digests of prompts
+    they guess, where digests leave the process, and from making prompts whose digests collide.
+
+    BLAKE2b with 16-byte digests. The key shows in neither ``repr`` nor ``str``.
+
+    Args:
+        key: A secret, 16 to 64 bytes, the same in every process that must agree on digests.
+
+    Raises:
+        ValueError: The key is too short or too long.
+        TypeError: The key is not bytes.
+
+    Source: Saarinen and Aumasson, "The BLAKE2 Cryptographic Hash and Message Authentication Code
+    (MAC)", RFC 7693, section 2.5.
+
+    >>> KeyedDigest(b"sixteen bytes ..")
+    <KeyedDigest: 16 bytes>
+    """
+
+    __slots__ = ("_start",)
+
+    def __init__(self, key: bytes) -> None:
+        if not isinstance(key, bytes):
+            raise TypeError(f"key must be bytes, got {type(key).__name__}")
+        if not _SHORTEST_KEY <= len(key) <= hashlib.blake2b.MAX_KEY_SIZE:
+            raise ValueError(
+                f"key must be {_SHORTEST_KEY} to {hashlib.blake2b.MAX_KEY_SIZE} bytes long, "
+                f"got {len(key)}"
+            )
+        self._start = hashlib.blake2b(key=key, digest_size=_KEYED_SIZE)
+
+    def __call__(self, message: bytes) -> bytes:
+        """The digest of a message."""
+        digest = self._start.copy()  # with the key absorbed
+        digest.update(message)
+        return digest.digest()
+
+    def __repr__(self) -> str:
+        return f"<KeyedDigest: {_KEYED_SIZE} bytes>"
 
 
 def digest_function(digest: str | DigestFunction) -> DigestFunction:

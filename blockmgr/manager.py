@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
-from blockmgr.digest import digest_function, digest_size
+from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError, UnknownSequenceError
 from blockmgr.stats import Stats
 
@@ -112,7 +112,7 @@ class BlockManager:
             null_block=config.null_block,
             eviction=config.eviction,
             digest=function,
-            digest_is_trusted=isinstance(config.digest, str),
+            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
         )
         self._core.set_debug(config.debug)

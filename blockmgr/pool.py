@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
-from blockmgr.digest import digest_function, digest_size
+from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class BlockPool:
             prefix_caching=config.prefix_caching,
             null_block=config.null_block,
             digest=function,
-            digest_is_trusted=isinstance(config.digest, str),
+            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
         )
 

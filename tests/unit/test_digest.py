@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, ReentrancyError
+from blockmgr import BlockManager, KeyedDigest, ReentrancyError
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -212,3 +213,35 @@ def test_a_warm_look_up_hashes_nothing() -> None:
     digest.calls = 0
     assert manager.match([1] * 9).num_cached_tokens == 8
     assert digest.calls == 0
+
+
+KEY = b"0123456789abcdef"
+
+
+def test_a_keyed_digest_is_blake2b_with_that_key() -> None:
+    keyed = KeyedDigest(KEY)
+    for message in (b"", b"block", bytearray(b"block"), bytes(1000)):
+        assert keyed(message) == hashlib.blake2b(message, key=KEY, digest_size=16).digest()  # type: ignore[arg-type]
+    assert keyed(b"block") != KeyedDigest(KEY[::-1])(b"block")
+
+
+def test_a_manager_finds_by_keyed_digests() -> None:
+    manager = BlockManager(8, 2, digest=KeyedDigest(KEY))
+    manager.commit(manager.admit([1, 2, 3]), 3)
+    manager.commit(manager.admit([1, 9, 3]), 3)  # the hint is wrong for the first one
+    assert manager.match([1, 2, 3]).num_cached_tokens == 2
+
+
+def test_a_key_shows_nowhere() -> None:
+    keyed = KeyedDigest(KEY)
+    shown = f"{keyed!r} {keyed} {BlockManager(8, 2, digest=keyed).config!r}"
+    assert KEY.decode() not in shown
+    assert KEY.hex() not in shown
+
+
+@pytest.mark.parametrize(
+    ("key", "error"), [(b"short", ValueError), (bytes(65), ValueError), ("0" * 16, TypeError)]
+)
+def test_a_key_that_is_none_is_refused(key: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="key must be"):
+        KeyedDigest(key)
