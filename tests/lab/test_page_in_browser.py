@@ -122,6 +122,12 @@ def test_nothing_sticks_out_at_any_width(browser: Browser, saved: Path, width: i
     shown = "[...document.querySelectorAll('svg.chart')].filter(c => c.getClientRects().length)"
     classes = browser.run(f"{shown}.map(c => c.classList[1])")
     assert set(classes) == {"wide" if width > 640 else "narrow"}
+    ends = browser.run(
+        f"{shown}.flatMap(c => [...c.querySelectorAll('text')])"
+        ".map(t => t.getBoundingClientRect()).flatMap(box => [box.left, box.right])"
+    )
+    assert min(ends) >= 0
+    assert max(ends) <= width
 
 
 def test_letters_are_large_enough_to_read_on_a_telephone(browser: Browser, saved: Path) -> None:

@@ -30,6 +30,8 @@ __all__ = [
 CURVE_POINTS: Final = 240
 COLUMNS: Final = 6
 COLUMNS_NARROW: Final = 2
+# Share of the drawing's width that the name of a bar takes, on a telephone.
+ROOM: Final = 0.42
 MINUS: Final = "\N{MINUS SIGN}"
 # What can be won back stands out from what cannot.
 OUTCOME_ROLES: Final = {"found": "found", "evicted": "evicted"}
@@ -162,18 +164,17 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     found = binned(report.watched.reuse_gaps_ms)
     series = [("asked for", wanted, colour("unseen")), ("found", found, colour("found"))]
     placed = _histogram(axes, series)
+    _time_axis(axes, report, narrow)
     if wanted.any():
         late = int(np.argmax(wanted - found))
-        text = f"asked for: {short_count(int(wanted.sum()))}"
-        _label(axes, text, (late + 0.6, wanted[late]), colour("quiet"), (4, 0), top=True)
+        text = _folded(f"asked for: {short_count(int(wanted.sum()))}", narrow)
+        _bar_label(axes, text, (late, wanted[late]), colour("quiet"), right=True)
     if found.any():
         peak = int(np.argmax(found))
         text = f"found: {short_count(int(found.sum()))}"
-        at = (peak - 0.6, found[peak])
-        _label(axes, text, at, colour("lru"), (-4, 0), align="right", top=True)
-    _time_axis(axes, report, narrow)
+        _bar_label(axes, text, (peak, found[peak]), colour("lru"), right=False)
     axes.set_xlabel("time since the block was last used")
-    axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.1)
+    axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.16)
     axes.set_ylabel("blocks")
     _dress(axes, colour, grid="y")
     return placed
@@ -186,22 +187,22 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
     every, never = binned(lived), binned(lived[unused])
     series = [("evicted", every, colour("found")), ("never found", never, colour("evicted"))]
     placed = _histogram(axes, series)
+    _time_axis(axes, report, narrow)
     if len(lived):
         share = float(unused.mean())
         peak = int(np.argmax(never))
-        at = (peak - 0.6, every[peak])
         text = f"never found: {share:.0%}"
-        _label(axes, text, at, colour("unused"), (-4, 0), align="right", top=True)
+        _bar_label(axes, text, (peak, every[peak]), colour("unused"), right=False)
         late = int(np.argmax(every - never))
-        text = f"found before: {1 - share:.0%}"
-        _label(axes, text, (late - 0.4, every[late]), colour("lru"), (2, 4))
+        text = _folded(f"found before: {1 - share:.0%}", narrow)
+        height = every[late] if late != peak else every[late] / 2
+        _bar_label(axes, text, (late, height), colour("lru"), right=True)
     else:
         said = axes.text(0.5, 0.5, "nothing was evicted", color=colour("quiet"), ha="center")
         said.set_transform(axes.transAxes)
-    _time_axis(axes, report, narrow)
     axes.set_xlabel("time from the block's promotion to its eviction")
     axes.set_ylabel("blocks")
-    axes.set_ylim(0, max(1, every.max()) * 1.1)
+    axes.set_ylim(0, max(1, every.max()) * 1.16)
     _dress(axes, colour, grid="y")
     return placed
 
@@ -279,6 +280,24 @@ def _lru(report: Report, capacity: Any) -> float:
 def _gap(report: Report, capacity: Any) -> float:
     row = report.row("lru", capacity)
     return row.optimum.hit_rate - row.result.hit_rate
+
+
+def _bar_label(axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool) -> None:
+    """Name a bar beside its top, or above it where the drawing ends too soon on that side."""
+    place, height = at
+    low, high = axes.get_xlim()
+    room = (high - place if right else place - low) / (high - low)
+    side = 1 if right else -1
+    if room > ROOM:
+        away, along = (4 * side, 0), "left" if right else "right"
+        _label(axes, text, (place + 0.5 * side, height), colour, away, align=along, top=True)
+    else:
+        along = "right" if right else "left"
+        _label(axes, text, (place + 0.5 * side, height), colour, (0, 3), align=along)
+
+
+def _folded(text: str, narrow: bool) -> str:
+    return text.replace(": ", "\n") if narrow else text
 
 
 def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
