@@ -70,7 +70,7 @@ def report(trace: Trace) -> page.Report:
         capacity=TENTH,
         policies=("lru", "arc"),
         capacities=SIZES,
-        command="blockmgr report chat <&>",
+        command="blockmgr report chat <&></script>",
     )
 
 
@@ -178,7 +178,7 @@ def test_the_data_of_the_page_is_what_replays_count(
 ) -> None:
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     document = json.loads(data)
-    assert document["command"] == "blockmgr report chat <&>"
+    assert document["command"] == "blockmgr report chat <&></script>"
     assert len(document["results"]) == 2 * len(SIZES)
     for entry in document["results"]:
         config = ReplayConfig(block_size=16, eviction=entry["policy"])
@@ -213,7 +213,7 @@ def test_the_summary_says_what_the_tiles_say(report: page.Report, parsed: Page) 
 
 
 def test_the_command_is_on_the_page_as_it_was(parsed: Page) -> None:
-    assert parsed.texts["code"] == ["blockmgr report chat <&>"]
+    assert parsed.texts["code"] == ["blockmgr report chat <&></script>"]
 
 
 def test_bands_are_the_whole_pool_in_every_frame(report: page.Report) -> None:

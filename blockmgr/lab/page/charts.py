@@ -30,8 +30,11 @@ __all__ = [
 CURVE_POINTS: Final = 240
 COLUMNS: Final = 6
 COLUMNS_NARROW: Final = 2
-# Share of the drawing's width that the name of a bar takes, on a telephone.
-ROOM: Final = 0.42
+# Shares of the width of a drawing that the name of a bar takes: wide, and on a telephone at most,
+# where names to the right are folded.
+ROOM: Final = 0.16
+ROOM_LEFT: Final = 0.42
+ROOM_RIGHT: Final = 0.29
 MINUS: Final = "\N{MINUS SIGN}"
 # What can be won back stands out from what cannot.
 OUTCOME_ROLES: Final = {"found": "found", "evicted": "evicted"}
@@ -168,11 +171,11 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     if wanted.any():
         late = int(np.argmax(wanted - found))
         text = _folded(f"asked for: {short_count(int(wanted.sum()))}", narrow)
-        _bar_label(axes, text, (late, wanted[late]), colour("quiet"), right=True)
+        _bar_label(axes, text, (late, wanted[late]), colour("quiet"), right=True, narrow=narrow)
     if found.any():
         peak = int(np.argmax(found))
         text = f"found: {short_count(int(found.sum()))}"
-        _bar_label(axes, text, (peak, found[peak]), colour("lru"), right=False)
+        _bar_label(axes, text, (peak, found[peak]), colour("lru"), right=False, narrow=narrow)
     axes.set_xlabel("time since the block was last used")
     axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.16)
     axes.set_ylabel("blocks")
@@ -192,11 +195,11 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
         share = float(unused.mean())
         peak = int(np.argmax(never))
         text = f"never found: {share:.0%}"
-        _bar_label(axes, text, (peak, every[peak]), colour("unused"), right=False)
+        _bar_label(axes, text, (peak, every[peak]), colour("unused"), right=False, narrow=narrow)
         late = int(np.argmax(every - never))
         text = _folded(f"found before: {1 - share:.0%}", narrow)
         height = every[late] if late != peak else every[late] / 2
-        _bar_label(axes, text, (late, height), colour("lru"), right=True)
+        _bar_label(axes, text, (late, height), colour("lru"), right=True, narrow=narrow)
     else:
         said = axes.text(0.5, 0.5, "nothing was evicted", color=colour("quiet"), ha="center")
         said.set_transform(axes.transAxes)
@@ -282,13 +285,15 @@ def _gap(report: Report, capacity: Any) -> float:
     return row.optimum.hit_rate - row.result.hit_rate
 
 
-def _bar_label(axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool) -> None:
+def _bar_label(
+    axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool, narrow: bool
+) -> None:
     """Name a bar beside its top, or above it where the drawing ends too soon on that side."""
     place, height = at
     low, high = axes.get_xlim()
     room = (high - place if right else place - low) / (high - low)
     side = 1 if right else -1
-    if room > ROOM:
+    if room > (ROOM if not narrow else ROOM_RIGHT if right else ROOM_LEFT):
         away, along = (4 * side, 0), "left" if right else "right"
         _label(axes, text, (place + 0.5 * side, height), colour, away, align=along, top=True)
     else:
