@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
+
+from blockmgr.stress.profiles import DIGESTS
 
 # Two token values and a few blocks: prefixes collide and the pool runs dry on almost every run,
 # which is where the bugs are.
@@ -18,18 +19,6 @@ extras = st.one_of(
     st.dictionaries(st.integers(0, 2), st.sampled_from([b"x", b"y"]), max_size=2),
 )
 slots = st.one_of(st.none(), st.none(), st.integers(1, 14))
-
-
-def constant_digest(buffer: object) -> bytes:
-    """Every block collides with every other: only exact verification tells them apart."""
-    return bytes(16)
-
-
-DIGESTS: dict[str, str | Callable[[Any], bytes]] = {
-    "xxh3_128": "xxh3_128",
-    "sha256": "sha256",
-    "constant": constant_digest,
-}
 
 
 @st.composite

@@ -17,7 +17,7 @@ from blockmgr import (
     TicketError,
     UnknownSequenceError,
 )
-from tests.stateful.world import World
+from blockmgr.stress.world import World
 from tests.strategies import DIGESTS
 from tests.unit.engine import ids, serve, step
 from tests.unit.snapshot import refused

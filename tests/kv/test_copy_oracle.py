@@ -15,10 +15,10 @@ from hypothesis import settings
 
 from blockmgr import BlockManager
 from blockmgr.kv import KVBlocks, segments_from
+from blockmgr.stress.oracle import Device, KVMismatchError, Step
+from blockmgr.stress.world import World
 from tests import soak
-from tests.oracle import Device, KVMismatchError, Step
 from tests.stateful.machine import ManagerMachine
-from tests.stateful.world import World
 
 
 class TensorDevice(Device):

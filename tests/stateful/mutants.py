@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tests.model import ModelManager, Plan
-from tests.model_pool import Block, Content, Copy, Seq
+from blockmgr.stress.model import ModelManager, Plan
+from blockmgr.stress.model_pool import Block, Content, Copy, Seq
 
 MUTANTS: list[type[ModelManager]] = []
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import invariant
 from blockmgr import BlockManager, ReentrancyError, UnknownSequenceError
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
+from blockmgr.stress.model_pool import Block, ModelPool
 from tests.conftest import MakeManager
-from tests.model_pool import Block, ModelPool
 from tests.stateful.machine import ManagerMachine
 from tests.unit.engine import ids, serve
 from tests.unit.snapshot import snapshot

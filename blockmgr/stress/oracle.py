@@ -7,13 +7,15 @@ step's copies and writes: checked later, a copy that came too late would go unno
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
 
 Prefixes = list[int]
 Slots = npt.NDArray[np.int64]
@@ -24,7 +26,11 @@ class KVMismatchError(AssertionError):
 
 
 def extend_prefixes(
-    prefixes: Prefixes, tokens: list[int], block_size: int, namespace: bytes, extras: Mapping
+    prefixes: Prefixes,
+    tokens: list[int],
+    block_size: int,
+    namespace: bytes,
+    extras: Mapping[int, bytes],
 ) -> None:
     """Appends the name of the prefix that ends at each token; names are chained hashes."""
     for token in tokens:
@@ -65,11 +71,13 @@ class Device:
         self.queue: list[Step] = []
 
     def launch(self, plan: Any) -> Step:
+        """Queues a step with this copy plan; what it computes is added to it."""
         step = Step(plan.ticket, [tuple(copy) for copy in plan])
         self.queue.append(step)
         return step
 
     def cancel(self, step: Step) -> None:
+        """The launch failed."""
         self.queue.remove(step)
 
     def run(self, step: Step) -> None:

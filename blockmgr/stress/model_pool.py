@@ -6,12 +6,12 @@ gets a stamp, and stamps are the LRU order. A cached block knows the whole prefi
 look-up is a scan for equal content.
 """
 
+# ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,11 @@ from blockmgr.blocks import CopyPlan, Remap
 from blockmgr.config import ManagerConfig
 from blockmgr.errors import StepError, TicketError
 from blockmgr.stats import Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Block", "Content", "Copy", "ModelPool", "Seq", "chain"]
 
 FIRST_CHILDREN = 32  # how many children token-granular reuse looks at
 
@@ -74,6 +79,8 @@ class Seq:
 
 @dataclass(eq=False)
 class Copy:
+    """Leading tokens that go from one block to another."""
+
     source: Block
     destination: Block
     num_tokens: int
