@@ -34,7 +34,7 @@ COLUMNS_NARROW: Final = 2
 # where names to the right are folded.
 ROOM: Final = 0.16
 ROOM_LEFT: Final = 0.42
-ROOM_RIGHT: Final = 0.29
+ROOM_RIGHT: Final = 0.2
 MINUS: Final = "\N{MINUS SIGN}"
 # What can be won back stands out from what cannot.
 OUTCOME_ROLES: Final = {"found": "found", "evicted": "evicted"}
@@ -288,17 +288,18 @@ def _gap(report: Report, capacity: Any) -> float:
 def _bar_label(
     axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool, narrow: bool
 ) -> None:
-    """Name a bar beside its top, or above it where the drawing ends too soon on that side."""
+    """Name a bar: to the left of its top, or above it and on to the right."""
     place, height = at
     low, high = axes.get_xlim()
     room = (high - place if right else place - low) / (high - low)
-    side = 1 if right else -1
-    if room > (ROOM if not narrow else ROOM_RIGHT if right else ROOM_LEFT):
-        away, along = (4 * side, 0), "left" if right else "right"
-        _label(axes, text, (place + 0.5 * side, height), colour, away, align=along, top=True)
+    enough = room > (ROOM if not narrow else ROOM_RIGHT if right else ROOM_LEFT)
+    if enough and not right:
+        at = (place - 0.5, height)
+        _label(axes, text, at, colour, (-4, 0), align="right", top=True)
     else:
-        along = "right" if right else "left"
-        _label(axes, text, (place + 0.5 * side, height), colour, (0, 3), align=along)
+        onward = enough or not right
+        at = (place - 0.5 if onward else place + 0.5, height)
+        _label(axes, text, at, colour, (0, 3), align="left" if onward else "right")
 
 
 def _folded(text: str, narrow: bool) -> str:
