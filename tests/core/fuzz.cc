@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < 8 || size > 4096) return 0;
   Bytes bytes(data, size);
   try {
-    run(bytes, bytes.next(), INT32_MAX);
+    std::int64_t calls = 0;
+    run(bytes, bytes.next(), INT32_MAX, calls);
   } catch (const std::exception& violation) {
     std::fprintf(stderr, "violation: %s\n", violation.what());
     std::abort();

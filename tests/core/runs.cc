@@ -18,20 +18,33 @@ std::uint8_t kind_of(const std::string& name) {
   return kPoolKind;
 }
 
-std::int64_t run(Bytes& bytes, std::uint8_t kind, int moves, Counts* counts) {
+namespace {
+
+// Adds up on the way out, whatever way that is.
+template <class Anything>
+struct Tally {
+  const Anything& play;
+  std::int64_t& calls;
+  ~Tally() { calls += play.calls(); }
+};
+
+}  // namespace
+
+void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts) {
   if (kind >= kPoolKind) {
     PoolPlay play(bytes);
+    const Tally<PoolPlay> tally{play, calls};
     for (int i = 0; i < moves && play.move(); ++i) continue;
-    return play.calls();
+    return;
   }
   Play play(bytes, kind % static_cast<int>(profiles().size()), counts);
+  const Tally<Play> tally{play, calls};
   try {
     for (int i = 0; i < moves && play.move(); ++i) continue;
     play.finish_up();
   } catch (const std::exception& violation) {
     throw Violation(std::string(violation.what()) + "\n  in " + play.config());
   }
-  return play.calls();
 }
 
 }  // namespace blockmgr::testing

@@ -17,8 +17,8 @@ inline constexpr int kPoolKind = 192;
 std::vector<std::string> kind_names();
 std::uint8_t kind_of(const std::string& name);
 
-// Up to that many moves, or until the stream ends; returns how many calls they made. Throws
-// Violation, with the configuration.
-std::int64_t run(Bytes& bytes, std::uint8_t kind, int moves, Counts* counts = nullptr);
+// Up to that many moves, or until the stream ends; adds to calls how many calls they made, before
+// it throws Violation as well, with the configuration.
+void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts = nullptr);
 
 }  // namespace blockmgr::testing

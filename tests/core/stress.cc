@@ -70,7 +70,8 @@ int replay(const std::string& path) {
                                std::istreambuf_iterator<char>());
   Bytes bytes(reinterpret_cast<const std::uint8_t*>(data.data()), data.size());
   try {
-    run(bytes, bytes.next(), INT32_MAX);
+    std::int64_t calls = 0;
+    run(bytes, bytes.next(), INT32_MAX, calls);
   } catch (const std::exception& violation) {
     std::printf("violation: %s\n", violation.what());
     return 1;
@@ -124,7 +125,7 @@ int main(int argc, char** argv) {
     const std::uint8_t kind = kind_of(a.kinds[runs % a.kinds.size()]);
     Bytes bytes(stream_of(a.seed, runs));
     try {
-      calls += run(bytes, kind, a.moves, &counts);
+      run(bytes, kind, a.moves, calls, &counts);
     } catch (const std::exception& violation) {
       keep(a.out, kind, bytes.used());
       std::printf(

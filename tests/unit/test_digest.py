@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, KeyedDigest, ReentrancyError
+from blockmgr import BlockManager, KeyedDigest, ReentrancyError, namespace_key
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -245,3 +245,23 @@ def test_a_key_shows_nowhere() -> None:
 def test_a_key_that_is_none_is_refused(key: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="key must be"):
         KeyedDigest(key)
+
+
+def test_parts_of_a_namespace_do_not_meet() -> None:
+    parts: list[dict[str, bytes]] = [
+        {},
+        {"salt": b""},
+        {"salt": b"x"},
+        {"adapter": b"x"},
+        {"salt": b"x", "adapter": b""},
+        {"salt": b"xadapter"},
+        {"salt": b"", "adapter": b"x"},
+        {"salt": b"x", "adapter": b"y"},
+        {"salt": b"y", "adapter": b"x"},
+        {"sal": b"tx"},
+    ]
+    assert len({namespace_key(**part) for part in parts}) == len(parts)
+    both = namespace_key(salt=b"x", adapter=b"y")
+    assert both == namespace_key(adapter=b"y", salt=b"x")
+    with pytest.raises(TypeError, match="salt must be bytes"):
+        namespace_key(salt="x")  # type: ignore[arg-type]
