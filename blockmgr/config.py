@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,16 +136,7 @@ class ManagerConfig:
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
 
     def _whole(self, name: str, low: int, high: int) -> None:
-        value: Any = getattr(self, name)
-        if isinstance(value, bool):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        try:
-            whole = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} must be an int, got {value!r}") from None
-        if not low <= whole <= high:
-            raise ValueError(f"{name} must be in [{low}, {high}], got {whole}")
-        object.__setattr__(self, name, whole)
+        object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

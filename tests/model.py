@@ -81,17 +81,18 @@ class ModelManager(RetentionModel):
     # ---- admission ----------------------------------------------------------------------
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
-        """The child that begins most like the tokens; among equals one that can be taken over."""
+        """The child that begins most like the tokens; among equals the last that was linked."""
         candidates = [b for b in self.children(parent, extras) if not self.is_ahead(b)]
         lengths = [common(child.tokens, tokens) for child in candidates]
         least = self.config.min_partial_tokens
         if not least or not lengths or max(lengths) < least:
             return None
-        best = [b for b, n in zip(candidates, lengths, strict=True) if n == max(lengths)]
-        return next((b for b in best if self.can_be_taken_over(b)), best[0])
+        return candidates[lengths.index(max(lengths))]
 
-    def can_be_taken_over(self, block: Block) -> bool:
-        return block in self.idle() and len(block.tokens) < self.size
+    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
+        """Nobody else holds it, and none of it would be lost."""
+        is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
+        return is_whole and tail in self.idle()
 
     def plan(self, seq: Seq, num_slots: int, partial: bool = True) -> Plan:
         """The longest cached prefix, and what it takes to admit the sequence with it."""
@@ -108,7 +109,7 @@ class ModelManager(RetentionModel):
         if partial and num_blocks > len(hits):
             extras = seq.extras.get(len(hits), b"")
             source = self.best_child(seq.content(len(hits)), extras, rest)
-        take_over = source is not None and self.can_be_taken_over(source)
+        take_over = source is not None and self.can_be_taken_over(source, rest)
         num_blocks = max(num_blocks, len(hits))
         idle = self.idle()
         acquired = hits if source is None else [*hits, source]

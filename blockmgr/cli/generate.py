@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -89,12 +90,11 @@ def generate(
     """
     if not demo and len(words) < 2:
         raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)
-    if check and settings["n"] > 1:
-        raise click.UsageError("--check compares one sample of each prompt, not --n", ctx)
     if settings["beams"] and (settings["temperature"] or settings["n"] > settings["beams"]):
         raise click.UsageError("--beams takes no --temperature, and returns --n of its beams", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         engine, encode, decode = _demo(settings) if demo else _load(words[0], settings)
+        _say_what_is_ignored(engine, settings, check=check)
         texts = (words or DEMO_PROMPTS) if demo else words[1:]
         tokens = [encode(text) for text in texts]
         found = _run(engine, tokens, settings)
@@ -151,9 +151,12 @@ def _load(
 
     tokenizer = _tokenizer(model_dir)
     try:
-        engine = Engine.from_pretrained(
-            model_dir, device=_device(settings), **_engine_options(settings)
-        )
+        with warnings.catch_warnings():
+            # Said in one line of ours, see _say_what_is_ignored.
+            warnings.filterwarnings("ignore", "the model's generation config", UserWarning)
+            engine = Engine.from_pretrained(
+                model_dir, device=_device(settings), **_engine_options(settings)
+            )
     except UnsupportedModelError as error:
         raise WrongInput(str(error)) from error
     except (BlockMgrError, ValueError, TypeError, OSError):
@@ -213,6 +216,20 @@ def _demo(
     return engine, lambda text: list(text.encode()), lambda tokens: " ".join(map(str, tokens))
 
 
+def _say_what_is_ignored(engine: Engine, settings: dict[str, Any], *, check: bool) -> None:
+    from blockmgr.ports.transformers.generation import ignored_settings  # noqa: PLC0415
+
+    draws = settings["temperature"] > 0
+    ignored = ignored_settings(engine.model.model.generation_config, draws=draws)
+    if not ignored:
+        return
+    names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+    said = f"the model's generation config sets {names}, which is not applied here"
+    if check:
+        raise WrongInput(f"{said} but by model.generate: --check cannot hold")
+    click.echo(f"warning: {said}", err=True)
+
+
 def _run(engine: Engine, tokens: list[list[int]], settings: dict[str, Any]) -> list[Generation]:
     from blockmgr.ports.engine import Sampling  # noqa: PLC0415
 
@@ -233,25 +250,49 @@ def _run(engine: Engine, tokens: list[list[int]], settings: dict[str, Any]) -> l
 def _differing(
     engine: Engine, tokens: list[list[int]], found: list[Generation], settings: dict[str, Any]
 ) -> list[int]:
-    """Indices of the prompts that ``model.generate`` continues in another way."""
+    """Indices of the prompts that ``model.generate`` continues in another way, in any sample."""
+    return [
+        i
+        for i, (prompt, generation) in enumerate(zip(tokens, found, strict=True))
+        if [sample.tokens for sample in generation.samples] != _said(engine, prompt, settings)
+    ]
+
+
+def _said(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each sample or beam by ``model.generate``, up to the one that ends it."""
     import torch  # noqa: PLC0415
 
-    arguments: dict[str, Any] = {"max_new_tokens": settings["max_new_tokens"], "do_sample": False}
+    arguments: dict[str, Any] = {
+        "max_new_tokens": settings["max_new_tokens"],
+        "do_sample": False,
+        "num_beams": settings["beams"] or 1,
+    }
+    seeds = [settings["seed"]]
     if settings["beams"]:
-        arguments |= {"num_beams": settings["beams"], "length_penalty": settings["length_penalty"]}
+        arguments |= {
+            "length_penalty": settings["length_penalty"],
+            "early_stopping": False,
+            "num_return_sequences": settings["n"],
+        }
     elif settings["temperature"] > 0:
         names = ("temperature", "top_k", "top_p")
         arguments |= {"do_sample": True, **{name: settings[name] for name in names}}
-    differing = []
+        # Each sample has a generator of its own, so each is a call of its own.
+        seeds = [settings["seed"] + i for i in range(settings["n"])]
     model: Any = engine.model.model
-    for i, (prompt, generation) in enumerate(zip(tokens, found, strict=True)):
-        torch.manual_seed(settings["seed"])
-        row = torch.tensor([prompt], device=engine.model.device)
+    row = torch.tensor([prompt], device=engine.model.device)
+    said: list[list[int]] = []
+    for seed in seeds:
+        torch.manual_seed(seed)
         with torch.no_grad():
-            [said] = model.generate(row, attention_mask=torch.ones_like(row), **arguments).tolist()
-        if said[len(prompt) :][: len(generation.tokens)] != generation.tokens:
-            differing.append(i)
-    return differing
+            rows = model.generate(row, attention_mask=torch.ones_like(row), **arguments).tolist()
+        said += (_ended(each[len(prompt) :], engine.model.stop_token_ids) for each in rows)
+    return said
+
+
+def _ended(tokens: list[int], stops: tuple[int, ...]) -> list[int]:
+    end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:end]
 
 
 def _print_text(

@@ -51,13 +51,13 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
     if (block.extras == keys && !just_promoted) {
       const int n = common_prefix(blocks_.tokens(child), tokens + start,
                                   std::min<int>(limit, block.key_tokens));
-      const bool idle_tail =
-          block.key_tokens < config_.block_size && pool_.counts_as_available(child);
-      if (n > best || (n == best && found.partial >= 0 && idle_tail && !found.take_over)) {
+      if (n > best) {
         best = n;
         found.partial = child;
         found.num_partial = n;
-        found.take_over = idle_tail;
+        // What does not match would be lost to others, so a tail is taken over whole or copied.
+        found.take_over =
+            n == block.key_tokens && n < config_.block_size && pool_.counts_as_available(child);
       }
     }
     child = block.next_sibling;

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
+from blockmgr.arguments import whole
 from blockmgr.blocks import PAD_SLOT
 from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import Pool, Slots, batch_ids, device_ids, host_ids, pairs_of, to_device
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
-from blockmgr.kv.shape import ModelShape, whole
+from blockmgr.kv.shape import ModelShape
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class PagedKVCache:
     ) -> None:
         if not isinstance(shape, ModelShape):
             raise TypeError(f"shape must be a ModelShape, got {shape!r}")
-        num_blocks = whole("num_blocks", num_blocks, high=2**31 - 1)
-        block_size = whole("block_size", block_size, high=2**16 - 1)
+        num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
+        block_size = whole("block_size", block_size, 1, 2**16 - 1)
         self._shape = shape
         self._layout = layout_for(shape, layout)
         _check_pinning(torch.device(device), pin_memory)
@@ -237,7 +238,7 @@ class PagedKVCache:
                 is no such layer.
             TypeError: An argument is of the wrong type.
         """
-        length = whole("length", length, low=0)
+        length = whole("length", length, 0)
         used = -(-length // self.block_size)
         ids = device_ids("block_table", block_table, self.device)
         if ids is not None:
@@ -360,7 +361,7 @@ class PagedKVCache:
         return host
 
     def _checked_layer(self, layer: int) -> int:
-        return whole("layer", layer, low=0, high=self._shape.num_layers - 1)
+        return whole("layer", layer, 0, self._shape.num_layers - 1)
 
     def _tokens(self, name: str, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """K or V of a step in words, if it is what the cache holds."""

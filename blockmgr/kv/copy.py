@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 
 from blockmgr._core import CopyChecker, order_copies
+from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError, LayoutError, MissingExtraError, TicketError
 from blockmgr.kv import ops
 from blockmgr.kv.copy_torch import TorchCopier
 from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers
 from blockmgr.kv.registration import Registration, form_of, place_of, register
-from blockmgr.kv.shape import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,7 @@ class KVBlocks:
         access_bytes: int | None = None,
         max_pairs: int = 4096,
     ) -> None:
-        self._max_pairs = whole("max_pairs", max_pairs, high=NO_LIMIT)
+        self._max_pairs = whole("max_pairs", max_pairs, 1, NO_LIMIT)
         self._registered = register(segments, block_size, access_bytes)
         self._backend = _choose_backend(backend, self.device)
         with torch.inference_mode(False):  # views made in it could not be written outside
@@ -298,7 +298,7 @@ class KVBlocks:
             ValueError: ``max_pairs`` is out of range.
             TypeError: ``max_pairs`` is not an int.
         """
-        rows = 1 + whole("max_pairs", max_pairs, high=self._max_pairs)
+        rows = 1 + whole("max_pairs", max_pairs, 1, self._max_pairs)
         return PairBuffer(
             self, torch.zeros(rows, 3, dtype=torch.int32, device=self.device), self._fill
         )
@@ -321,7 +321,10 @@ class KVBlocks:
 
         Raises:
             ValueError: The buffer is that of other blocks.
+            TypeError: Not a buffer.
         """
+        if not isinstance(buffer, PairBuffer):
+            raise TypeError(f"buffer must be a PairBuffer, got {type(buffer).__name__}")
         if buffer.owner is not self:
             raise ValueError("buffer must come from pair_buffer() of the same KVBlocks")
         self.copy_pairs(buffer.pairs, buffer.count)
@@ -339,10 +342,12 @@ class KVBlocks:
 
         Raises:
             ValueError: A tensor is of another shape, type or device.
+            TypeError: An argument is no tensor.
         """
-        check_list(pairs, (pairs.shape[0], 3), "pairs", self.device)
-        if pairs.shape[0] > self._max_pairs:
-            raise ValueError(f"pairs must be at most {self._max_pairs}, got {pairs.shape[0]}")
+        num_pairs = len(pairs) if isinstance(pairs, torch.Tensor) and pairs.ndim else 0
+        check_list(pairs, (num_pairs, 3), "pairs", self.device)
+        if num_pairs > self._max_pairs:
+            raise ValueError(f"pairs must be at most {self._max_pairs}, got {num_pairs}")
         if count is None:
             count = self._no_limit
         check_list(count, (1,), "count", self.device)

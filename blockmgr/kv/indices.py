@@ -143,7 +143,9 @@ def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int 
         raise TypeError(f"{name} must hold whole numbers, got {array.dtype}")
     own = array.astype(np.int64)
     # One pass for both bounds: what is below the lower one is huge without a sign.
-    if (own - low if low else own).view(np.uint64).max() >= bound - low:
+    outside = (own - low if low else own).view(np.uint64).max() >= bound - low
+    # The largest without a sign would be -1 with one, and that is padding.
+    if outside or (array.dtype == np.uint64 and own.min() < 0):
         at = np.argwhere((array < low) | (array >= bound))[0].tolist()
         raise ValueError(f"{name}{at} must be in [{low}, {bound - 1}], got {array[tuple(at)]}")
     return own
@@ -165,6 +167,8 @@ def batch_ids(
             f"block_tables must have a row for each of {len(count)} lengths,"
             f" got shape {tables.shape}"
         )
+    if tables.size and tables.dtype.kind not in "iu":
+        raise TypeError(f"block_tables must hold whole numbers, got {tables.dtype}")
     longest = int(count.max(initial=0))
     used = -(-longest // block_size)
     if used > tables.shape[1]:

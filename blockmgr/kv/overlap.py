@@ -11,15 +11,17 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockmgr.arguments import whole
 from blockmgr.errors import LayoutError
 from blockmgr.kv.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 __all__ = ["check_disjoint", "check_segments", "spread_out"]
 
@@ -48,11 +50,9 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
         ValueError: ``segments`` is empty, or ``block_size`` is below 1.
         TypeError: An argument is of the wrong type.
     """
-    if isinstance(block_size, bool) or not hasattr(block_size, "__index__"):
-        raise TypeError(f"block_size must be an int, got {block_size!r}")
-    block_size = operator.index(block_size)
-    if block_size < 1:
-        raise ValueError(f"block_size must be >= 1, got {block_size}")
+    block_size = whole("block_size", block_size, 1)
+    if not isinstance(segments, Sequence):
+        raise TypeError(f"segments must be a sequence, got {type(segments).__name__}")
     for segment in segments:
         if not isinstance(segment, Segment):
             raise TypeError(f"segments must be Segment objects, got {segment!r}")
@@ -61,10 +61,10 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
         raise ValueError("segments must not be empty")
     kept: dict[Geometry, Segment] = {}
     for segment in map(_canonical, segments):
-        whole = _whole(segment)
-        twin = kept.setdefault(_geometry(whole), segment)
+        unsplit = _unsplit(segment)
+        twin = kept.setdefault(_geometry(unsplit), segment)
         if _geometry(twin) != _geometry(segment) or twin.token_bytes != segment.token_bytes:
-            kept[_geometry(whole)] = _whole(twin)
+            kept[_geometry(unsplit)] = _unsplit(twin)
     unique = list(kept.values())
     check_disjoint(unique)
     return unique
@@ -123,7 +123,7 @@ def _check_alike(segment: Segment, first: Segment, block_size: int) -> None:
 def _canonical(segment: Segment) -> Segment:
     """The same bytes and the same partial copies, in the one form they determine."""
     if segment.token_bytes in (0, segment.row_bytes):  # one token a block is the whole block
-        return _whole(segment)
+        return _unsplit(segment)
     return dataclasses.replace(
         segment,
         row_stride=segment.row_stride if segment.num_rows > 1 else segment.row_bytes,
@@ -131,7 +131,7 @@ def _canonical(segment: Segment) -> Segment:
     )
 
 
-def _whole(segment: Segment) -> Segment:
+def _unsplit(segment: Segment) -> Segment:
     """The same bytes in the longest rows, never to be split."""
     row_bytes, num_rows, row_stride = segment.row_bytes, segment.num_rows, segment.row_stride
     if num_rows == 1 or row_stride == row_bytes:

@@ -217,7 +217,14 @@ def columns_of(pairs: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]
 def check_list(
     tensor: torch.Tensor, shape: tuple[int, ...], name: str, device: torch.device
 ) -> None:
-    """Raises a ``ValueError`` unless a list on the device is one that a kernel can read."""
+    """Raises unless a list on the device is one that a kernel can read.
+
+    Raises:
+        ValueError: A tensor of another shape, type or device.
+        TypeError: No tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tuple(tensor.shape) != shape or tensor.dtype != torch.int32:
         raise ValueError(
             f"{name} must be int32 of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockmgr.arguments import whole
 from blockmgr.errors import LayoutError
 from blockmgr.kv.layout import Segment, check_segments
-from blockmgr.kv.shape import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def register(
         TypeError: An argument is of the wrong type.
     """
     unique = tuple(check_segments(segments, block_size))
-    if access_bytes is not None and whole("access_bytes", access_bytes) not in WIDTHS:
+    if access_bytes is not None and whole("access_bytes", access_bytes, 1) not in WIDTHS:
         raise ValueError(f"access_bytes must be one of {WIDTHS}, got {access_bytes}")
     width = access_bytes or min(map(_widest, unique))
     for segment in unique:
@@ -154,7 +154,7 @@ def register(
     return Registration(
         segments=unique,
         num_blocks=unique[0].num_blocks,
-        block_size=whole("block_size", block_size),
+        block_size=whole("block_size", block_size, 1),
         access_bytes=width,
         tensors=tensors,
         table=torch.tensor(rows, dtype=torch.int64),
@@ -206,7 +206,8 @@ def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
 
 def _flat(segments: Sequence[Segment]) -> torch.Tensor:
     """Everything from the first to the last byte of the segments, as a view in one dimension."""
-    tensor = segments[0].tensor
+    # Storages made of one buffer of the caller's begin alike and need not end alike.
+    tensor = max((s.tensor for s in segments), key=lambda t: t.untyped_storage().nbytes())
     element = tensor.element_size()
     base = _storage(tensor)
     start = min(s.address for s in segments) - base

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 import torch
 
+from blockmgr.arguments import integer
 from blockmgr.errors import LayoutError
 
 __all__ = ["Segment"]
@@ -64,21 +64,12 @@ class Segment:
             raise TypeError(f"name must be a str, got {self.name!r}")
         check_tensor(self.name, self.tensor)
         for field in (*SIZES, "offset", "token_bytes"):
-            object.__setattr__(self, field, self._whole(field))
+            object.__setattr__(self, field, integer(field, getattr(self, field)))
         for field in SIZES:
-            if getattr(self, field) < 1:
-                raise LayoutError(self.name, f"{field} must be >= 1, got {getattr(self, field)}")
+            if (size := getattr(self, field)) < 1:
+                raise LayoutError(self.name, f"{field} must be at least 1, got {size}")
         self._check_row()
         self._check_range()
-
-    def _whole(self, field: str) -> int:
-        value = getattr(self, field)
-        if isinstance(value, bool):
-            raise TypeError(f"{field} must be an int, got {value!r}")
-        try:
-            return operator.index(value)
-        except TypeError:
-            raise TypeError(f"{field} must be an int, got {value!r}") from None
 
     def _check_row(self) -> None:
         if self.num_rows > 1 and self.row_stride < self.row_bytes:
@@ -87,7 +78,7 @@ class Segment:
                 f"rows overlap: row_stride {self.row_stride} is below row_bytes {self.row_bytes}",
             )
         if self.token_bytes < 0:
-            raise LayoutError(self.name, f"token_bytes must be >= 0, got {self.token_bytes}")
+            raise LayoutError(self.name, f"token_bytes must be at least 0, got {self.token_bytes}")
         if self.token_bytes and self.row_bytes % self.token_bytes:
             raise LayoutError(
                 self.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from blockmgr.arguments import whole
 
 __all__ = ["ModelShape", "num_blocks_for"]
 
@@ -74,7 +75,7 @@ class ModelShape:
         for field in ("num_layers", "num_kv_heads", "head_dim", "latent_dim"):
             value = getattr(self, field)
             if field != "latent_dim" or value is not None:
-                object.__setattr__(self, field, whole(field, value))
+                object.__setattr__(self, field, whole(field, value, 1))
         if not isinstance(self.dtype, torch.dtype):
             raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
 
@@ -90,7 +91,7 @@ class ModelShape:
         Args:
             block_size: Tokens a block, at least 1.
         """
-        return whole("block_size", block_size) * self.bytes_per_token
+        return whole("block_size", block_size, 1) * self.bytes_per_token
 
     @classmethod
     def from_config(
@@ -129,7 +130,7 @@ class ModelShape:
         rank = fields.get("kv_lora_rank")
         if rank is not None:
             rope = fields.need("qk_rope_head_dim")
-            latent = whole("kv_lora_rank", rank) + whole("qk_rope_head_dim", rope)
+            latent = whole("kv_lora_rank", rank, 1) + whole("qk_rope_head_dim", rope, 1)
             return cls(
                 num_layers=num_layers,
                 num_kv_heads=1,
@@ -161,27 +162,13 @@ def num_blocks_for(num_bytes: int, shape: ModelShape, block_size: int) -> int:
     >>> num_blocks_for(10 * 2**30, shape, 16)
     5120
     """
-    budget = whole("num_bytes", num_bytes)
+    budget = whole("num_bytes", num_bytes, 1)
     if not isinstance(shape, ModelShape):
         raise TypeError(f"shape must be a ModelShape, got {shape!r}")
     block = shape.bytes_per_block(block_size)
     if budget < block:
-        raise ValueError(f"num_bytes must be >= {block}, the size of one block, got {budget}")
+        raise ValueError(f"num_bytes must be at least {block}, the size of one block, got {budget}")
     return budget // block
-
-
-def whole(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
-    """``value`` as an int in ``[low, high]``; raises naming ``name`` otherwise."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what it refuses is the point
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r}") from None
-    if number < low or (high is not None and number > high):
-        bounds = f">= {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"{name} must be {bounds}, got {number}")
-    return number
 
 
 class _Fields:
@@ -237,10 +224,10 @@ def _dtype(value: Any) -> torch.dtype:
 
 
 def _kv_layers(fields: _Fields) -> int:
-    num_layers = whole("num_hidden_layers", fields.need(*LAYERS))
+    num_layers = whole("num_hidden_layers", fields.need(*LAYERS), 1)
     shared = fields.get("num_kv_shared_layers")
     if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
-        num_layers -= whole("num_kv_shared_layers", shared)
+        num_layers -= whole("num_kv_shared_layers", shared, 1)
     hybrid = [name for name in OTHER_LAYERS if fields.get(name) is not None]
     if hybrid and fields.get("layer_types") is None:
         raise ValueError(
@@ -262,7 +249,7 @@ def _kv_layers(fields: _Fields) -> int:
         raise ValueError(
             f"layer_types of the config names {len(kinds)} layers, there are {num_layers}"
         )
-    return whole("attention layers", sum(kind in PER_TOKEN for kind in kinds))
+    return whole("attention layers", sum(kind in PER_TOKEN for kind in kinds), 1)
 
 
 def _kv_heads(fields: _Fields) -> int:
@@ -270,17 +257,17 @@ def _kv_heads(fields: _Fields) -> int:
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1
     if fields.get("multi_query_attention"):  # ChatGLM
-        return whole("multi_query_group_num", fields.need("multi_query_group_num"))
+        return whole("multi_query_group_num", fields.need("multi_query_group_num"), 1)
     given = fields.get(*KV_HEADS)
-    return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given)
+    return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given, 1)
 
 
 def _head_dim(fields: _Fields) -> int:
     given = fields.get("head_dim")
     if given is not None:
-        return whole("head_dim", given)
-    hidden = whole("hidden_size", fields.need(*HIDDEN))
-    heads = whole("num_attention_heads", fields.need(*HEADS))
+        return whole("head_dim", given, 1)
+    hidden = whole("hidden_size", fields.need(*HIDDEN), 1)
+    heads = whole("num_attention_heads", fields.need(*HEADS), 1)
     if hidden % heads:
         raise ValueError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
     return hidden // heads

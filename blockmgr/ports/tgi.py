@@ -23,6 +23,7 @@ from weakref import ref
 
 import numpy as np
 
+from blockmgr.arguments import whole
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -32,7 +33,6 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.ports.arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

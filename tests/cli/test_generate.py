@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ pytest.importorskip("transformers", reason="generate runs a transformers model")
 
 import torch
 from click.testing import CliRunner, Result
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig
 
 from blockmgr.cli import cli
 
@@ -59,7 +62,13 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "how",
-    [(), ("--temperature", 0.8, "--top-k", 9, "--seed", 4), ("--beams", 4, "--block-size", 4)],
+    [
+        (),
+        ("--temperature", 0.8, "--top-k", 9, "--seed", 4),
+        ("--temperature", 0.8, "--n", 3),
+        ("--beams", 4, "--block-size", 4),
+        ("--beams", 4, "--n", 4),
+    ],
     ids=str,
 )
 def test_the_demo_says_what_generate_says(run: Run, how: tuple[object, ...]) -> None:
@@ -72,11 +81,75 @@ def test_the_demo_says_what_generate_says(run: Run, how: tuple[object, ...]) -> 
     assert int(report["blocks at the peak"]) < int(report["without sharing"])
 
 
-def test_a_difference_is_an_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockmgr.cli.generate._differing", lambda *_: [1])
-    result = run(*SHORT, "--check")
+WRONG: dict[str, Callable[[list[int]], list[int]]] = {
+    "stops early": lambda tokens: tokens[:-1],
+    "says nothing": lambda tokens: [],
+    "goes on": lambda tokens: [*tokens, tokens[-1]],
+    "changes a token": lambda tokens: [*tokens[:-1], tokens[-1] ^ 1],
+}
+
+
+@pytest.mark.parametrize("how", [(), ("--beams", 3, "--n", 3), ("--temperature", 1, "--n", 3)])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_difference_in_the_last_sample_is_an_exit_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, how: tuple[object, ...]
+) -> None:
+    generate = importlib.import_module("blockmgr.cli.generate")  # `cli.generate` is the command
+    works = generate._run
+
+    def wrong(*arguments: Any) -> Any:
+        *first, last = works(*arguments)
+        *others, sample = last.samples
+        sample = replace(sample, tokens=WRONG[name](sample.tokens))
+        return [*first, replace(last, samples=[*others, sample])]
+
+    monkeypatch.setattr(generate, "_run", wrong)
+    result = run(*SHORT, "--check", *how)
     assert result.exit_code == 1
     assert "equal to model.generate: no" in result.stderr
+
+
+def test_a_sample_too_few_is_a_difference(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = importlib.import_module("blockmgr.cli.generate")
+    works = generate._run
+    monkeypatch.setattr(
+        generate, "_run", lambda *a: [replace(g, samples=g.samples[:-1]) for g in works(*a)]
+    )
+    assert run(*SHORT, "--check", "--beams", 3, "--n", 2).exit_code == 1
+
+
+@pytest.mark.parametrize("how", [(), ("--beams", 4, "--n", 4), ("--temperature", 2, "--n", 4)])
+def test_samples_that_end_early_are_compared_up_to_their_end(
+    run: Run, model_dir: Path, how: tuple[object, ...]
+) -> None:
+    GenerationConfig(eos_token_id=[2, 3, 5], pad_token_id=0).save_pretrained(model_dir)
+    result = run("generate", model_dir, "who may write to it", "what is", "--check", "--json", *how)
+    assert result.exit_code == 0, result.stderr
+    samples = [s for each in json.loads(result.stdout)["results"] for s in each["samples"]]
+    assert any(sample["finish_reason"] == "stop" for sample in samples)
+
+
+def test_settings_that_are_not_applied_are_named(run: Run, model_dir: Path) -> None:
+    asked = GenerationConfig(repetition_penalty=1.3, do_sample=True, min_p=0.1, temperature=0.6)
+    asked.save_pretrained(model_dir)
+    for how, names in (
+        ((), "repetition_penalty=1.3"),
+        (("--temperature", 1), "min_p=0.1, repetition_penalty=1.3"),
+    ):
+        result = run("generate", model_dir, "what is a block", *how)
+        assert result.exit_code == 0
+        said = f"the model's generation config sets {names}, which is not applied here"
+        assert result.stderr.splitlines()[0] == f"warning: {said}"
+        refused = run("generate", model_dir, "what is a block", "--check", *how)
+        assert (refused.exit_code, refused.stdout) == (3, "")
+        assert f"{said} but by model.generate: --check cannot hold" in refused.stderr
+
+
+def test_settings_of_drawn_tokens_leave_the_likeliest_alone(run: Run, model_dir: Path) -> None:
+    GenerationConfig(do_sample=True, min_p=0.1, temperature=0.6).save_pretrained(model_dir)
+    result = run("generate", model_dir, "what is a block", "--check")
+    assert result.exit_code == 0, result.stderr
+    assert "warning" not in result.stderr
 
 
 def test_stderr_says_how_to_repeat_it(run: Run) -> None:
@@ -110,7 +183,6 @@ def test_wrong_commands_and_wrong_input(run: Run, tmp_path: Path) -> None:
         ((), 2, "give a MODEL_DIR"),
         ((tmp_path,), 2, "at least one PROMPT"),
         ((tmp_path, "hello"), 3, "config.json"),
-        (("--demo", "--check", "--n", 2, "--temperature", 1), 2, "--check compares one sample"),
         (("--demo", "--n", 2), 2, "n must be 1 at temperature 0"),
         (("--demo", "--beams", 2, "--temperature", 1), 2, "--beams takes no --temperature"),
         (("--demo", "--beams", 2, "--n", 3), 2, "returns --n of its beams"),

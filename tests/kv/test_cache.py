@@ -453,6 +453,11 @@ GOOD = tokens(2, HEADS, DIM)
         ((0, GOOD, GOOD, [0, 20]), ValueError, r"slot_mapping\[1\] must be in .-1, 19., got 20"),
         ((0, GOOD, GOOD, [-2, 0]), ValueError, r"slot_mapping\[0\] .* got -2"),
         ((0, GOOD, GOOD, torch.tensor([0, 20])), ValueError, "slot_mapping"),
+        # As int64 the first would be PAD_SLOT.
+        *(
+            ((0, GOOD, GOOD, np.array([0, n], np.uint64)), ValueError, rf"\[1\] .* got {n}")
+            for n in (2**64 - 1, 2**63, 20)
+        ),
         ((0, GOOD, GOOD, [[0, 1]]), ValueError, "slot_mapping must have 1 axes"),
         ((0, GOOD, GOOD, [0.0, 1.0]), TypeError, "slot_mapping must hold whole numbers"),
         ((0, GOOD, GOOD, [True, False]), TypeError, "slot_mapping must hold whole numbers"),
@@ -488,7 +493,7 @@ def test_mla_takes_one_vector_a_token() -> None:
         ((0, 3, 1), ValueError, "block_table must have 1 axes"),
         ((0, [[0]], 1), ValueError, "block_table must have 1 axes"),
         ((0, [0.5], 1), TypeError, "block_table must hold whole numbers"),
-        ((0, [0], -1), ValueError, "length must be >= 0, got -1"),
+        ((0, [0], -1), ValueError, "length must be at least 0, got -1"),
         ((0, [0], 1.0), TypeError, "length"),
         ((0, [0], True), TypeError, "length"),
         ((7, [0], 1), ValueError, "layer"),
@@ -510,6 +515,9 @@ def test_a_wrong_gather_is_refused(
         ([[0, 1]], [1, 1], ValueError, "a row for each of 2 lengths"),
         ([0, 1], [1, 1], ValueError, "a row for each of 2 lengths"),
         ([[0.5]], [1], TypeError, "block_tables must hold whole numbers"),
+        ([[True]], [1], TypeError, "block_tables must hold whole numbers, got bool"),
+        ([[0]], [True], TypeError, "lengths must hold whole numbers, got bool"),
+        (np.array([[2**64 - 1]], np.uint64), [1], ValueError, r"block_tables\[0, 0\] must be in"),
         ([[0]], [-1], ValueError, "lengths"),
         ([[0]], [1.5], TypeError, "lengths"),
     ],

@@ -182,6 +182,13 @@ def test_lists_on_the_device_that_no_kernel_can_read(backend: str) -> None:
         call(good.repeat(3, 1).T.contiguous().T)
     with world.unchanged(ValueError, r"count must be int32 of shape \(1,\)"):
         call(good, torch.tensor(1, dtype=torch.int32))
+    with world.unchanged(ValueError, r"pairs must be int32 of shape \(0, 3\), .* of \(\)"):
+        call(good[0, 0])
+    for no_tensor in ([(0, 1, 1)], good.numpy(), None):
+        with world.unchanged(TypeError, "pairs must be a torch.Tensor, got "):
+            call(no_tensor)
+    with world.unchanged(TypeError, "count must be a torch.Tensor, got int"):
+        call(good, 1)
     with world.unchanged(ValueError, "pairs must be contiguous on cpu, got one on meta"):
         call(good.to("meta"))
 
@@ -197,6 +204,9 @@ def test_buffers() -> None:
     long = plan_of((0, 1, 1), (0, 2, 1))
     with world.unchanged(CopyError, "the plan has 2 pairs, the buffer holds 1"):
         buffer.fill(long)
+    for no_buffer in (3, None, buffer.pairs):
+        with world.unchanged(TypeError, "buffer must be a PairBuffer, got "):
+            world.blocks.copy_buffer(no_buffer)  # type: ignore[arg-type]
     with world.unchanged(ValueError, "must come from pair_buffer"):
         World("NHD", "torch").blocks.copy_buffer(buffer)
     for one in ((0, 1, 1), (0, 2, 1)):
@@ -209,7 +219,7 @@ def test_buffers() -> None:
     ("options", "error", "problem"),
     [
         ({"block_size": 3}, LayoutError, "segment 'kv': a row of .* block_size is 3"),
-        ({"block_size": 0}, ValueError, "block_size must be >= 1, got 0"),
+        ({"block_size": 0}, ValueError, "block_size must be at least 1, got 0"),
         ({"block_size": 4.0}, TypeError, "block_size must be an int"),
         ({"max_pairs": 0}, ValueError, "max_pairs must be in .* got 0"),
         ({"max_pairs": True}, TypeError, "max_pairs must be an int, got True"),
@@ -224,6 +234,39 @@ def test_options_out_of_range(
     with pytest.raises(error, match=problem) as caught:
         register(**options)
     assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("segments", [None, 3, iter(())])
+def test_segments_that_are_no_sequence(segments: Any) -> None:
+    with pytest.raises(TypeError, match="segments must be a sequence, got "):
+        KVBlocks(segments, block_size=TOKENS)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("longer_first", [False, True])
+def test_storages_that_begin_alike_may_end_elsewhere(backend: Any, longer_first: bool) -> None:
+    """An engine may make tensors of its own buffer, each with a storage of its own."""
+    buffer = np.arange(2 * BLOCKS * TOKENS * 8, dtype=np.float32)
+    half = len(buffer) // 2
+    first = torch.from_numpy(buffer[:half]).view(BLOCKS, TOKENS, 1, 8)
+    whole = torch.from_numpy(buffer)
+    assert first.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    second = whole[half:].view(BLOCKS, TOKENS, 1, 8)
+    named = [("first", first), ("second", second)]
+    segments = [
+        segment
+        for name, each in (named[::-1] if longer_first else named)
+        for segment in segments_from(each, layout="NHD", name=name)
+    ]
+    before = buffer.copy().reshape(2, BLOCKS, -1)
+    blocks = KVBlocks(segments, block_size=TOKENS, backend=backend)
+    blocks.copy(plan_of((0, 2, TOKENS)))
+    before[:, 2] = before[:, 0]
+    assert (buffer.reshape(before.shape) == before).all()
+    rows = torch.tensor([[1, 0, TOKENS]], dtype=torch.int32)
+    blocks.copy_pairs(rows)
+    before[:, 0] = before[:, 1]
+    assert (buffer.reshape(before.shape) == before).all()
 
 
 def test_a_demand_for_wider_accesses_names_the_segment_that_does_not_allow_them() -> None:

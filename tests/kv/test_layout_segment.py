@@ -51,7 +51,7 @@ def test_the_last_byte_may_be_the_last_of_the_storage() -> None:
 @pytest.mark.parametrize("field", FIGURES)
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_are_positive(field: str, value: int) -> None:
-    with pytest.raises(LayoutError, match=f"{field} must be >= 1, got {value}") as caught:
+    with pytest.raises(LayoutError, match=f"{field} must be at least 1, got {value}") as caught:
         segment(**{field: value})
     assert caught.value.segment == "mine"
 
@@ -60,7 +60,7 @@ def test_sizes_are_positive(field: str, value: int) -> None:
     ("changes", "match"),
     [
         ({"row_stride": 15}, "row_stride 15 is below row_bytes 16"),
-        ({"token_bytes": -1}, "token_bytes must be >= 0, got -1"),
+        ({"token_bytes": -1}, "token_bytes must be at least 0, got -1"),
         ({"token_bytes": 3}, "no multiple of token_bytes 3"),
         ({"token_bytes": 32}, "no multiple of token_bytes 32"),
         ({"offset": 1}, "not aligned to the 2-byte elements"),

@@ -193,7 +193,7 @@ def test_fields_of_the_text_model_go_before_those_outside() -> None:
         ({k: v for k, v in LLAMA_3_8B.items() if k != "hidden_size"}, "hidden_size"),
         ({**LLAMA_3_8B, "num_key_value_heads": None, "num_attention_heads": None}, "num_attention"),
         ({**LLAMA_3_8B, "hidden_size": 4097}, "4097 is no multiple of num_attention_heads 32"),
-        ({**LLAMA_3_8B, "num_hidden_layers": 0}, "num_hidden_layers must be >= 1, got 0"),
+        ({**LLAMA_3_8B, "num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
         ({**LLAMA_3_8B, "torch_dtype": "auto"}, "'auto'"),
         ({**LLAMA_3_8B, "torch_dtype": "load"}, "'load'"),
         ({**LLAMA_3_8B, "layer_types": ["full_attention", "odd"]}, "layer_types .* odd"),
@@ -201,8 +201,8 @@ def test_fields_of_the_text_model_go_before_those_outside() -> None:
         ({**LLAMA_3_8B, "attn_layer_period": 8}, "attn_layer_period"),
         ({**LLAMA_3_8B, "block_configs": [{}]}, "block_configs"),
         ({**LLAMA_3_8B, "multi_query_attention": True}, "multi_query_group_num"),
-        ({**LLAMA_3_8B, "layer_types": ["mamba"] * 32}, "attention layers must be >= 1"),
-        ({**LLAMA_3_8B, "num_kv_shared_layers": 32}, "attention layers must be >= 1"),
+        ({**LLAMA_3_8B, "layer_types": ["mamba"] * 32}, "attention layers must be at least 1"),
+        ({**LLAMA_3_8B, "num_kv_shared_layers": 32}, "attention layers must be at least 1"),
         ({**DEEPSEEK_V3, "qk_rope_head_dim": None}, "qk_rope_head_dim"),
     ],
 )
@@ -235,7 +235,7 @@ def shape(**changes: Any) -> ModelShape:
 @pytest.mark.parametrize("field", ["num_layers", "num_kv_heads", "head_dim", "latent_dim"])
 def test_shapes_are_positive_ints(field: str) -> None:
     for value in (0, -1):
-        with pytest.raises(ValueError, match=f"{field} must be >= 1, got {value}"):
+        with pytest.raises(ValueError, match=f"{field} must be at least 1, got {value}"):
             shape(**{field: value})
     for wrong in (True, 1.0, "1"):
         with pytest.raises(TypeError, match=field):
@@ -251,7 +251,7 @@ def test_blocks_fill_the_budget_and_no_more() -> None:
     block = shape().bytes_per_block(4)
     assert block == 2 * 2 * 3 * 5 * 2 * 4
     assert [num_blocks_for(n, shape(), 4) for n in (block, 3 * block - 1, 3 * block)] == [1, 2, 3]
-    with pytest.raises(ValueError, match=f"num_bytes must be >= {block}.*got {block - 1}"):
+    with pytest.raises(ValueError, match=f"num_bytes must be at least {block}.*got {block - 1}"):
         num_blocks_for(block - 1, shape(), 4)
 
 

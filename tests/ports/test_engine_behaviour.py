@@ -176,6 +176,45 @@ def test_an_error_on_the_device_forgets_the_cache(
     check_alive(engine)
 
 
+def test_the_report_keeps_what_was_counted_before_the_device_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(num_blocks=24)
+
+    def counted() -> list[int]:
+        report = engine.report()
+        return [
+            report.query_tokens,
+            report.hit_tokens,
+            report.evicted_blocks,
+            report.deduplicated_blocks,
+        ]
+
+    twins = [MIXED[1], MIXED[1]]  # computed in one step, so that neither finds the other
+    for _ in range(2):
+        engine.generate([*MIXED, *twins, *MIXED], GREEDY)
+        before = counted()
+        assert all(before)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.model, "forward", lambda _: exec("raise MemoryError"))
+            with pytest.raises(MemoryError):
+                engine.generate(MIXED[:1], GREEDY)
+        after = counted()
+        assert after[0] == before[0] + len(MIXED[0])
+        assert all(a >= b for a, b in zip(after[1:], before[1:], strict=True))
+    assert engine.manager.stats().query_tokens == 0
+
+
+def test_a_model_whose_settings_are_not_applied_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = model_of("Llama").generation_config
+    for name, value in (("no_repeat_ngram_size", 3), ("min_p", 0.2), ("repetition_penalty", 1.0)):
+        monkeypatch.setattr(config, name, value)
+    with pytest.warns(UserWarning, match=r"sets min_p=0\.2, no_repeat_ngram_size=3, which is not"):
+        engine_of()
+
+
 def test_a_call_inside_a_call_is_refused() -> None:
     engine = engine_of()
     with pytest.raises(ReentrancyError):

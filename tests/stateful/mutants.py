@@ -231,8 +231,14 @@ class KeepsUncomputedTails(ModelManager):
 
 @mutant
 class TakesOverTailsInUse(ModelManager):
-    def can_be_taken_over(self, block: Block) -> bool:
-        return len(block.tokens) < self.size
+    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
+        return len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
+
+
+@mutant
+class TakesOverPartsOfTails(ModelManager):
+    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
+        return len(tail.tokens) < self.size and tail in self.idle()
 
 
 @mutant

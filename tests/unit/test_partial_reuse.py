@@ -54,15 +54,12 @@ def test_the_child_that_begins_most_alike_wins(make_manager: MakeManager) -> Non
     assert manager.take_copies().sources.tolist() == best
 
 
-def test_of_equals_the_one_that_can_be_taken_over_wins(make_manager: MakeManager) -> None:
+def test_of_equals_the_one_cached_last_wins(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, min_partial_tokens=1)
-    short, _ = (manager.sequence(manager.admit(t)) for t in ([1, 2, 3], [1, 2, 7, 7]))
-    step(manager)
-    tail = ids(short)
-    short.free()
-    seq = manager.sequence(manager.admit([1, 2, 9]))
-    assert ids(seq) == tail
-    assert len(manager.take_copies()) == 0
+    cache(manager, [1, 2, 3])
+    other = cache(manager, [1, 9, 4, 4])
+    seq = manager.sequence(manager.admit([1, 5, 5]))
+    assert step(manager) == [(other[0], ids(seq)[0], 1)]
 
 
 def test_extras_must_be_equal_for_a_part_too(make_manager: MakeManager) -> None:
@@ -105,11 +102,24 @@ def test_a_tail_used_by_a_copy_is_copied_not_taken(make_manager: MakeManager) ->
     assert [copy.num_tokens for copy in manager.take_copies()] == [3]
 
 
-def test_part_of_a_tail_can_be_taken_over_as_well(make_manager: MakeManager) -> None:
+def test_a_tail_that_matches_in_part_lends_a_copy_and_stays(make_manager: MakeManager) -> None:
+    """Taken over in place, what did not match of it would be lost to the next prompt."""
     manager = make_manager(8, 4, min_partial_tokens=1)
-    blocks = cache(manager, [1, 2, 3])
+    [tail] = cache(manager, [1, 2, 3])
     seq = manager.sequence(manager.admit([1, 2, 9, 9]))
-    assert (ids(seq), seq.num_cached_tokens) == (blocks, 2)
+    assert seq.num_cached_tokens == 2
+    assert step(manager) == [(tail, ids(seq)[0], 2)]
+    following = manager.sequence(manager.admit([1, 2, 3, 4]))
+    assert (ids(following), following.num_cached_tokens) == ([tail], 3)
+
+
+def test_a_tail_whose_last_token_is_left_to_compute_is_copied(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, min_partial_tokens=1)
+    [tail] = cache(manager, [1, 2, 3])
+    seq = manager.sequence(manager.admit([1, 2, 3]))
+    assert seq.num_cached_tokens == 2
+    assert step(manager) == [(tail, ids(seq)[0], 2)]
+    assert manager.match([1, 2, 3, 4]).num_cached_tokens == 3
 
 
 def test_a_tail_needs_the_configured_number_of_computed_tokens(

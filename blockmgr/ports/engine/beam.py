@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from blockmgr.arguments import MOST, real, whole
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.arguments import MOST, real, whole
 from blockmgr.ports.engine.jobs import Sample, Track, check_stops
 
 try:

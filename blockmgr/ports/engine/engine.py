@@ -9,6 +9,7 @@ between prompts that begin alike, between the samples of a prompt, and between b
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blockmgr.blocks import Admission
@@ -19,6 +20,7 @@ from blockmgr.ports.engine.jobs import Generation, check_stops
 from blockmgr.ports.engine.progress import token_bar
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
 from blockmgr.ports.engine.scheduler import Scheduler
+from blockmgr.ports.transformers.generation import ignored_settings
 from blockmgr.ports.transformers.model import PagedModel, load_model
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ class Engine:
         UnsupportedModelError: The model needs something that is missing here.
         ValueError: A value is out of its bounds.
 
+    Warns:
+        UserWarning: The model's generation config has settings that are not applied here.
+
     Attributes:
         model: The model and its K/V.
     """
@@ -92,6 +97,10 @@ class Engine:
         self._scheduler = Scheduler(
             self.model, config, max_batch_tokens, chunk_size or max_batch_tokens
         )
+        if ignored := ignored_settings(model.generation_config):
+            names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+            message = f"the model's generation config sets {names}, which is not applied here"
+            warnings.warn(message, UserWarning, stacklevel=2)
 
     @classmethod
     def from_pretrained(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from blockmgr.ports.arguments import MOST, whole
+from blockmgr.arguments import MOST, whole
 
 if TYPE_CHECKING:
     from blockmgr.manager import BlockManager

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineReport", "Tally"]
 
+# What the manager counts.
+MANAGERS = ("query_tokens", "hit_tokens", "evicted_blocks", "deduplicated_blocks")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
@@ -52,14 +55,21 @@ class EngineReport:
 
 @dataclass(slots=True)
 class Tally:
-    """What the scheduler counts; the meanings are those of ``EngineReport``."""
+    """What the scheduler counts; the meanings are those of ``EngineReport``.
+
+    Of what the manager counts, only what managers counted that are gone.
+    """
 
     steps: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
     copies: int = 0
     copied_tokens: int = 0
     preemptions: int = 0
+    evicted_blocks: int = 0
+    deduplicated_blocks: int = 0
     peak_blocks: int = 0
     peak_unshared_blocks: int = 0
     peak_saved_blocks: int = 0
@@ -74,12 +84,12 @@ class Tally:
         self.peak_unshared_blocks = max(self.peak_unshared_blocks, unshared)
         self.peak_saved_blocks = max(self.peak_saved_blocks, unshared - used)
 
+    def keep(self, stats: Stats) -> None:
+        """Takes over what a manager has counted that is about to go."""
+        for name in MANAGERS:
+            setattr(self, name, getattr(self, name) + getattr(stats, name))
+
     def report(self, stats: Stats) -> EngineReport:
         """A snapshot, with what the manager has counted."""
-        return EngineReport(
-            **asdict(self),
-            query_tokens=stats.query_tokens,
-            hit_tokens=stats.hit_tokens,
-            evicted_blocks=stats.evicted_blocks,
-            deduplicated_blocks=stats.deduplicated_blocks,
-        )
+        sums = {name: getattr(self, name) + getattr(stats, name) for name in MANAGERS}
+        return EngineReport(**{**asdict(self), **sums})

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from blockmgr.arguments import MOST, real, whole
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.arguments import MOST, real, whole
 from blockmgr.ports.engine.jobs import FinishReason, Sample, Track, check_stops
 
 try:

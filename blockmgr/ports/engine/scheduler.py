@@ -114,6 +114,7 @@ class Scheduler:
         """Ends what is left, which is nothing unless something was raised."""
         if self._is_mid_step:
             # What the cache holds is not known. To forget all of it is always right.
+            self.tally.keep(self.manager.stats())
             self.manager = BlockManager.from_config(self.manager.config)
             self._is_mid_step = False
         for handle in self.manager.handles():

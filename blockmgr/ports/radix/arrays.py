@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,7 +12,7 @@ from blockmgr.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Ids", "PageSlots", "Pages", "ToDevice", "on_host", "whole"]
+__all__ = ["Ids", "PageSlots", "Pages", "ToDevice", "on_host"]
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Token ids or slots in a row: a list, a NumPy array or a torch tensor on any device."""
@@ -88,21 +87,6 @@ class PageSlots:
                 f"indices[{start * self.page_size + at}] is {slots[at]}"
             )
         return pages if is_int32 else pages.astype(np.int32)
-
-
-def whole(name: str, value: object, least: int) -> int:
-    """The value as an int, at least ``least``."""
-    if type(value) is int and value >= least:
-        return value
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
 
 
 class ToDevice:

@@ -8,8 +8,9 @@ from weakref import WeakSet
 
 import numpy as np
 
+from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.radix.arrays import on_host, whole
+from blockmgr.ports.radix.arrays import on_host
 from blockmgr.ports.radix.tree import MatchResult, RadixCacheHandle, RadixCacheManager, new_pool
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from blockmgr.ports.radix.arrays import whole
+from blockmgr.arguments import whole
 from blockmgr.ports.radix.manager import CacheManager
 from blockmgr.ports.radix.tree import RadixCacheManager
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from blockmgr.ports.radix.arrays import ToDevice, whole
+from blockmgr.arguments import whole
+from blockmgr.ports.radix.arrays import ToDevice
 
 __all__ = ["create_page_table", "get_mha_cache_per_page", "get_num_pages_for_kv_cache"]
 

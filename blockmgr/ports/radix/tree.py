@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host, whole
+from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakSet
 
+from blockmgr.arguments import whole
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.arguments import whole
 
 __all__ = ["SlotAllocator"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.arguments import whole
 from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:

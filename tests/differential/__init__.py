@@ -1,0 +1,1 @@
+"""The same requests through another system's block manager, step by step."""

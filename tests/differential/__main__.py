@@ -1,0 +1,38 @@
+"""Many streams: ``python -m tests.differential --steps 1000000``. Exit code 1 on a difference."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+from tests.differential.stream import Ours, Stream
+from tests.differential.vllm_side import Vllm
+
+POOLS = (17, 40, 120)
+STREAM_STEPS = 2000
+
+
+def main() -> int:
+    """Run streams until that many steps were compared."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100_000, help="steps to compare in all")
+    parser.add_argument("--seed", type=int, default=0, help="of the first stream")
+    options = parser.parse_args()
+    total: Counter[str] = Counter()
+    seed = options.seed
+    while total["steps"] < options.steps:
+        pool = POOLS[seed % len(POOLS)]
+        stream = Stream(seed, Ours(pool), Vllm(pool), twins=seed % 2 == 1)
+        agreed = stream.run(STREAM_STEPS)
+        total.update(stream.steps)
+        if not agreed:
+            print(f"seed {seed}, {pool} blocks: the sides differ after {dict(stream.steps)}")
+            return 1
+        seed += 1
+    print(f"{seed - options.seed} streams, no difference: {dict(total)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
