@@ -21,7 +21,7 @@ from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Prio
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError, UnknownSequenceError
-from blockmgr.stats import Stats
+from blockmgr.stats import QuotaUsage, Stats
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -114,6 +114,7 @@ class BlockManager:
             eviction=config.eviction,
             retention=config.retention,
             max_pinned_blocks=config.max_pinned_blocks,
+            quotas=list(config.quotas.items()),
             digest=function,
             digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
@@ -665,12 +666,33 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out now: free and idle."""
+        """Blocks that could be handed out now: free and idle. With quotas, none gets them all."""
         return self._core.num_available()
 
     def stats(self) -> Stats:
         """A snapshot of every gauge and counter."""
         return Stats(**self._core.stats())
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        """What becomes of the blocks that prompts of this namespace are given.
+
+        For the operator. A namespace without a quota shares with all others that have none, so for
+        it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.
+
+        Args:
+            namespace: As ``admit`` has it.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
+        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
+        (3, 5)
+        """
+        return QuotaUsage(**self._core.quota_usage(namespace))
 
     def blocks(self) -> BlockSnapshot:
         """A snapshot of every block: its state, who shares it, what it continues.

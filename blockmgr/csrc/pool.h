@@ -2,12 +2,17 @@
 //
 //   capacity = free + idle + fenced + used
 //
+// Blocks can be set apart: a partition is a range of block ids with queues and an eviction order of
+// its own, so that nothing that happens in one partition is felt in another. Partition 0 is what is
+// left to everybody else; most pools have no other.
+//
 // Every function here is noexcept and allocates nothing: callers count first, then commit.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -22,26 +27,57 @@ class Pool {
   // idle blocks are given up least recently used first.
   Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
        std::unique_ptr<Policy> policy);
-  // Records needed past the last block: free list, idle list, pending copies, fences.
-  static int num_lists(int num_fences) { return 3 + num_fences; }
+  // Records needed past the last block: free list, idle list, pending copies, fences, and two for
+  // each partition.
+  static int num_lists(int num_fences, int num_apart) { return 3 + num_fences + 2 * num_apart; }
   BlockId copies_sentinel() const { return blocks_.count + 2; }
 
   int capacity() const { return blocks_.count - num_reserved_; }
-  int available() const { return free_.size() + idle_.size(); }
-  int num_free() const { return free_.size(); }
-  int num_idle() const { return idle_.size(); }
+  int available() const {
+    return owners_ ? num_queued_ : common_.free.size() + common_.idle.size();
+  }
+  int num_free() const;
+  int num_idle() const;
   int num_fenced() const { return num_fenced_; }
   int num_used() const { return capacity() - available() - num_fenced_; }
-  std::int64_t num_evicted() const { return num_evicted_; }
+  std::int64_t num_evicted() const;
 
-  // An unused block with one reference, for new content. There must be one: see available().
-  BlockId take() noexcept;
+  struct Partition {
+    Partition(Blocks& blocks, BlockId first, int capacity, BlockId sentinels,
+              std::unique_ptr<Policy> policy)
+        : first(first),
+          capacity(capacity),
+          free(blocks, sentinels),
+          idle(blocks, sentinels + 1),
+          policy(std::move(policy)) {}
+    int available() const { return free.size() + idle.size(); }
+    bool holds(BlockId b) const { return b >= first && b < first + capacity; }
+
+    BlockId first;
+    int capacity;
+    BlockList free;
+    BlockList idle;  // by recency: what became idle first is in front, children before parents
+    std::unique_ptr<Policy> policy;
+    int num_fenced = 0;
+    std::int64_t num_evicted = 0;
+  };
+  // Makes a partition of this many blocks that were left to everybody. Before anything is taken.
+  void set_apart(int count, std::unique_ptr<Policy> policy);
+  int num_partitions() const { return 1 + static_cast<int>(apart_.size()); }
+  const Partition& partition(int number) const {
+    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
+  }
+  int partition_of(BlockId b) const { return owners_ ? owners_[static_cast<std::size_t>(b)] : 0; }
+
+  // An unused block with one reference, for new content. The partition must have one available.
+  BlockId take(int partition = 0) noexcept;
   // The next idle block in the eviction order, likewise; free ones are left alone.
-  BlockId take_idle() noexcept;
+  BlockId take_idle(int partition = 0) noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept {
-    const BlockId chosen = policy_ ? policy_->victim() : kNoBlock;
-    return chosen >= 0 ? chosen : idle_.front();
+  BlockId victim(int number = 0) noexcept {
+    Partition& own = at(number);
+    const BlockId chosen = own.policy ? own.policy->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : own.idle.front();
   }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
@@ -58,9 +94,9 @@ class Pool {
     if (block.used()) return;
     // The usual case without a call: a cached block whose parent is released after it.
     const NodeId parent = block.parent;
-    if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
-      idle_.push_back(b);
-      if (policy_) policy_->on_idle(b);
+    if (block.keyed() && !detour_ && parent >= 0 && blocks_[parent].ref_count) {
+      common_.idle.push_back(b);
+      if (common_.policy) common_.policy->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -78,25 +114,26 @@ class Pool {
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
-  // What the policy needs to hear of sequences: see there.
-  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
+  // What the policy of a partition needs to hear of sequences: see there.
+  std::uint32_t admitted(int number, const BlockId* found, std::int64_t num_found,
                          std::int64_t num_blocks) noexcept {
-    return policy_ ? policy_->admitted(found, num_found, num_blocks) : 0;
+    Policy* policy = at(number).policy.get();
+    return policy ? policy->admitted(found, num_found, num_blocks) : 0;
   }
   void hit(BlockId b) noexcept {
-    if (policy_) policy_->on_hit(b);
+    if (Policy* policy = of(b).policy.get()) policy->on_hit(b);
   }
-  void enter(std::uint32_t context) noexcept {
-    if (policy_) policy_->enter(context);
+  void enter(int number, std::uint32_t context) noexcept {
+    if (Policy* policy = at(number).policy.get()) policy->enter(context);
   }
   // Makes an idle block the one that was used last; of a chain, the deepest first.
   void touch(BlockId b) noexcept {
-    idle_.remove(b);
-    idle_.push_back(b);
-    if (policy_) policy_->on_touched(b);
+    Partition& own = of(b);
+    own.idle.remove(b);
+    own.idle.push_back(b);
+    if (own.policy) own.policy->on_touched(b);
   }
-  std::size_t memory() const { return policy_ ? policy_->memory() : 0; }
-  const Policy* policy() const { return policy_.get(); }
+  std::size_t memory() const;
 
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
@@ -113,7 +150,10 @@ class Pool {
   void take_over(BlockId tail) noexcept;
 
   // Blocks released from here on wait in this fence list; 0: in none.
-  void set_fence(int fence) { open_fence_ = fence; }
+  void set_fence(int fence) {
+    open_fence_ = fence;
+    detour_ = fence || owners_;
+  }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
 
@@ -123,15 +163,22 @@ class Pool {
   // The first thing such a look found wrong since the last time; empty: nothing.
   std::string take_fault();
 
-  const BlockList& free_list() const { return free_; }
-  // By recency: the block that became idle first is in front, children before parents.
-  const BlockList& idle_list() const { return idle_; }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
   int num_fences() const { return static_cast<int>(fences_.size()); }
 
  private:
+  Partition& at(int number) {
+    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
+  }
+  Partition& of(BlockId b) { return owners_ ? at(owners_[static_cast<std::size_t>(b)]) : common_; }
+  template <class Count>
+  auto sum(Count count) const {
+    auto total = count(common_);
+    for (const Partition& p : apart_) total += count(p);
+    return total;
+  }
   // Remembers the first thing that does not hold. Nothing here may throw.
   bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
   void poison(BlockId b) noexcept;
@@ -144,13 +191,14 @@ class Pool {
   Blocks& blocks_;
   PrefixIndex& index_;
   int num_reserved_;
-  BlockList free_;
-  BlockList idle_;
-  std::unique_ptr<Policy> policy_;
+  Partition common_;
+  std::vector<Partition> apart_;
+  std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
+  int num_queued_ = 0;                       // free and idle blocks; with partitions only
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
+  bool detour_ = false;  // release cannot take its short way: a fence is open, or blocks are apart
   int num_fenced_ = 0;
-  std::int64_t num_evicted_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;
   BlockId fault_block_ = kNoBlock;

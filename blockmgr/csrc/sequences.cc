@@ -13,6 +13,13 @@ std::size_t remap_limit(const Config& config) {
   return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
+// What no quota sets apart.
+int common_capacity(const Config& config) {
+  int left = config.num_blocks - config.null_block;
+  for (const Quota& quota : config.quotas) left -= quota.blocks;
+  return left;
+}
+
 // Rows of every manager in the process start at another generation, so that a handle given to
 // the wrong manager is unknown there instead of naming one of its own sequences.
 std::uint32_t next_first_generation() {
@@ -27,10 +34,10 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
     : config_(config),
       digester_(std::move(digester)),
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
-              Pool::num_lists(config.steps_in_flight)),
+              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_eviction(config)),
+            make_eviction(config, common_capacity(config))),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
@@ -44,6 +51,25 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
   if (config.remap) remaps_.reserve(max_remaps_);
+  set_apart(config);
+}
+
+// The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
+// number of the root tells them from all others.
+void Sequences::set_apart(const Config& config) {
+  if (config.quotas.empty()) return;
+  partitions_.resize(1 + config.quotas.size());
+  needs_.resize(1 + config.quotas.size());
+  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
+    const Quota& quota = config.quotas[i];
+    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
+    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks));
+  }
+}
+
+std::int64_t Sequences::watermark(int partition) const {
+  const std::int64_t all = config_.watermark_blocks;
+  return partitions_.empty() ? all : all * pool_.partition(partition).capacity / pool_.capacity();
 }
 
 const Sequence& Sequences::live(Handle handle) const {
@@ -114,7 +140,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
   std::int64_t last = s.num_blocks;
-  pool_.enter(s.context);
+  pool_.enter(s.partition, s.context);
   while (last > keep) {
     --last;
     if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
@@ -332,6 +358,7 @@ std::size_t Sequences::memory() const {
   total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
+  total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
   return total;
