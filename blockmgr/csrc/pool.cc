@@ -44,13 +44,11 @@ void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
   }
 }
 
-BlockId Pool::take(int partition) noexcept {
-  Partition& own = at(partition);
-  if (own.free.empty()) return take_idle(partition);
+// Without partitions, as nearly always, everything below is about members of the pool itself.
+inline BlockId Pool::take_from(Partition& own) noexcept {
+  if (own.free.empty()) return evict_from(own);
   const BlockId b = own.free.front();
   own.free.remove(b);
-  if (owners_) [[unlikely]]
-    --num_queued_;
   prefetch(&blocks_[own.free.front()]);
   if (debug_) [[unlikely]]
     check_taken(b);
@@ -58,17 +56,30 @@ BlockId Pool::take(int partition) noexcept {
   return b;
 }
 
+BlockId Pool::take(int partition) noexcept {
+  if (owners_) [[unlikely]]
+    return take_apart(partition);
+  return take_from(common_);
+}
+
+BlockId Pool::take_apart(int partition) noexcept {
+  --num_queued_;
+  return take_from(at(partition));
+}
+
 BlockId Pool::take_idle(int partition) noexcept {
-  const BlockId b = victim(partition);
-  Partition& own = at(partition);
+  if (owners_) --num_queued_;
+  return evict_from(at(partition));
+}
+
+BlockId Pool::evict_from(Partition& own) noexcept {
+  const BlockId b = victim_of(own);
   if (debug_) [[unlikely]] {
     expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
            "a block that is not idle is evicted", b);
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
-  if (owners_) [[unlikely]]
-    --num_queued_;
   if (own.policy) own.policy->on_uncached(b, true);
   index_.erase(b);
   ++own.num_evicted;
@@ -109,8 +120,26 @@ void Pool::unuse(BlockId b) noexcept {
 }
 
 void Pool::enqueue(BlockId b, int fence) noexcept {
+  if (!owners_) [[likely]]
+    return enqueue_in(common_, b, fence);
+  num_queued_ += !fence;
+  enqueue_in(of(b), b, fence);
+}
+
+void Pool::dequeue(BlockId b) noexcept {
+  if (detour_) [[unlikely]]
+    return dequeue_by_detour(b);
+  common_.idle.remove(b);  // a free block is only ever taken
+  if (common_.policy) common_.policy->on_used(b);
+}
+
+void Pool::dequeue_by_detour(BlockId b) noexcept {
+  num_queued_ -= !blocks_[b].fence;
+  dequeue_from(of(b), b);
+}
+
+inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
   Block& block = blocks_[b];
-  Partition& own = of(b);
   block.fence = static_cast<std::uint8_t>(fence);
   if (fence) {
     fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
@@ -118,8 +147,6 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
     ++own.num_fenced;
     return;
   }
-  if (owners_) [[unlikely]]
-    ++num_queued_;
   if (block.keyed()) {
     own.idle.push_back(b);
     if (own.policy) own.policy->on_idle(b);
@@ -131,20 +158,17 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
   }
 }
 
-void Pool::dequeue(BlockId b) noexcept {
+inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
   Block& block = blocks_[b];
-  Partition& own = of(b);
   if (block.fence) {
     fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
     block.fence = 0;
     --num_fenced_;
     --own.num_fenced;
-  } else {
-    own.idle.remove(b);  // a free block is only ever taken
-    if (owners_) [[unlikely]]
-      --num_queued_;
-    if (own.policy) own.policy->on_used(b);
+    return;
   }
+  own.idle.remove(b);  // a free block is only ever taken
+  if (own.policy) own.policy->on_used(b);
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {

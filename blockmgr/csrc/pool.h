@@ -74,11 +74,7 @@ class Pool {
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle(int partition = 0) noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim(int number = 0) noexcept {
-    Partition& own = at(number);
-    const BlockId chosen = own.policy ? own.policy->victim() : kNoBlock;
-    return chosen >= 0 ? chosen : own.idle.front();
-  }
+  BlockId victim(int partition = 0) noexcept { return victim_of(at(partition)); }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]
@@ -187,6 +183,16 @@ class Pool {
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
+  BlockId take_apart(int partition) noexcept;
+  void dequeue_by_detour(BlockId b) noexcept;
+  BlockId take_from(Partition& own) noexcept;
+  BlockId evict_from(Partition& own) noexcept;
+  void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
+  void dequeue_from(Partition& own, BlockId b) noexcept;
+  static BlockId victim_of(Partition& own) noexcept {
+    const BlockId chosen = own.policy ? own.policy->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : own.idle.front();
+  }
 
   Blocks& blocks_;
   PrefixIndex& index_;
@@ -197,7 +203,8 @@ class Pool {
   int num_queued_ = 0;                       // free and idle blocks; with partitions only
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
-  bool detour_ = false;  // release cannot take its short way: a fence is open, or blocks are apart
+  // Not the short way: a fence is open, without which no block is fenced, or blocks are apart.
+  bool detour_ = false;
   int num_fenced_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;
