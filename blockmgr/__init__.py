@@ -38,7 +38,7 @@ from blockmgr.errors import (
     UnsupportedModelError,
 )
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import Stats
+from blockmgr.stats import QuotaUsage, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -63,6 +63,7 @@ __all__ = [
     "Pin",
     "PinBudgetError",
     "Priority",
+    "QuotaUsage",
     "ReentrancyError",
     "Remap",
     "Sequence",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import integer, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,10 +67,12 @@ class Quotas(Mapping[bytes, int]):
                     f"quotas must have namespaces of at most {MAX_NAMESPACE} bytes, "
                     f"got {len(namespace)} at position {position}"
                 )
-            self._blocks[namespace] = whole("quotas", blocks[namespace], 1)
+            self._blocks[namespace] = _blocks_of(blocks[namespace], position)
 
     def __getitem__(self, namespace: bytes) -> int:
-        return self._blocks[namespace]
+        if namespace in self._blocks:
+            return self._blocks[namespace]
+        raise KeyError("no quota for this namespace")  # a plain one would show it
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._blocks)
@@ -86,7 +88,7 @@ class Quotas(Mapping[bytes, int]):
             return "<Quotas: none>"
         *most, last = map(str, self._blocks.values())
         sizes = f"{', '.join(most)} and {last}" if most else last
-        return f"<Quotas: {len(self)} namespaces, {sizes} blocks>"
+        return f"<Quotas: {len(self)} namespace{'s' * bool(most)}, {sizes} blocks>"
 
 
 class ManagerOptions(TypedDict, total=False):
@@ -107,6 +109,18 @@ class ManagerOptions(TypedDict, total=False):
     early_commit: bool
     null_block: bool
     debug: int
+
+
+def _blocks_of(value: object, position: int) -> int:
+    """A number of blocks. Shown only if it is one: a mapping the wrong way round holds secrets."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"quotas must map to ints, got {type(value).__name__} at position {position}"
+        )
+    number = integer("quotas", value)
+    if number < 1:
+        raise ValueError(f"quotas must be at least 1 block, got {number} at position {position}")
+    return number
 
 
 _NO_QUOTAS = Quotas({})

@@ -480,9 +480,7 @@ class BlockManager:
         key = (tokens, namespace, _extras(extras))
         return self._core.retain_prefix(*key, *_retention(priority, ttl))
 
-    def pin(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> int:
+    def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
         """Keeps the full blocks of a prompt that are cached at the moment, before all else.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
@@ -525,9 +523,7 @@ class BlockManager:
         """
         return Pin(*self._core.view_pin(pin))
 
-    def touch(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> int:
+    def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
         """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
 
         It counts as just used, but not as looked up or found, however often it is touched; so
