@@ -55,8 +55,12 @@ def main() -> None:
     )
     stream = references(trace, plain)
     unique = unique_blocks(trace, plain)
-    print(f"{trace.name}: {len(trace.requests)} requests, {unique} unique blocks of {args.block_size}")
-    print(ROW.format("capacity", "blocks", args.eviction, "hints", "optimum", "closed", "us", "with"))
+    print(
+        f"{trace.name}: {len(trace.requests)} requests, {unique} unique blocks of {args.block_size}"
+    )
+    print(
+        ROW.format("capacity", "blocks", args.eviction, "hints", "optimum", "closed", "us", "with")
+    )
     for percent in map(float, args.capacities.split(",")):
         blocks = int(unique * percent / 100)
         without = replay(trace, blocks, plain)

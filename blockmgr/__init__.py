@@ -28,6 +28,7 @@ from blockmgr.errors import (
     OutOfBlocksError,
     OutOfSequencesError,
     PinBudgetError,
+    PolicyError,
     ReentrancyError,
     SequenceStateError,
     StepError,
@@ -37,8 +38,9 @@ from blockmgr.errors import (
     UnknownSequenceError,
     UnsupportedModelError,
 )
+from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import QuotaUsage, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -51,17 +53,22 @@ __all__ = [
     "BlockStateError",
     "CopyError",
     "CopyPlan",
+    "Explanation",
+    "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
     "LayoutError",
     "ManagerConfig",
     "Match",
+    "Miss",
+    "MissReason",
     "MissingExtraError",
     "NeverFitsError",
     "OutOfBlocksError",
     "OutOfSequencesError",
     "Pin",
     "PinBudgetError",
+    "PolicyError",
     "Priority",
     "QuotaUsage",
     "ReentrancyError",

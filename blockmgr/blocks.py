@@ -179,7 +179,8 @@ class BlockSnapshot:
         num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``.
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
             have not run counted as run.
-        eviction_rank: ``int32[num_blocks]``: of an idle block, how many go before it; else ``-1``.
+        eviction_rank: ``int32[num_blocks]``: of an idle block, how many have been idle longer: how
+            many go before it, if the least recently used goes first; else ``-1``.
         copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
             and not resolved; else ``-1``.
         copy_tokens: ``int32[num_blocks]``: leading tokens which that copy brings; else 0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from blockmgr.arguments import integer, whole
@@ -11,12 +12,16 @@ from blockmgr.arguments import integer, whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.policy import PolicyFactory
+
 __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas"]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+# Ticks are uint32, and there are two for each place.
+MAX_PLACES = 2**30
 MAX_DEBUG = 2
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
@@ -100,7 +105,7 @@ class ManagerOptions(TypedDict, total=False):
     digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
-    eviction: str
+    eviction: str | PolicyFactory
     retention: bool
     max_pinned_blocks: int
     quotas: Mapping[bytes, int]
@@ -108,6 +113,7 @@ class ManagerOptions(TypedDict, total=False):
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    ghost_blocks: int
     debug: int
 
 
@@ -144,21 +150,25 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
+        eviction: Order in which idle blocks are given up: one of ``EVICTION_POLICIES``, or a
+            function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
         retention: Whether blocks can be kept longer, or given up sooner, than the order says:
-            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 150 bytes
+            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
             only with ``retention``.
         quotas: Blocks set apart for single namespaces. Each of these uses its own blocks and no
             others, with an eviction order of its own; all other namespaces share what is left.
-            Not together with ``retention``.
+            Not together with ``retention``, ``ghost_blocks`` or an eviction policy of one's own.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        ghost_blocks: Evicted blocks to remember, by digest and time of last use:
+            ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
+            and costs nothing. With ``num_blocks``, 2**30 at most.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -176,7 +186,7 @@ class ManagerConfig:
     digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
     retention: bool = False
     max_pinned_blocks: int = 0
     quotas: Mapping[bytes, int] = _NO_QUOTAS
@@ -184,6 +194,7 @@ class ManagerConfig:
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    ghost_blocks: int = 0
     debug: int = 0
 
     def __post_init__(self) -> None:
@@ -203,11 +214,13 @@ class ManagerConfig:
             raise ValueError(
                 f"max_pinned_blocks must be 0 without retention, got {self.max_pinned_blocks}"
             )
-        self._set_quotas()
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
+        self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
-        self._one_of("eviction", EVICTION_POLICIES)
+        if not callable(self.eviction):
+            self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
             self._one_of("digest", ("xxh3_128", "sha256"))
 
@@ -237,12 +250,19 @@ class ManagerConfig:
                 f"quotas must be at most {(MAX_BLOCKS - self.num_blocks) // 2} for this num_blocks,"
                 f" got {len(quotas)}"
             )
-        if quotas and self.retention:
-            raise ValueError("quotas must be empty with retention, which knows no shares")
+        for name, alone in (
+            ("retention", self.retention),
+            ("ghost_blocks", self.ghost_blocks),
+            ("an eviction policy of one's own", callable(self.eviction)),
+        ):
+            if quotas and alone:
+                raise ValueError(f"quotas must be empty with {name}, which knows no shares")
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         if not isinstance(value, str):
             raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            near = get_close_matches(value, choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

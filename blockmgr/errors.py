@@ -14,6 +14,7 @@
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
+    ├── PolicyError                            an eviction policy of one's own has failed
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
@@ -36,6 +37,7 @@ __all__ = [
     "OutOfBlocksError",
     "OutOfSequencesError",
     "PinBudgetError",
+    "PolicyError",
     "ReentrancyError",
     "SequenceStateError",
     "StepError",
@@ -189,6 +191,24 @@ class TicketError(BlockMgrError):
 
 class ReentrancyError(BlockMgrError):
     """A manager was called from inside one of its own calls, by a digest function."""
+
+
+class PolicyError(BlockMgrError):
+    """An eviction policy written in Python has raised, or named an impossible victim.
+
+    Raised by ``check_policy()`` and ``check_invariants()``, never by the call that met it: that one
+    has finished.
+
+    Attributes:
+        error: What was raised first.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(f"the eviction policy failed: {type(error).__name__}: {error}")
+
+    def __reduce__(self) -> tuple[type, tuple[BaseException]]:
+        return type(self), (self.error,)
 
 
 class TraceFormatError(BlockMgrError, ValueError):

@@ -20,8 +20,10 @@ from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
-from blockmgr.errors import InvariantError, UnknownSequenceError
-from blockmgr.stats import QuotaUsage, Stats
+from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
+from blockmgr.explain import Explanation, explanation
+from blockmgr.policy import policy_of
+from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,7 +113,9 @@ class BlockManager:
             steps_in_flight=config.steps_in_flight,
             early_commit=config.early_commit,
             null_block=config.null_block,
-            eviction=config.eviction,
+            eviction=config.eviction if isinstance(config.eviction, str) else "lru",
+            ghost_blocks=config.ghost_blocks,
+            python_policy=policy_of(config.eviction, config.capacity),
             retention=config.retention,
             max_pinned_blocks=config.max_pinned_blocks,
             quotas=list(config.quotas.items()),
@@ -204,6 +208,60 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         return _ADMISSIONS[self._core.can_admit(tokens, namespace, _extras(extras), num_slots)]
+
+    def explain(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Explanation:
+        """How far ``admit`` would find the prompt in the cache, and why no further.
+
+        Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
+        that was never cached, and by how many blocks the pool is too small to have kept it. It says
+        that the same tokens are cached in another namespace, never in which, nor with what extra
+        keys; even so that is more than tenants should learn of each other, so this call is for who
+        runs the engine.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest for each whole block that is not found, with ``ghost_blocks``; and if there
+        is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
+        end at the first token.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
+        >>> manager.explain([1, 2, 3, 4, 7]).reason
+        <MissReason.NOT_COMMITTED: 'computed but not committed'>
+        """
+        return explanation(self._core.explain(tokens, namespace, _extras(extras)))
+
+    def hit_rate_curve(self) -> HitRateCurve:
+        """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
+
+        Exact for requests that come one after another, and under any load for the size the pool
+        has, if it evicts the least recently used block and reuses whole blocks only. Where requests
+        overlap, blocks that several compute at once after an eviction count as missed by larger
+        pools as well.
+
+        Raises:
+            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching.
+
+        Cost: O(num_blocks + ghost_blocks).
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
+        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(3)
+        >>> manager.hit_rate_curve().hit_tokens.tolist()
+        [0, 0, 0, 0, 0, 2, 2, 2, 2]
+        """
+        counts = self._core.reuse_counts()
+        if counts is None:
+            raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
+        query_tokens, found = counts
+        hit_tokens = np.cumsum(found) * self._config.block_size
+        return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
 
     # Growth.
 
@@ -735,11 +793,24 @@ class BlockManager:
 
         Raises:
             InvariantError: Something does not hold, which is a bug here.
+            PolicyError: As ``check_policy`` does.
 
         Cost: O(blocks + entries of all block tables). For tests and debugging.
         """
         if violations := self._core.violations():
             raise InvariantError(tuple(violations))
+        self.check_policy()
+
+    def check_policy(self) -> None:
+        """Asks whether an eviction policy of one's own has worked so far.
+
+        Raises:
+            PolicyError: It has raised, or named a victim that cannot be evicted. The call inside
+                which it happened has finished, and so has every one since, with the least recently
+                used block evicted first.
+        """
+        if error := self._core.policy_error():
+            raise PolicyError(error) from error
 
 
 class Sequence:

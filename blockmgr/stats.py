@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["QuotaUsage", "Stats"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["HitRateCurve", "QuotaUsage", "Stats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +126,60 @@ class QuotaUsage:
     def available(self) -> int:
         """Blocks that can be handed out: free and idle."""
         return self.free_blocks + self.idle_blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HitRateCurve:
+    """What pools of other sizes would have found of everything that was looked up so far.
+
+    Whole blocks only, at first admissions, in pools that evict the least recently used block. Like
+    the counters of ``Stats`` these only grow, so that the difference of two snapshots is the curve
+    of the time between.
+
+    Attributes:
+        num_blocks: Blocks in the pool that was asked, without the null block.
+        query_tokens: Prompt tokens looked up.
+        hit_tokens: ``int64[num_blocks + ghost_blocks + 1]`` on the host: of those, tokens that a
+            pool of so many blocks would have found, by number of blocks. A pool too small for what
+            was in use at a time would have made requests wait; that is left out.
+    """
+
+    num_blocks: int
+    query_tokens: int
+    hit_tokens: npt.NDArray[np.int64]
+
+    @property
+    def max_blocks(self) -> int:
+        """Largest pool the curve tells of."""
+        return len(self.hit_tokens) - 1
+
+    def hit_rate_at(self, num_blocks: int) -> float:
+        """Hit tokens over query tokens of a pool of this size; 0 before the first admission.
+
+        Args:
+            num_blocks: In ``[0, max_blocks]``.
+
+        Raises:
+            ValueError: The curve does not tell of such a pool.
+        """
+        if not 0 <= num_blocks <= self.max_blocks:
+            bound = f"[0, {self.max_blocks}], num_blocks and ghost_blocks of the manager together"
+            raise ValueError(f"num_blocks must be in {bound}, got {num_blocks}")
+        return int(self.hit_tokens[num_blocks]) / self.query_tokens if self.query_tokens else 0.0
+
+    def __sub__(self, earlier: HitRateCurve) -> HitRateCurve:
+        """The curve of what was looked up since ``earlier``, a snapshot of the same manager.
+
+        Raises:
+            ValueError: ``earlier`` is of a manager of another size, or later than this one.
+        """
+        if not isinstance(earlier, HitRateCurve):
+            return NotImplemented
+        sizes = (self.num_blocks, self.max_blocks), (earlier.num_blocks, earlier.max_blocks)
+        if sizes[0] != sizes[1] or earlier.query_tokens > self.query_tokens:
+            raise ValueError("only an earlier curve of the same manager can be subtracted")
+        return HitRateCurve(
+            self.num_blocks,
+            self.query_tokens - earlier.query_tokens,
+            self.hit_tokens - earlier.hit_tokens,
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from blockmgr.blocks import Priority
+from blockmgr.stress.profiles import DIGESTS
 
 # Two token values and a few blocks: prefixes collide and the pool runs dry on almost every run,
 # which is where the bugs are.
@@ -22,23 +23,25 @@ extras = st.one_of(
 slots = st.one_of(st.none(), st.none(), st.integers(1, 14))
 
 
-def constant_digest(buffer: object) -> bytes:
-    """Every block collides with every other: only exact verification tells them apart."""
-    return bytes(16)
-
-
-DIGESTS: dict[str, str | Callable[[Any], bytes]] = {
-    "xxh3_128": "xxh3_128",
-    "sha256": "sha256",
-    "constant": constant_digest,
-}
-
 retained = st.sampled_from([None, Priority.LOW, Priority.NORMAL, Priority.EXPECTED, Priority.HIGH])
 ttls = st.sampled_from([None, None, 1, 2.5])
 
 
 @st.composite
-def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
+def quotas(draw: st.DrawFn, capacity: int) -> dict[bytes, int]:
+    """Of none, one or both of the namespaces, up to all blocks."""
+    left, chosen = capacity, {}
+    for namespace in draw(st.sampled_from([(), (b"tenant",), (b"tenant", b""), (b"",)])):
+        if left:
+            chosen[namespace] = draw(st.integers(1, left))
+            left -= chosen[namespace]
+    return chosen
+
+
+@st.composite
+def configs(
+    draw: st.DrawFn, digest: str = "any", evictions: Sequence[Any] = ("lru",)
+) -> dict[str, Any]:
     """Options of a tiny manager."""
     null_block = draw(st.booleans())
     capacity = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1]))
@@ -46,6 +49,9 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
     retention = draw(st.booleans())
     block_size = draw(st.integers(1, 4))
     names = sorted(DIGESTS) if digest == "any" else [digest]
+    eviction = draw(st.sampled_from(evictions))
+    ghost_blocks = draw(st.sampled_from([0, 0, 1, 5]))
+    alone = retention or ghost_blocks or callable(eviction)
     return {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -59,6 +65,9 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
+        "ghost_blocks": ghost_blocks,
+        "eviction": eviction,
+        "quotas": {} if alone else draw(quotas(capacity)),
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
     }

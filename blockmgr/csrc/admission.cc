@@ -7,9 +7,11 @@ namespace blockmgr {
 
 namespace {
 
-// Children looked at for a partial match. Enough for the branches of a conversation; a wider
-// node (a shared system prompt) has its recently used children in front.
-constexpr int kMaxChildren = 32;
+// Children looked at for a partial match; the recently used ones of a wider node come first.
+// The tails of everybody who shares a system prompt are children of its last block: with 32, trees
+// of thought at 256 tokens a block stayed 1.4 points below a block size of 1, with 128 none
+// (benchmarks/partial_reuse.py).
+constexpr int kMaxChildren = 128;
 
 int common_prefix(const Token* a, const Token* b, int limit) {
   int n = 0;
@@ -118,7 +120,25 @@ Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t cou
     d = demand(found, slots);
   }
   if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
+  if (pool_.reuse()) found.num_ghosts = find_ghosts(tokens, count, extras, found);
   return found;
+}
+
+// The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
+// them, and one more.
+std::int64_t Sequences::find_ghosts(const Token* tokens, std::int64_t count,
+                                    const ExtrasIds* extras, const Found& found) {
+  const std::int64_t limit = (count - 1) / config_.block_size;
+  std::uint8_t digest[kMaxDigest];
+  const std::uint8_t* before = index_.digest_of(found.node);
+  std::int64_t n = 0;
+  for (std::int64_t i = found.num_full; i < limit; ++i, ++n, before = digest) {
+    index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
+    const std::int32_t ghost = pool_.reuse()->find(digest);
+    if (ghost < 0) break;
+    ghosts_[static_cast<std::size_t>(n)] = ghost;
+  }
+  return n;
 }
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
@@ -137,6 +157,9 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
 void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
                        const Demand& d) noexcept {
   std::int32_t* t = table(s);
+  // Before anything is taken into use, which may drop a ghost.
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
+    pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
   s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; i < found.num_full; ++i) {
@@ -207,6 +230,8 @@ Handle Sequences::admit(const Prompt& prompt) {
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
+  if (ReuseTracker* reuse = pool_.reuse())
+    reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
   occupy(s, prompt.tokens, found, d);
   counters_.query_tokens += s.num_tokens;
   counters_.hit_tokens += s.num_cached;

@@ -29,48 +29,53 @@ class Audit : private BlockAudit {
       const std::int32_t* t = core_.table_at(row);
       unused += s.state == Sequence::kUnused;
       if (s.state != Sequence::kRunning)
-        expect(s.num_blocks == 0 && s.num_computed == 0, who + " does not run and holds blocks");
+        BLOCKMGR_EXPECT(s.num_blocks == 0 && s.num_computed == 0,
+                        who + " does not run and holds blocks");
       const std::int64_t slots = core_.num_slots(s);
-      expect(s.num_blocks >= 0 && s.num_blocks <= core_.config_.row_width,
-             who + " holds more blocks than a row has");
-      expect(0 <= s.num_computed && s.num_computed <= s.num_tokens && s.num_computed <= slots,
-             who + " has computed tokens that are not there");
+      BLOCKMGR_EXPECT(s.num_blocks >= 0 && s.num_blocks <= core_.config_.row_width,
+                      who + " holds more blocks than a row has");
+      BLOCKMGR_EXPECT(
+          0 <= s.num_computed && s.num_computed <= s.num_tokens && s.num_computed <= slots,
+          who + " has computed tokens that are not there");
       const std::int64_t waiting = s.num_tokens > slots ? s.num_tokens - slots : 0;
-      expect(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
+      BLOCKMGR_EXPECT(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
       const std::int32_t length =
           s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
-      expect(core_.lengths_[static_cast<std::size_t>(row)] == length, who + " has a wrong length");
+      BLOCKMGR_EXPECT(core_.lengths_[static_cast<std::size_t>(row)] == length,
+                      who + " has a wrong length");
       std::set<BlockId> seen;
       for (std::int64_t i = 0; i < core_.config_.row_width; ++i) {
         if (i >= s.num_blocks) {
           // Scanning the unused part of a wide row would touch memory nobody else does.
           if (i > s.num_blocks + 64) break;
-          expect(t[i] == 0, who + " has an entry past its blocks");
+          BLOCKMGR_EXPECT(t[i] == 0, who + " has an entry past its blocks");
           continue;
         }
         if (!valid(t[i])) {
-          expect(false, who + " names " + name(t[i]));
+          BLOCKMGR_EXPECT(false, who + " names " + name(t[i]));
           return;
         }
-        expect(seen.insert(t[i]).second, who + " names " + name(t[i]) + " twice");
+        BLOCKMGR_EXPECT(seen.insert(t[i]).second, who + " names " + name(t[i]) + " twice");
         ++refs(t[i]);
         const Block& block = blocks_[t[i]];
-        expect(!block.keyed() || block.key_tokens == size_, who + " shares a cached tail");
+        BLOCKMGR_EXPECT(!block.keyed() || block.key_tokens == size_, who + " shares a cached tail");
         if (i * size_ >= s.num_tokens)
-          expect(block.ref_count == 1 && !block.keyed(), who + " shares a look-ahead block");
+          BLOCKMGR_EXPECT(block.ref_count == 1 && !block.keyed(),
+                          who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
       }
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
-      expect(s.partition == core_.partition_of(s.root), who + " is given blocks of another quota");
+      BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
+                      who + " is given blocks of another quota");
       for (std::int32_t i = 0; i < s.num_blocks; ++i)
-        expect(pool_.partition(s.partition).holds(t[i]),
-               who + " holds " + name(t[i]) + " outside its quota");
+        BLOCKMGR_EXPECT(pool_.partition(s.partition).holds(t[i]),
+                        who + " holds " + name(t[i]) + " outside its quota");
       if (s.extras) extras_holders_.insert(s.extras.get());
     }
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
-    expect(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
+    BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
     for (std::uint32_t root = 0; root < core_.partitions_.size(); ++root)
       if (core_.partitions_[root]) ++root_refs(root);
   }
@@ -80,12 +85,15 @@ class Audit : private BlockAudit {
     const Block& block = blocks_[t[i]];
     const BlockId node = block.keyed() ? t[i] : block.parent;
     const std::string what = who + ", logical block " + std::to_string(i);
-    expect(valid(node) && blocks_[node].keyed(), what + " should be cached or have a twin");
+    BLOCKMGR_EXPECT(valid(node) && blocks_[node].keyed(),
+                    what + " should be cached or have a twin");
     if (!valid(node)) return;
-    expect(blocks_[node].parent == core_.chain_node(s, i), what + " continues another prefix");
-    expect(same_tokens(blocks_.tokens(node), blocks_.tokens(t[i]), size_),
-           what + " differs from its twin");
-    expect(blocks_[node].extras == extras_at(s.extras_ids(), i), what + " has other extra keys");
+    BLOCKMGR_EXPECT(blocks_[node].parent == core_.chain_node(s, i),
+                    what + " continues another prefix");
+    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(node), blocks_.tokens(t[i]), size_),
+                    what + " differs from its twin");
+    BLOCKMGR_EXPECT(blocks_[node].extras == extras_at(s.extras_ids(), i),
+                    what + " has other extra keys");
   }
 
   void check_quotas() {
@@ -94,7 +102,7 @@ class Audit : private BlockAudit {
       const NodeId parent = blocks_[b].parent;
       const int due =
           is_root(parent) ? core_.partition_of(root_index(parent)) : pool_.partition_of(parent);
-      expect(pool_.partition_of(b) == due, name(b) + " is cached outside its quota");
+      BLOCKMGR_EXPECT(pool_.partition_of(b) == due, name(b) + " is cached outside its quota");
     }
   }
 
@@ -103,12 +111,14 @@ class Audit : private BlockAudit {
     std::int64_t before = 0;
     std::set<int> open;
     for (const auto& step : c.open_steps_) {
-      expect(step.ticket > before && step.ticket <= c.last_ticket_, "open steps are out of order");
+      BLOCKMGR_EXPECT(step.ticket > before && step.ticket <= c.last_ticket_,
+                      "open steps are out of order");
       before = step.ticket;
       open.insert(step.fence);
     }
     for (int fence = 1; fence <= c.pool_.num_fences(); ++fence)
-      expect(open.count(fence) || c.pool_.fence_list(fence).empty(), "a fence outlived its step");
+      BLOCKMGR_EXPECT(open.count(fence) || c.pool_.fence_list(fence).empty(),
+                      "a fence outlived its step");
   }
 
   const Sequences& core_;

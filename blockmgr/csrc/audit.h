@@ -11,6 +11,12 @@
 #include "index.h"
 #include "pool.h"
 
+// A sentence about one block in a million is wanted, so it is made only when something is broken.
+#define BLOCKMGR_EXPECT(holds, otherwise)   \
+  do {                                      \
+    if (!(holds)) expect(false, otherwise); \
+  } while (false)
+
 namespace blockmgr {
 
 // Everything about blocks that holds whoever holds them. The owner counts what it refers to, then

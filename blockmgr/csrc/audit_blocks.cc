@@ -21,16 +21,18 @@ void BlockAudit::check_copies() {
     ++pending;
     const Block& destination = blocks_[copy.destination];
     const std::string what = "pending copy into " + name(copy.destination);
-    expect(valid(copy.source) && valid(copy.destination), what + " names no block");
-    expect(destinations.insert(copy.destination).second, what + " appears twice");
+    BLOCKMGR_EXPECT(valid(copy.source) && valid(copy.destination), what + " names no block");
+    BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
     sources.insert(copy.source);
-    expect(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
-    expect(destination.ref_count > 0 && !destination.keyed(), what + " has no private target");
+    BLOCKMGR_EXPECT(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
+    BLOCKMGR_EXPECT(destination.ref_count > 0 && !destination.keyed(),
+                    what + " has no private target");
     if (valid(copy.source)) ++pins(copy.source);
   });
-  expect(pending == copies_.num_pending(), "the number of pending copies is wrong");
+  BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
   for (const BlockId b : sources)
-    expect(!destinations.count(b), name(b) + " is source and destination of pending copies");
+    BLOCKMGR_EXPECT(!destinations.count(b),
+                    name(b) + " is source and destination of pending copies");
   std::set<BlockId> in_flight;
   for (const Copy& copy : copies_.flight()) {
     ++pins(copy.source);
@@ -38,9 +40,10 @@ void BlockAudit::check_copies() {
     in_flight.insert(copy.destination);
   }
   for (BlockId b = 0; b < count_; ++b) {
-    expect(blocks_[b].in_flight == in_flight.count(b), name(b) + " has a wrong in-flight mark");
-    expect((blocks_[b].copy_source != kNoBlock) == (destinations.count(b) == 1),
-           name(b) + " has a copy outside the pending list");
+    BLOCKMGR_EXPECT(blocks_[b].in_flight == in_flight.count(b),
+                    name(b) + " has a wrong in-flight mark");
+    BLOCKMGR_EXPECT((blocks_[b].copy_source != kNoBlock) == (destinations.count(b) == 1),
+                    name(b) + " has a copy outside the pending list");
   }
 }
 
@@ -50,11 +53,12 @@ void BlockAudit::check_references() {
     if (blocks_[b].used() && valid(parent)) ++pins(parent);
   }
   for (BlockId b = 0; b < count_; ++b) {
-    expect(blocks_[b].ref_count == refs(b),
-           name(b) + " has ref count " + std::to_string(blocks_[b].ref_count) +
-               ", tables name it " + std::to_string(refs(b)) + " times");
-    expect(blocks_[b].pins == pins(b), name(b) + " has " + std::to_string(blocks_[b].pins) +
-                                           " pins, " + std::to_string(pins(b)) + " accounted for");
+    BLOCKMGR_EXPECT(blocks_[b].ref_count == refs(b),
+                    name(b) + " has ref count " + std::to_string(blocks_[b].ref_count) +
+                        ", tables name it " + std::to_string(refs(b)) + " times");
+    BLOCKMGR_EXPECT(blocks_[b].pins == pins(b), name(b) + " has " +
+                                                    std::to_string(blocks_[b].pins) + " pins, " +
+                                                    std::to_string(pins(b)) + " accounted for");
   }
 }
 
@@ -71,7 +75,7 @@ void BlockAudit::check_list(const BlockList& list, int number) {
     position_[b] = length++;
     before = b;
   }
-  expect(length == list.size(), "a queue has another length than its count");
+  BLOCKMGR_EXPECT(length == list.size(), "a queue has another length than its count");
 }
 
 void BlockAudit::check_queues() {
@@ -85,17 +89,19 @@ void BlockAudit::check_queues() {
     const Block& block = blocks_[b];
     const int list = listed_[static_cast<std::size_t>(b)];
     if (!valid(b)) {
-      expect(list < 0 && !block.used() && !block.keyed(), "the null block is in use");
+      BLOCKMGR_EXPECT(list < 0 && !block.used() && !block.keyed(), "the null block is in use");
       continue;
     }
     const int due = block.used() ? -1 : block.fence ? 1 + block.fence : block.keyed() ? 1 : 0;
-    expect(list == due, name(b) + " is in queue " + std::to_string(list) + ", should be in " +
-                            std::to_string(due));
-    expect(!block.used() || !block.fence, name(b) + " is used and fenced");
-    if (list >= 0) expect(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
+    BLOCKMGR_EXPECT(list == due, name(b) + " is in queue " + std::to_string(list) +
+                                     ", should be in " + std::to_string(due));
+    BLOCKMGR_EXPECT(!block.used() || !block.fence, name(b) + " is used and fenced");
+    if (list >= 0)
+      BLOCKMGR_EXPECT(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
   }
-  expect(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
-         "used, free, idle and fenced blocks do not add up to the capacity");
+  BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
+                  "used, free, idle and fenced blocks do not add up to the capacity");
+  if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);
 }
 
 // A partition lists its own blocks, and all of them add up to what it was given.
@@ -110,30 +116,31 @@ void BlockAudit::check_partition(const Pool::Partition& own) {
   }
   for (const BlockList* list : {&own.free, &own.idle})
     for (BlockId b = list->front(); b != list->end() && valid(b); b = list->after(b))
-      expect(own.holds(b), name(b) + " waits in a partition it does not belong to");
-  expect(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
-  expect(used + fenced + own.available() == own.capacity,
-         "the blocks of a partition do not add up to what was set apart");
+      BLOCKMGR_EXPECT(own.holds(b), name(b) + " waits in a partition it does not belong to");
+  BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
+  BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
+                  "the blocks of a partition do not add up to what was set apart");
   if (own.policy) own.policy->audit(*this);
 }
 
 void BlockAudit::check_index() {
   std::set<BlockId> indexed;
   index_.each_bucket([&](BlockId b) {
-    expect(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
+    BLOCKMGR_EXPECT(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
   });
   int keyed = 0;
   for (BlockId b = 0; b < count_; ++b) {
     const Block& block = blocks_[b];
     const bool full = block.key_tokens == size_;
     keyed += block.keyed();
-    expect(indexed.count(b) == full,
-           name(b) + (full ? " is missing from" : " is stale in") + " the index");
+    BLOCKMGR_EXPECT(indexed.count(b) == full,
+                    name(b) + (full ? " is missing from" : " is stale in") + " the index");
     if (!full) continue;
     const Key key{block.parent, block.extras, blocks_.tokens(b)};
-    expect(index_.find(key, blocks_.digest(b)) == b, name(b) + " cannot be found by its key");
+    BLOCKMGR_EXPECT(index_.find(key, blocks_.digest(b)) == b,
+                    name(b) + " cannot be found by its key");
   }
-  expect(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
+  BLOCKMGR_EXPECT(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
 }
 
 void BlockAudit::check_children() {
@@ -145,10 +152,10 @@ void BlockAudit::check_children() {
     if (block.extras) ++extras_[block.extras];
     if (is_root(block.parent)) ++roots_[root_index(block.parent)];
     const NodeId parent = block.parent;
-    expect(is_root(parent) || (valid(parent) && blocks_[parent].key_tokens == size_),
-           name(b) + " is cached and its parent is not");
-    expect(block.parent_generation == index_.generation(parent),
-           name(b) + " outlived the content of its parent");
+    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && blocks_[parent].key_tokens == size_),
+                    name(b) + " is cached and its parent is not");
+    BLOCKMGR_EXPECT(block.parent_generation == index_.generation(parent),
+                    name(b) + " outlived the content of its parent");
   }
   for (BlockId b = 0; b < count_; ++b)
     if (blocks_[b].first_child >= 0) children[b];
@@ -156,16 +163,17 @@ void BlockAudit::check_children() {
     std::set<BlockId> listed;
     BlockId before = kNoBlock;
     for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling) {
-      expect(blocks_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
+      BLOCKMGR_EXPECT(blocks_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
       if (!listed.insert(b).second) break;
       before = b;
     }
-    expect(listed == expected, "the children of node " + std::to_string(node) + " are wrong");
+    BLOCKMGR_EXPECT(listed == expected,
+                    "the children of node " + std::to_string(node) + " are wrong");
   }
   for (const auto& [root, refs] : roots_)
-    expect(root == 0 || index_.root_refs(root) == refs, "a namespace is miscounted");
+    BLOCKMGR_EXPECT(root == 0 || index_.root_refs(root) == refs, "a namespace is miscounted");
   for (const auto& [id, refs] : extras_)
-    expect(index_.extras().refs(id) == refs, "extra keys are miscounted");
+    BLOCKMGR_EXPECT(index_.extras().refs(id) == refs, "extra keys are miscounted");
 }
 
 void BlockAudit::check_order() {
@@ -173,7 +181,8 @@ void BlockAudit::check_order() {
     const NodeId parent = blocks_[b].parent;
     if (listed_[static_cast<std::size_t>(b)] != 1 || !valid(parent)) continue;
     if (listed_[static_cast<std::size_t>(parent)] != 1) continue;
-    expect(position_[parent] > position_[b], name(b) + " would be evicted after its parent");
+    BLOCKMGR_EXPECT(position_[parent] > position_[b],
+                    name(b) + " would be evicted after its parent");
   }
 }
 
@@ -197,6 +206,7 @@ std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const Copy
     put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
     if (own.policy) own.policy->fingerprint(out);
   }
+  if (pool.reuse()) pool.reuse()->fingerprint(out);
   for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
   copies.each_pending(
       [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });

@@ -61,6 +61,12 @@ nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extra
   return nb::make_tuple(result.num_cached, result.num_partial, to_array(std::move(ids), count));
 }
 
+nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  const TokenArray values = token_argument(self, tokens);
+  return explained(self.core.explain(with_tokens(prompt, values)));
+}
+
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
               nb::handle num_slots) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
@@ -341,6 +347,21 @@ std::vector<std::string> violations(Core& self) {
   return self.read([](const Sequences& core) { return core.violations(); });
 }
 
+// What first went wrong in an eviction policy written in Python, or None.
+nb::object policy_error(Core& self) {
+  return self.policy ? nb::borrow(self.policy->error()) : nb::none();
+}
+
+// Steps that searches for victims have taken; for tests of what they cost.
+std::int64_t victim_steps(Core& self) {
+  return self.read([](const Sequences& core) {
+    std::int64_t steps = 0;
+    for (int i = 0; i < core.pool().num_partitions(); ++i)
+      if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
+    return steps;
+  });
+}
+
 nb::bytes fingerprint(Core& self) {
   const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
   return nb::bytes(facts.data(), facts.size());
@@ -409,6 +430,11 @@ NB_MODULE(_core, m) {
       .def("match", match,
            nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, " BM_ARRAY("int32") "]"),
+           any(), any(), any())
+      .def("explain", explain,
+           nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(
+                       "int64") ", " BM_ARRAY("int64") "]"),
            any(), any(), any())
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
@@ -491,9 +517,14 @@ NB_MODULE(_core, m) {
       .def("num_available", num_available)
       .def("memory_usage", memory_usage)
       .def("violations", violations)
+      .def("policy_error", policy_error,
+           nb::sig("def policy_error(self, /) -> BaseException | None"))
+      .def("victim_steps", victim_steps)
       .def("fingerprint", fingerprint)
       .def("blocks", inspect_blocks,
            nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
+      .def("reuse_counts", reuse_counts,
+           nb::sig("def reuse_counts(self, /) -> tuple[int, " BM_ARRAY("int64") "] | None"))
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
   bind_block_pool(m);

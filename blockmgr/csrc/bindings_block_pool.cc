@@ -237,7 +237,7 @@ nb::object tokens_of(PoolCore& self, nb::handle block) {
 
 nb::object idle_blocks(PoolCore& self) {
   return copied(self.read([](const BlockPool& core) {
-    const BlockList& list = core.pool().partition(0).idle;
+    const BlockList& list = core.pool().idle_list();
     std::vector<BlockId> ids;
     ids.reserve(static_cast<std::size_t>(list.size()));
     for (BlockId b = list.front(); b != list.end(); b = list.after(b)) ids.push_back(b);

@@ -63,7 +63,9 @@ void init_core(Core* self, nb::kwargs options) {
   for (const nb::handle quota : options["quotas"])
     config.quotas.push_back({std::string(bytes_argument(quota[0], "quotas", 0)),
                              static_cast<int>(int_argument(quota[1], "quotas"))});
-  new (self) Core(config, digest_option(options, config.block_size));
+  config.ghost_blocks = whole("ghost_blocks");
+  new (self)
+      Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }
 
 }  // namespace blockmgr

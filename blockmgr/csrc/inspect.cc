@@ -34,7 +34,7 @@ std::vector<BlockFacts> inspect(const Blocks& blocks, const Pool& pool, const Co
     if (block.keyed() && block.parent >= 0) ++at(block.parent).num_children;
   }
   for (int i = 0; i < pool.num_partitions(); ++i) {
-    const BlockList& idle = pool.partition(i).idle;
+    const BlockList& idle = pool.idle_list(i);
     std::int32_t rank = 0;
     for (BlockId b = idle.front(); b != idle.end(); b = idle.after(b)) at(b).eviction_rank = rank++;
   }
@@ -54,7 +54,7 @@ std::vector<BlockFacts> inspect(const Blocks& blocks, const Pool& pool, const Co
 // Levels go one after the other, each by recency.
 static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   core.settle();
-  const BlockList& idle = core.pool().partition(0).idle;
+  const BlockList& idle = core.pool().idle_list();
   std::int32_t rank = 0;
   for (std::size_t b = 0; b < facts.size(); ++b)
     facts[b].priority = core.retention()->level(static_cast<BlockId>(b));

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -80,6 +81,8 @@ inline std::uint32_t Policy::admitted(const BlockId* found, std::int64_t num_fou
   for (std::int64_t i = 0; i < num_found; ++i) on_hit(found[i]);
   return 0;
 }
+
+using PolicyMaker = std::function<std::unique_ptr<Policy>(Blocks&, const PrefixIndex&)>;
 
 // The policy of this name for a pool of so many blocks; nullptr for "lru". Throws Error(kValue) for
 // an unknown one. A policy that may choose a block with cached children finds a leaf below it with

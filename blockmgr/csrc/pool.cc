@@ -20,7 +20,8 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
     : blocks_(blocks),
       index_(index),
       num_reserved_(num_reserved),
-      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)) {
+      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)),
+      idles_unheard_(!common_.policy) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
@@ -30,7 +31,7 @@ void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
   if (!owners_) {
     owners_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(blocks_.count));
     num_queued_ = common_.available();
-    detour_ = true;
+    idles_unheard_ = false;
   }
   const int before = static_cast<int>(apart_.size());
   common_.capacity -= count;
@@ -53,6 +54,8 @@ inline BlockId Pool::take_from(Partition& own) noexcept {
   if (debug_) [[unlikely]]
     check_taken(b);
   blocks_[b].ref_count = 1;
+  if (reuse_) [[unlikely]]
+    reuse_->on_taken();
   return b;
 }
 
@@ -80,6 +83,8 @@ BlockId Pool::evict_from(Partition& own) noexcept {
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
+  if (reuse_) [[unlikely]]
+    reuse_->on_evicted(b);
   if (own.policy) own.policy->on_uncached(b, true);
   index_.erase(b);
   ++own.num_evicted;
@@ -97,6 +102,8 @@ BlockId Pool::evict_from(Partition& own) noexcept {
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
+    if (reuse_ && !blocks_[b].fence) [[unlikely]]
+      reuse_->on_used(b);
     dequeue(b);
     const NodeId parent = blocks_[b].parent;
     if (parent < 0) return;
@@ -112,6 +119,8 @@ void Pool::unuse(BlockId b) noexcept {
     const NodeId parent = blocks_[b].parent;
     if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
+    if (reuse_) [[unlikely]]
+      tell_unused(b, open_fence_);
     if (parent < 0) return;
     --blocks_[parent].pins;
     if (blocks_[parent].used()) return;
@@ -127,13 +136,12 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
 }
 
 void Pool::dequeue(BlockId b) noexcept {
-  if (detour_) [[unlikely]]
-    return dequeue_by_detour(b);
+  if (!idles_unheard_) [[unlikely]]
+    return dequeue_aloud(b);
   common_.idle.remove(b);  // a free block is only ever taken
-  if (common_.policy) common_.policy->on_used(b);
 }
 
-void Pool::dequeue_by_detour(BlockId b) noexcept {
+void Pool::dequeue_aloud(BlockId b) noexcept {
   num_queued_ -= !blocks_[b].fence;
   dequeue_from(of(b), b);
 }
@@ -158,6 +166,15 @@ inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
   }
 }
 
+void Pool::tell_unused(BlockId b, int fence) noexcept {
+  if (fence) return;
+  if (blocks_[b].keyed()) {
+    reuse_->on_idle(b);
+  } else {
+    reuse_->on_freed();
+  }
+}
+
 inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.fence) {
@@ -175,6 +192,8 @@ void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexce
   if (debug_) [[unlikely]]
     expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
+  if (reuse_) [[unlikely]]
+    reuse_->on_cached(digest);
   if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
@@ -194,9 +213,23 @@ void Pool::forget(BlockId b) noexcept {
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
+    if (reuse_ && !fence) reuse_->on_forgotten(b);
   } else if (parent >= 0) {
     unpin(parent);
   }
+}
+
+void Pool::exchange(BlockId own, BlockId twin) noexcept {
+  // A pool too small to hold the twin would have cached the block itself, and freed none.
+  std::unique_ptr<ReuseTracker> reuse;
+  if (reuse_ && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
+      !blocks_[own].pins) {
+    reuse_->on_exchanged(twin);
+    reuse = std::move(reuse_);
+  }
+  acquire(twin);
+  release(own);
+  if (reuse) reuse_ = std::move(reuse);
 }
 
 int Pool::num_free() const {
@@ -214,6 +247,7 @@ std::int64_t Pool::num_evicted() const {
 std::size_t Pool::memory() const {
   const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
   return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
+         (reuse_ ? reuse_->memory() : 0) +
          sum([](const Partition& p) { return p.policy ? p.policy->memory() : 0; });
 }
 
@@ -229,6 +263,7 @@ void Pool::drop_twin(BlockId b) noexcept {
 }
 
 void Pool::take_over(BlockId tail) noexcept {
+  if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
   dequeue(tail);
   if (Policy* policy = of(tail).policy.get()) policy->on_uncached(tail, false);
   index_.erase(tail);
@@ -278,6 +313,8 @@ void Pool::move_fence(int from, int to) noexcept {
     --num_fenced_;
     --of(b).num_fenced;
     enqueue(b, to);
+    if (reuse_) [[unlikely]]
+      tell_unused(b, to);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "block.h"
 #include "index.h"
 #include "policy.h"
+#include "reuse.h"
 
 namespace blockmgr {
 
@@ -88,11 +89,11 @@ class Pool {
       if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
     --block.ref_count;
     if (block.used()) return;
-    // The usual case without a call: a cached block whose parent is released after it.
+    // The usual case without a call: a cached block whose parent is released after it, nobody to be
+    // told.
     const NodeId parent = block.parent;
-    if (block.keyed() && !detour_ && parent >= 0 && blocks_[parent].ref_count) {
+    if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
       common_.idle.push_back(b);
-      if (common_.policy) common_.policy->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -128,12 +129,26 @@ class Pool {
     own.idle.remove(b);
     own.idle.push_back(b);
     if (own.policy) own.policy->on_touched(b);
+    if (reuse_) [[unlikely]] {
+      reuse_->on_used(b);
+      reuse_->on_idle(b);
+    }
   }
   std::size_t memory() const;
+  // Has all that happens to the queues told to a tracker. Before anything is taken.
+  void follow(std::unique_ptr<ReuseTracker> reuse) {
+    reuse_ = std::move(reuse);
+    idles_unheard_ = false;
+  }
+  // nullptr: nobody follows.
+  ReuseTracker* reuse() { return reuse_.get(); }
+  const ReuseTracker* reuse() const { return reuse_.get(); }
 
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
+  // acquire(twin), then release(own), of two blocks with the same content.
+  void exchange(BlockId own, BlockId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used.
   void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
@@ -148,7 +163,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    detour_ = fence || owners_;
+    idles_unheard_ = !fence && !common_.policy && !reuse_ && !owners_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -159,6 +174,9 @@ class Pool {
   // The first thing such a look found wrong since the last time; empty: nothing.
   std::string take_fault();
 
+  const BlockList& free_list(int number = 0) const { return partition(number).free; }
+  const BlockList& idle_list(int number = 0) const { return partition(number).idle; }
+  const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
@@ -182,9 +200,10 @@ class Pool {
   void use(BlockId b) noexcept;
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
+  void tell_unused(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
   BlockId take_apart(int partition) noexcept;
-  void dequeue_by_detour(BlockId b) noexcept;
+  void dequeue_aloud(BlockId b) noexcept;
   BlockId take_from(Partition& own) noexcept;
   BlockId evict_from(Partition& own) noexcept;
   void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
@@ -201,10 +220,11 @@ class Pool {
   std::vector<Partition> apart_;
   std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
   int num_queued_ = 0;                       // free and idle blocks; with partitions only
+  std::unique_ptr<ReuseTracker> reuse_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
-  // Not the short way: a fence is open, without which no block is fenced, or blocks are apart.
-  bool detour_ = false;
+  // No fence is open, without which no block is fenced; nobody is to be told, and none are apart.
+  bool idles_unheard_;
   int num_fenced_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;

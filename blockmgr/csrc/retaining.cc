@@ -5,8 +5,10 @@
 
 namespace blockmgr {
 
-std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity) {
-  std::unique_ptr<Policy> policy = make_policy(config.eviction, blocks_, index_, capacity);
+std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity,
+                                                 const PolicyMaker& make) {
+  std::unique_ptr<Policy> policy =
+      make ? make(blocks_, index_) : make_policy(config.eviction, blocks_, index_, capacity);
   if (!config.retention) return policy;
   auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, std::move(policy),
                                                      config.max_pinned_blocks);

@@ -15,13 +15,11 @@ RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index,
       kept_(static_cast<std::size_t>(blocks.count)),
       order_positions_(static_cast<std::size_t>(blocks.count), -1),
       deadline_positions_(static_cast<std::size_t>(blocks.count), -1),
+      strays_(static_cast<std::size_t>(blocks.count), order_positions_),
       deadlines_(static_cast<std::size_t>(blocks.count), deadline_positions_),
       max_pinned_(max_pinned),
       pins_(static_cast<std::size_t>(max_pinned)) {
   for (std::size_t i = 0; i < kept_.size(); ++i) new (&kept_[i]) Kept();
-  strays_.reserve(kNumLevels);
-  for (int level = 0; level < kNumLevels; ++level)
-    strays_.emplace_back(static_cast<std::size_t>(blocks.count), order_positions_);
   for (std::int32_t i = max_pinned; i-- > 0;) {
     pins_[static_cast<std::size_t>(i)].next = first_unused_;
     first_unused_ = i;
@@ -79,7 +77,7 @@ void RetainingPolicy::queue(BlockId b) noexcept {
   List& list = lists_[k.level];
   ++list.num_idle;
   if (list.back >= 0 && at(list.back).order > k.order) {
-    strays_[k.level].insert(b, k.order);
+    strays_.insert(b, stray_key(k.level, k.order));
     return;
   }
   k.prev = list.back;
@@ -93,7 +91,7 @@ void RetainingPolicy::unqueue(BlockId b) noexcept {
   List& list = lists_[k.level];
   --list.num_idle;
   if (order_positions_[static_cast<std::size_t>(b)] >= 0) {
-    strays_[k.level].remove(b);
+    strays_.remove(b);
     return;
   }
   (k.prev >= 0 ? at(k.prev).next : list.front) = k.next;
@@ -102,9 +100,8 @@ void RetainingPolicy::unqueue(BlockId b) noexcept {
 
 BlockId RetainingPolicy::front(Level level) const {
   const BlockId b = lists_[level].front;
-  const auto& strays = strays_[level];
-  if (strays.empty() || (b >= 0 && at(b).order < strays.front_key())) return b;
-  return strays.front();
+  const std::uint64_t end = stray_key(level, b >= 0 ? at(b).order : (1ull << kOrderBits) - 1);
+  return strays_.empty() || strays_.front_key() > end ? b : strays_.front();
 }
 
 BlockId RetainingPolicy::victim() noexcept {
@@ -194,6 +191,11 @@ void RetainingPolicy::on_touched(BlockId b) noexcept {
 void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
+  if (base_ && k.idle && !below_base(k.level)) {  // it never heard that the use had ended
+    base_->enter(0);
+    base_->on_idle(b);
+    base_->enter(context_);
+  }
   if (base_) base_->on_uncached(b, evicted);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
@@ -312,7 +314,7 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
 std::size_t RetainingPolicy::memory() const {
   std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
   total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
-  for (const auto& strays : strays_) total += strays.memory();
+  total += strays_.memory();
   return total + (base_ ? base_->memory() : 0);
 }
 
@@ -320,7 +322,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   const auto count = static_cast<std::size_t>(blocks_.count);
   std::vector<int> due(count, kLow);
   std::vector<std::array<std::uint32_t, kNumLevels>> children(count);
-  std::array<std::int64_t, kNumLevels> cached{}, idle{};
+  std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
   for (BlockId b = 0; b < blocks_.count; ++b) {
     if (!blocks_[b].keyed()) continue;
     int own = is_current(b) ? at(b).retention : at(b).hint;
@@ -347,6 +349,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
                    who + " is at level " + std::to_string(k.level) + ", should be at " +
                        std::to_string(due[static_cast<std::size_t>(b)]));
     idle[k.level] += k.idle;
+    strays[k.level] += order_positions_[static_cast<std::size_t>(b)] >= 0;
     const bool waits = deadline_positions_[static_cast<std::size_t>(b)] >= 0;
     audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
                  who + " has a retention without its end, or an end without it");
@@ -362,7 +365,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
         who + " miscounts its blocks");
     audit.expect(list.num_idle == idle[static_cast<std::size_t>(level)],
                  who + " miscounts its idle blocks");
-    auto queued = static_cast<std::int64_t>(strays_[static_cast<std::size_t>(level)].size());
+    std::int64_t queued = strays[static_cast<std::size_t>(level)];
     for (BlockId b = list.front; b >= 0; b = at(b).next, ++queued) {
       audit.expect(at(b).idle && at(b).level == level,
                    BlockAudit::name(b) + " is queued at the wrong level");

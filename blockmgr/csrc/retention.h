@@ -36,6 +36,7 @@ namespace blockmgr {
 enum Level : std::uint8_t { kLow, kNormal, kExpected, kHigh, kPinned };
 inline constexpr int kNumLevels = 5;
 inline constexpr int kNoLevel = -1;
+inline constexpr int kOrderBits = 60;
 inline constexpr double kForever = std::numeric_limits<double>::infinity();
 
 class RetainingPolicy final : public Policy {
@@ -131,6 +132,10 @@ class RetainingPolicy final : public Policy {
   void move(BlockId b, Level to) noexcept;
   void queue(BlockId b) noexcept;
   void unqueue(BlockId b) noexcept;
+  static std::uint64_t stray_key(Level level, std::uint64_t order) {
+    return static_cast<std::uint64_t>(level) << kOrderBits | order;
+  }
+  // The first of this level, the lowest that has any.
   BlockId front(Level level) const;
   void forget_retention(BlockId b) noexcept;
   void unlink_pin(Pin& pin) noexcept;
@@ -142,8 +147,8 @@ class RetainingPolicy final : public Policy {
   std::array<List, kNumLevels> lists_;
   std::vector<std::int32_t> order_positions_;
   std::vector<std::int32_t> deadline_positions_;
-  // Of each level, the idle blocks that came to it out of order.
-  std::vector<BlockHeap<std::uint64_t>> strays_;
+  // The idle blocks that came to their level out of order, the lowest level first.
+  BlockHeap<std::uint64_t> strays_;
   BlockHeap<double> deadlines_;
   double now_ = 0;
   int max_pinned_;

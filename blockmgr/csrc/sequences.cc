@@ -30,20 +30,22 @@ std::uint32_t next_first_generation() {
 
 }  // namespace
 
-Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
+Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
+                     const PolicyMaker& make)
     : config_(config),
       digester_(std::move(digester)),
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
               Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_eviction(config, common_capacity(config))),
+            make_eviction(config, common_capacity(config), make)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),
       lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
+      ghosts_(config.ghost_blocks ? found_.size() : 0),
       max_remaps_(remap_limit(config)),
       first_generation_(next_first_generation()) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
@@ -51,6 +53,9 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
   if (config.remap) remaps_.reserve(max_remaps_);
+  if (config.ghost_blocks && digester_)
+    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
+                                                !pool_.policy()));
   set_apart(config);
 }
 
@@ -63,7 +68,7 @@ void Sequences::set_apart(const Config& config) {
   for (std::size_t i = 0; i < config.quotas.size(); ++i) {
     const Quota& quota = config.quotas[i];
     partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
-    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks));
+    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks, nullptr));
   }
 }
 
@@ -355,7 +360,7 @@ std::vector<std::string> Sequences::findings() {
 std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
-  total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
   total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];

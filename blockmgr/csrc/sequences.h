@@ -44,6 +44,7 @@ struct Config {
   bool early_commit = false;
   bool null_block = false;
   std::string eviction = "lru";
+  int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
   bool retention = false;
   int max_pinned_blocks = 0;
   std::vector<Quota> quotas;
@@ -70,6 +71,36 @@ struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
   std::vector<BlockId> blocks;
+};
+
+// Why a block of a prompt, or what is left after its blocks, is not found. In the order of
+// blockmgr.MissReason, but for what only a replay says.
+enum class Miss : std::uint8_t {
+  kCachingOff,
+  kTooLarge,
+  kLastToken,
+  kPartialBlock,
+  kNotCommitted,
+  kEvicted,
+  kOtherExtras,
+  kOtherNamespace,
+  kDiverged,
+  kNeverSeen,
+  kNotRemembered,
+};
+
+struct MissedBlock {
+  Miss reason;
+  std::int64_t stop;              // position after its last token
+  std::int64_t more_blocks = 0;   // evicted: blocks by which the pool is too small
+  std::int64_t evicted_ago = -1;  // evicted: blocks handed out since
+};
+
+struct ExplainResult {
+  std::int64_t num_cached = 0;
+  std::int64_t num_partial = 0;
+  std::int64_t diverges_at = -1;
+  std::vector<MissedBlock> missed;  // in order, from num_cached to the end of the prompt
 };
 
 struct Counters {
@@ -121,11 +152,15 @@ struct Sequence {
 
 class Sequences {
  public:
-  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
   Handle admit(const Prompt& prompt);
   MatchResult match(const Prompt& prompt);
   Admission can_admit(const Prompt& prompt);
+  // What match finds, and why no more, block by block. Changes nothing.
+  ExplainResult explain(const Prompt& prompt);
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);
@@ -215,6 +250,7 @@ class Sequences {
     BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
     std::int32_t num_partial = 0;
     bool take_over = false;
+    std::int64_t num_ghosts = 0;  // evicted blocks that continue the full ones, in ghosts_
   };
   struct Demand {
     std::int64_t num_blocks = 0;  // blocks the sequence will hold
@@ -270,7 +306,8 @@ class Sequences {
   void set_apart(const Config& config);
 
   // retaining.cc
-  std::unique_ptr<Policy> make_eviction(const Config& config, int capacity);
+  std::unique_ptr<Policy> make_eviction(const Config& config, int capacity,
+                                        const PolicyMaker& make);
   RetainingPolicy& retaining(const char* call) const;
   std::int64_t find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
@@ -290,6 +327,8 @@ class Sequences {
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
                        const ExtrasIds* extras, std::int64_t watermark, Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
+  std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                           const Found& found);
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
@@ -297,6 +336,12 @@ class Sequences {
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
   void supersede_tails(const Key& key, int num_tokens) noexcept;
+
+  // explain.cc
+  class Elsewhere;
+  std::int64_t num_uncommitted(const Prompt& prompt, std::int64_t limit, std::uint32_t root,
+                               const ExtrasIds& extras, const Found& found) const;
+  std::int64_t longest_child_prefix(const Token* tokens, std::uint32_t extras, NodeId node) const;
 
   // growth.cc
   bool must_copy(const Sequence& s, std::int64_t logical) const;
@@ -329,6 +374,7 @@ class Sequences {
   ZeroedArray<std::int32_t> lengths_;  // [max_seqs]
 
   ZeroedArray<BlockId> found_;         // scratch of find_prefix
+  ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts
   std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode

@@ -6,6 +6,9 @@
 * ``moment``: a replay stopped on its way, to look at the manager.
 * ``block_map``: a manager drawn, as a web page or as SVG.
 * ``attainable``: the hit rate of an unbounded pool on the same trace.
+* ``references``: the blocks a trace refers to, by runs that share their fate.
+* ``optimum``: the most that any order of eviction finds.
+* ``curve``: the hit rate at every capacity in one pass, on ``distances`` and ``stack``.
 * ``study``: one trace at several capacities, beside what was attainable.
 * ``report`` and ``plot``: the results as a table, as JSON and as a picture.
 

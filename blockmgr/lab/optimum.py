@@ -88,7 +88,7 @@ def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Opt
     admitted = [
         request
         for request in stream.requests
-        if request.held_blocks <= num_blocks and request.num_samples <= rows
+        if request.asked_blocks <= num_blocks and request.num_samples <= rows
     ]
     hit_blocks, hit_tokens = _Pool(stream, admitted, num_blocks).run()
     return Optimum(

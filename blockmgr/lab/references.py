@@ -31,13 +31,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
 from blockmgr.lab.replay import held_blocks
+from blockmgr.lab.runs import NO_RUN, References, RequestReferences, Runs
 from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt
 
 if TYPE_CHECKING:
@@ -59,119 +60,6 @@ __all__ = [
 
 Rule = Literal["manager", "served", "ids"]
 """Which blocks a prompt refers to: see the table of the module."""
-
-NO_RUN: Final = -1
-"""In place of a run: the empty prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The forest of prefixes, by runs. A run's parent has a smaller number.
-
-    Attributes:
-        parent: The run before each run, ``NO_RUN`` at a root.
-        length: Blocks of each run.
-        end: Blocks from the root to the end of each run, its own included.
-        first_node: Number of the first block of each run; the others follow on.
-    """
-
-    parent: list[int]
-    length: list[int]
-    end: list[int]
-    first_node: list[int]
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    @property
-    def num_nodes(self) -> int:
-        """Distinct blocks."""
-        return self.first_node[-1] + self.length[-1] if self.parent else 0
-
-    def path(self, run: int) -> list[int]:
-        """The runs from a root to ``run``, in that order; none for ``NO_RUN``."""
-        path = []
-        while run != NO_RUN:
-            path.append(run)
-            run = self.parent[run]
-        path.reverse()
-        return path
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReferences:
-    """What one request refers to. Runs stand for the path that ends with them.
-
-    Attributes:
-        arrival_ms: When it comes.
-        service_ms: How long it runs.
-        limit: Last run of the prompt that may hit.
-        prompt: Last run of the prompt that is cached when the request is admitted.
-        ends: Last run that is cached when it has ended, one for each sample.
-        limit_blocks: Blocks of the prompt that may hit.
-        prompt_blocks: Blocks of the prompt that are cached.
-        held_blocks: Blocks it holds when nothing of it is cached.
-        first_held_blocks: Of those, blocks it takes before it is forked.
-        query_tokens: Tokens of the prompt.
-        last_tokens: Tokens in the last block of the path, the block size unless partial.
-        num_samples: Sequences that continue the prompt.
-    """
-
-    arrival_ms: int
-    service_ms: int
-    limit: int
-    prompt: int
-    ends: tuple[int, ...]
-    limit_blocks: int
-    prompt_blocks: int
-    held_blocks: int
-    first_held_blocks: int
-    query_tokens: int
-    last_tokens: int
-    num_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class References:
-    """The blocks of a trace at one block size.
-
-    Attributes:
-        block_size: Tokens a block.
-        runs: The forest.
-        requests: One record a request, in order of arrival.
-    """
-
-    block_size: int
-    runs: Runs
-    requests: tuple[RequestReferences, ...]
-
-    @property
-    def query_tokens(self) -> int:
-        """Prompt tokens of all requests."""
-        return sum(request.query_tokens for request in self.requests)
-
-    @property
-    def query_blocks(self) -> int:
-        """Blocks looked up: those that may hit."""
-        return sum(request.limit_blocks for request in self.requests)
-
-    @property
-    def looked_at_blocks(self) -> int:
-        """Of the blocks looked up, those that were not left out."""
-        ends = self.runs.end
-        return sum(ends[r.limit] for r in self.requests if r.limit != NO_RUN)
-
-    def nodes(self, run: int) -> list[int]:
-        """The blocks from a root to the end of ``run``: equal numbers are equal prefixes.
-
-        Cost: O(blocks).
-        """
-        starts, lengths = self.runs.first_node, self.runs.length
-        return [
-            node
-            for part in self.runs.path(run)
-            for node in range(starts[part], starts[part] + lengths[part])
-        ]
 
 
 def check_rule(rule: str) -> None:
@@ -236,6 +124,7 @@ class _Entered:
     cuts: tuple[_Cut, ...]
     limit_blocks: int
     prompt_blocks: int
+    asked_blocks: int
     held_blocks: int
     first_held_blocks: int
 
@@ -265,6 +154,7 @@ class _Builder:
     def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
         self._trace = trace
         self._config = config
+        self._remapped = replace(config, dedup="remap")  # nobody holds a block twice for long
         self._rule = rule
         self._sample = sample
         self._hashed = trace.is_hashed
@@ -291,6 +181,7 @@ class _Builder:
                     ends=tuple(outputs),
                     limit_blocks=path.limit_blocks,
                     prompt_blocks=path.prompt_blocks,
+                    asked_blocks=path.asked_blocks,
                     held_blocks=path.held_blocks,
                     first_held_blocks=path.first_held_blocks,
                     query_tokens=request.num_prompt_tokens,
@@ -324,12 +215,13 @@ class _Builder:
             cuts.append(self._cut(longer, blocks))
         if not outputs:
             cuts.append(cuts[-1])
-        first_held = held
+        asked = first_held = held
         if self._rule == "manager":
-            held = held_blocks(request, self._config)
+            asked = held_blocks(request, self._config)
+            held = held_blocks(request, self._remapped)
             first = prompt + len(request.outputs[0]) if request.outputs else prompt
             first_held = -(-first // size)
-        return _Entered(tuple(cuts), limit, cached, held, first_held)
+        return _Entered(tuple(cuts), limit, cached, asked, held, first_held)
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
         if self._hashed and isinstance(request.prompt, HashedPrompt):

@@ -33,6 +33,7 @@ from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import PolicyFactory
 
 __all__ = [
     "Clock",
@@ -63,7 +64,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
-        eviction: The manager's: order in which idle blocks are given up.
+        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
         hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
             its conversation goes on (``blockmgr.lab.hints``).
 
@@ -78,7 +79,7 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
     hints: Literal["none", "truth"] = "none"
 
     def __post_init__(self) -> None:
@@ -185,6 +186,7 @@ def replay(
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+        PolicyError: A policy of one's own has failed.
 
     Cost: one admission, commit and free a request, and one more attempt to admit for each instant
     at which something ends while a request waits. Prompts are expanded one at a time.
@@ -193,7 +195,7 @@ def replay(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class Waiting:
     """A request in the queue, with its prompt expanded at the first attempt to admit it."""
 
     number: int
@@ -204,7 +206,8 @@ class _Waiting:
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes, and the number of a step, from 1, to stop after.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
+    blocks the manager remembers.
     """
 
     def __init__(
@@ -216,11 +219,12 @@ class EventLoop:
         progress: Progress | None = None,
         clock: Clock = time.perf_counter,
         stop_after: int | None = None,
+        ghost_blocks: int = 0,
     ) -> None:
         trace.check_block_size(config.block_size)
         self._requests = trace.requests
         self._config = config
-        self._progress = progress or _ignore
+        self._progress = progress or (lambda: None)
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
@@ -237,12 +241,13 @@ class EventLoop:
             dedup=config.dedup,
             digest=config.digest,
             eviction=config.eviction,
+            ghost_blocks=ghost_blocks,
             retention=config.hints == "truth",
         )
         self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
         self._num_admitted = 0  # or rejected: they come first in the trace
         self._num_blocks = num_blocks
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
         self._numbers: list[int] = []  # of the requests admitted, in that order
@@ -261,7 +266,7 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._waiting.append(_Waiting(number, request))
+            self._waiting.append(Waiting(number, request))
             self._admit_waiting(request.arrival_ms)
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
@@ -339,7 +344,7 @@ class EventLoop:
         blocks = held_blocks(request, self._config)
         return blocks > self._num_blocks or request.num_samples > self._rows
 
-    def _admit(self, waiting: _Waiting, now: int) -> bool:
+    def _admit(self, waiting: Waiting, now: int) -> bool:
         request = waiting.request
         if request.num_samples > self._free_rows:
             return False
@@ -387,7 +392,7 @@ class EventLoop:
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
         outlook = self._outlook
-        goes_on = outlook and outlook.goes_on(number, self._num_admitted)
+        goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
         start = self._clock()
         for handle, output in zip(handles, request.outputs, strict=False):
             if len(output):
@@ -406,9 +411,6 @@ class EventLoop:
         self._manager.copies_applied(plan.ticket)
 
     def _count_step(self, now: int) -> None:
+        self._manager.check_policy()
         self._steps += now != self._last_step_ms
         self._last_step_ms = now
-
-
-def _ignore() -> None:
-    """Stand in for a progress callback nobody asked for."""

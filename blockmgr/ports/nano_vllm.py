@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 import blockmgr
+from blockmgr.arguments import integer, whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
 
@@ -103,15 +104,16 @@ class _Tables:
             prefix: The hash of the block before, in ``[0, 2**64)``; -1 for the first.
 
         Raises:
-            ValueError: ``prefix`` out of its bounds.
+            ValueError: ``prefix`` or a token out of its bounds.
+            TypeError: Values of the wrong type.
 
         >>> BlockManager.compute_hash(list(range(1, 17)))
         12258205949268247123
         """
-        if not -1 <= prefix < 2**64:
-            raise ValueError(f"prefix must be in [-1, 2**64), got {prefix}")
+        prefix = whole("prefix", prefix, -1, 2**64 - 1)
         before = b"" if prefix == -1 else prefix.to_bytes(8, "little")
-        return xxhash.xxh64_intdigest(before + np.asarray(token_ids, "<i8").tobytes())
+        tokens = [whole("token_ids", token, 0, 2**63 - 1) for token in token_ids]
+        return xxhash.xxh64_intdigest(before + np.array(tokens, "<i8").tobytes())
 
     def can_append(self, seq: NanoSequence) -> bool:
         """Whether ``may_append`` has the block it needs.
@@ -119,9 +121,9 @@ class _Tables:
         Raises:
             NeverFitsError: The sequence needs more blocks than there are; preempting others
                 cannot help.
-            SequenceStateError: The sequence holds no blocks.
+            SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
         """
-        self._holder(seq)
+        self._check_grown(self._holder(seq), len(seq.token_ids))
         needed = -(-len(seq.token_ids) // self.block_size)
         lacking = needed - len(seq.block_table)
         if lacking <= 0:
@@ -142,11 +144,7 @@ class _Tables:
         """
         holder = self._holder(seq)
         known, num_tokens = holder.num_tokens, len(seq.token_ids)
-        if num_tokens < known:
-            raise SequenceStateError(
-                f"the sequence had {known} tokens and has {num_tokens}; "
-                "tokens may be added only, deallocate it first"
-            )
+        self._check_grown(holder, num_tokens)
         if num_tokens == known:
             return
         self.manager.append(holder.handle, seq.token_ids[known:])
@@ -206,8 +204,16 @@ class _Tables:
             )
         return holder
 
+    def _check_grown(self, holder: _Holder, num_tokens: int) -> None:
+        if num_tokens < holder.num_tokens:
+            raise SequenceStateError(
+                f"the sequence had {holder.num_tokens} tokens and has {num_tokens}; "
+                "tokens may be added only, deallocate it first"
+            )
+
     def _admission(self, seq: NanoSequence) -> bool:
         """Whether the whole sequence can be admitted now; raises if it never can."""
+        _check_has(seq, "token_ids")
         answer = self.manager.can_admit(seq.token_ids)
         if answer is Admission.NEVER:
             raise self._never_fits(seq)
@@ -227,6 +233,7 @@ class _Tables:
         self._holders[id(seq)] = _Holder(seq, view.handle, seq.num_cached_tokens)
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:
+        _check_has(seq, "token_ids", "block_table")
         if seq.block_table or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
 
@@ -241,6 +248,12 @@ class _Tables:
                 if remap.handle == holder.handle:
                     holder.seq.block_table[remap.index] = remap.new
         holder.num_computed_tokens = num_computed_tokens
+
+
+def _check_has(seq: object, *names: str) -> None:
+    for name in names:
+        if not hasattr(seq, name):
+            raise TypeError(f"seq must have {name}, got {type(seq).__name__}")
 
 
 class BlockManager(_Tables):
@@ -309,9 +322,12 @@ class BlockManager(_Tables):
             SequenceStateError: The sequence holds no blocks.
             ValueError: ``num_cached_tokens`` and ``num_scheduled_tokens`` add up to less than is
                 computed already, or to more tokens than there are.
+            TypeError: One of them is not an int.
         """
         holder = self._holder(seq)
-        computed = seq.num_cached_tokens + seq.num_scheduled_tokens
+        _check_has(seq, "num_scheduled_tokens")
+        computed = integer("num_cached_tokens", seq.num_cached_tokens)
+        computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
         if not holder.num_computed_tokens <= computed <= holder.num_tokens:
             raise ValueError(
                 f"num_cached_tokens + num_scheduled_tokens must be in "
@@ -321,6 +337,7 @@ class BlockManager(_Tables):
 
     def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
         """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
+        _check_has(seq, "token_ids")
         needed = -(-len(seq.token_ids) // self.block_size)
         has_row = len(self._holders) < self.manager.config.max_seqs
         return has_row and needed <= self.manager.num_available

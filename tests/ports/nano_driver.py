@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.oracle import Device, Prefixes, Step, Work, extend_prefixes
+from blockmgr.stress.oracle import Device, Prefixes, Step, Work, extend_prefixes
 
 
 class Seq:

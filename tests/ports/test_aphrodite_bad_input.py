@@ -26,7 +26,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
         ValueError,
         r"token_ids must be in \[0, 2\*\*32\)",
     ),
-    "append text": (lambda a, b: b[2].append_token_ids(["1"]), TypeError, "str"),
+    "append text": (lambda a, b: b[2].append_token_ids(["1"]), TypeError, "an int, got '1'"),
     "promote a block that is not full": (
         lambda a, b: a.promote_to_immutable_block(b[2]),
         BlockStateError,
@@ -87,6 +87,47 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
     ),
     "touch an unknown block": (lambda a, b: a.mark_blocks_as_accessed([99], 1.0), ValueError, "99"),
 }
+
+
+for _name, _block in (("a half", 0.5), ("a bool", True), ("text", "0"), ("None", None)):
+    BAD[f"count {_name}"] = (
+        lambda a, b, block=_block: a.refcounter.get(block),
+        TypeError,
+        "block_id must be an int",
+    )
+for _block in (-1, 8, 2**64):
+    BAD[f"name block {_block} of the pool"] = (
+        lambda a, b, block=_block: a.physical_id(block),
+        ValueError,
+        r"block must be in \[0, 7\]",
+    )
+BAD["append a bool"] = (
+    lambda a, b: b[2].append_token_ids([True]),
+    TypeError,
+    "token_ids must be an int, got True",
+)
+BAD["allocate with an extra that is a bool"] = (
+    lambda a, b: a.allocate_mutable_block(None, extra_hash=True),
+    TypeError,
+    "extra_hash must be an int or None, got bool",
+)
+
+
+HASHES: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
+    "half a token": ((True, None, [1.5]), TypeError, "token_ids must be an int, got 1.5"),
+    "a token too large": ((True, None, [2**32]), ValueError, "token_ids must be in"),
+    "a negative hash": ((False, -1, [1]), ValueError, "prev_block_hash must be in"),
+    "a hash too large": ((False, 2**128, [1]), ValueError, "prev_block_hash must be in"),
+    "half a hash": ((False, 0.5, [1]), TypeError, "prev_block_hash must be an int"),
+    "a named extra": ((True, None, [1], "lora"), TypeError, "extra_hash must be an int"),
+}
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_hash_of_what_makes_no_sense_is_refused(name: str) -> None:
+    arguments, error, match = HASHES[name]
+    with pytest.raises(error, match=match):
+        PrefixCachingBlock.hash_block_tokens(*arguments)
 
 
 def _elsewhere(kind: type[Block]) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,7 +253,9 @@ def test_swaps_know_what_fits() -> None:
     assert manager.can_swap_in(small) is AllocStatus.LATER
     small.seqs[0].tokens += [1] * 12
     assert manager.can_swap_in(small) is AllocStatus.NEVER
-    assert not space(cpu=0).can_swap_out(group([1]))
+    alone = space(cpu=0)
+    alone.allocate(group([1]))
+    assert not alone.can_swap_out(group([1]))
 
 
 def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
@@ -309,3 +314,183 @@ def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
         with pytest.raises(ValueError, match="must not name a sequence twice"):
             call(twice)
     assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (held, 8)
+
+
+@pytest.fixture(params=[False, True], ids=["naive", "caching"])
+def manager(request: pytest.FixtureRequest) -> BlockSpaceManager:
+    """With one group of five tokens, sequence 0, on the device."""
+    made = space(enable_caching=request.param)
+    made.allocate(group(range(5)))
+    return made
+
+
+KNOWN, OTHER, EMPTY = group(range(5)), group([7], first=9), group([], first=9)
+SHORTER = group(range(4))
+
+UNKNOWN: dict[str, Callable[[BlockSpaceManager], object]] = {
+    "can_append_slots": lambda m: m.can_append_slots(OTHER),
+    "mark_blocks_as_computed": lambda m: m.mark_blocks_as_computed(OTHER),
+    "can_swap_out": lambda m: m.can_swap_out(OTHER),
+    "swap_out": lambda m: m.swap_out(OTHER),
+    "can_swap_in": lambda m: m.can_swap_in(OTHER),
+    "swap_in": lambda m: m.swap_in(OTHER),
+}
+
+
+@contextmanager
+def unchanged(
+    manager: BlockSpaceManager, error: type[Exception], match: str | None = None
+) -> Iterator[None]:
+    names = list(manager.block_tables)
+    tables = list(manager.block_tables.values())
+    with refused_tables(manager.block_allocator, error, match, tables=tables):
+        yield
+    assert list(manager.block_tables) == names
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_group_that_has_no_blocks_is_unknown(manager: BlockSpaceManager, name: str) -> None:
+    with unchanged(manager, UnknownSequenceError, "9"):
+        UNKNOWN[name](manager)
+
+
+def test_a_group_some_of_whose_sequences_have_ended_is_known(manager: BlockSpaceManager) -> None:
+    both = Group([*KNOWN.seqs, *OTHER.seqs])
+    assert manager.can_append_slots(both)
+    assert manager.can_swap_out(both)
+
+
+WRONG: dict[str, tuple[Callable[[BlockSpaceManager], object], type[Exception], str]] = {
+    "an empty prompt that is asked about": (
+        lambda m: m.can_allocate(EMPTY),
+        ValueError,
+        "prompt of at least one token",
+    ),
+    "an empty prompt": (lambda m: m.allocate(EMPTY), ValueError, "must not be empty"),
+    "a group of nobody": (lambda m: m.can_allocate(Group([])), ValueError, "at least one sequence"),
+    "no group": (lambda m: m.swap_out(None), TypeError, "seq_group must have get_seqs, got None"),  # type: ignore[arg-type]
+    "no sequence": (lambda m: m.free(3), TypeError, "seq must have a seq_id, got int"),  # type: ignore[arg-type]
+    "no child": (lambda m: m.fork(KNOWN.seqs[0], None), TypeError, "seq must have a seq_id"),  # type: ignore[arg-type]
+    "no tokens": (
+        lambda m: m.append_slots(SimpleNamespace(seq_id=0)),  # type: ignore[arg-type]
+        TypeError,
+        "seq must have get_token_ids",
+    ),
+    "tokens were lost": (
+        lambda m: m.append_slots(SHORTER.seqs[0]),
+        SequenceStateError,
+        "the sequence has 4 tokens, its block table 5",
+    ),
+    "tokens were lost, asked about": (
+        lambda m: m.can_append_slots(SHORTER),
+        SequenceStateError,
+        "the sequence has 4 tokens",
+    ),
+    "no device": (lambda m: m.get_prefix_cache_hit_rate("gpu"), TypeError, "must be a Device"),  # type: ignore[arg-type]
+    "another block": (
+        lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 99),
+        ValueError,
+        "99",
+    ),
+    "half a block": (
+        lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 1.0),
+        TypeError,
+        "must be an int",
+    ),  # type: ignore[arg-type]
+    "no device to count": (
+        lambda m: m.block_allocator.get_num_free_blocks("gpu"),
+        TypeError,
+        "must be a Device",
+    ),  # type: ignore[arg-type]
+    "an unknown allocator": (
+        lambda m: m.block_allocator.device_of(space().block_allocator.pool_of(Device.GPU)),
+        ValueError,
+        "that of the device or that of the host",
+    ),
+}
+for _name, _call in {
+    "can_allocate": lambda m, n: m.can_allocate(OTHER, n),
+    "can_append_slots": lambda m, n: m.can_append_slots(KNOWN, n),
+    "append_slots": lambda m, n: m.append_slots(KNOWN.seqs[0], n),
+    "can_swap_in": lambda m, n: m.can_swap_in(KNOWN, n),
+    "get_num_required_blocks": lambda m, n: BlockTable.get_num_required_blocks([1], 4, n),
+    "get_num_blocks_touched_by_append_slots": lambda m, n: m.block_tables[
+        0
+    ].get_num_blocks_touched_by_append_slots([1], n),
+}.items():
+    WRONG[f"{_name} of -1 slots"] = (
+        partial(lambda c, m: c(m, -1), _call),
+        ValueError,
+        "slots must be at least 0, got -1",
+    )
+    WRONG[f"{_name} of 1.5 slots"] = (
+        partial(lambda c, m: c(m, 1.5), _call),
+        TypeError,
+        "slots must be an int, got 1.5",
+    )
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_makes_no_sense_is_refused_by_name(manager: BlockSpaceManager, name: str) -> None:
+    call, error, match = WRONG[name]
+    with unchanged(manager, error, match):
+        call(manager)
+
+
+def test_sizes_that_make_no_sense_are_refused_by_name() -> None:
+    for value, error in ((0, ValueError), (-4, ValueError), (True, TypeError), ("4", TypeError)):
+        with pytest.raises(error, match="block_size must be"):
+            BlockTable.get_num_required_blocks([1], value)  # type: ignore[arg-type]
+    for options, error, match in (
+        ({"sliding_window": 1.5}, TypeError, "sliding_window must be an int, got 1.5"),
+        ({"sliding_window": True}, TypeError, "sliding_window must be an int, got True"),
+        ({"sliding_window": 0}, ValueError, "sliding_window must be at least 1, got 0"),
+        ({"watermark": "0.1"}, TypeError, "watermark must be a number"),
+        ({"watermark": float("nan")}, ValueError, r"watermark must be in \[0, 1\)"),
+        ({"cpu": None}, TypeError, "num_cpu_blocks must be an int"),
+        ({"cpu": -1}, ValueError, "num_cpu_blocks must be at least 0"),
+    ):
+        with pytest.raises(error, match=match):
+            space(**options)
+
+
+def test_blocks_of_another_allocator_are_not_freed_or_forked() -> None:
+    ours = CpuGpuBlockAllocator.create("naive", 8, 8, 4)
+    theirs = CpuGpuBlockAllocator.create("naive", 8, 8, 4)
+    table = table_of(theirs, range(6))
+    held = theirs.get_num_free_blocks(Device.GPU)
+    calls: list[Callable[[], object]] = [
+        lambda: ours.free(table.blocks[-1]),
+        lambda: ours.fork(table.blocks[-1]),
+        lambda: ours.swap(table.blocks, Device.GPU, Device.CPU),
+        lambda: ours.get_num_full_blocks_touched(table.blocks, Device.CPU),
+    ]
+    for call in calls:
+        with refused_tables(ours, ValueError, "block belongs to another allocator"):
+            call()
+        assert theirs.get_num_free_blocks(Device.GPU) == held
+    check(theirs)
+
+
+def test_allocators_that_are_none_are_refused_by_name() -> None:
+    pool = NaiveBlockAllocator(NaiveBlock, 4, 4)
+    for gpu, cpu, match in (
+        (None, None, "gpu must be an allocator, got NoneType"),
+        (pool, 3, "cpu must be an allocator, got int"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            CpuGpuBlockAllocator(gpu, cpu)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a CpuGpuBlockAllocator, got NaiveBlockAllocator"):
+        BlockTable(4, pool)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="enable_caching must be a bool, got 1"):
+        space(enable_caching=1)
+
+
+def test_no_block_is_not_freed_in_place_of_the_null_block() -> None:
+    pools = CpuGpuBlockAllocator.create("naive", 4, 4, 4)
+    for _ in range(2):
+        with refused_tables(pools, TypeError, "block must be one of an allocator, got NoneType"):
+            pools.free(None)  # type: ignore[arg-type]
+        pools.allocate_or_get_null_block()
+    with refused_tables(pools, TypeError, "blocks must be a sequence, got int"):
+        pools.swap(3, Device.GPU, Device.CPU)  # type: ignore[arg-type]

@@ -255,7 +255,7 @@ def test_one_prompt_that_never_fits_stops_the_others_before_they_start() -> None
         ([[-1]], ValueError, "got -1"),
         ([1, 2], TypeError, r"prompts\[0\] must be a sequence of ints"),
         (["ab"], TypeError, r"prompts\[0\] must be a sequence of ints"),
-        ([[1.5]], TypeError, "float"),
+        ([[1.5]], TypeError, r"prompts\[0\] must be an int, got 1.5"),
         ([[1] * 1020], ValueError, "1024 positions"),
     ],
 )

@@ -511,6 +511,41 @@ def test_a_sequence_that_lost_tokens_is_refused(kind: type[Manager]) -> None:
 
 
 @BOTH
+def test_a_sequence_that_lost_tokens_cannot_be_asked_about(kind: type[Manager]) -> None:
+    blocks = kind(8, 4)
+    held = start(blocks, 1, 2, 3)
+    del held.token_ids[1:]
+    with refused(blocks, held, SequenceStateError, "had 3 tokens and has 1"):
+        blocks.can_append(held)
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [None, 3, [1, 2], "x"])
+def test_what_is_no_sequence_is_refused_by_name(kind: type[Manager], wrong: Any) -> None:
+    blocks = kind(8, 4)
+    held = start(blocks, 1, 2, 3)
+    with refused(blocks, held, TypeError, "seq must have token_ids, got "):
+        blocks.can_allocate(wrong)
+    with refused(blocks, held, TypeError, "seq must have token_ids, got "):
+        allocate(blocks, wrong)
+    for call in (blocks.can_append, blocks.may_append, blocks.deallocate):
+        with refused(blocks, held, SequenceStateError, "holds no blocks"):
+            call(wrong)
+
+
+@pytest.mark.parametrize("scheduled", [1.5, True, None, "1"])
+def test_a_schedule_that_is_no_int_is_refused(scheduled: Any) -> None:
+    blocks = BlockManager(8, 4)
+    held = start(blocks, 1, 2, 3)
+    held.num_scheduled_tokens = scheduled
+    with refused(blocks, held, TypeError, "num_scheduled_tokens must be an int"):
+        blocks.hash_blocks(held)
+    del held.num_scheduled_tokens
+    with refused(blocks, held, TypeError, "seq must have num_scheduled_tokens"):
+        blocks.hash_blocks(held)
+
+
+@BOTH
 def test_no_tokens_are_refused(kind: type[Manager]) -> None:
     blocks = kind(8, 4)
     held = seq()
@@ -530,6 +565,24 @@ def test_a_bad_token_is_refused(kind: type[Manager], token: Any, error: type[Exc
     held.token_ids.append(token)
     with refused(blocks, held, error, "tokens"):
         blocks.may_append(held)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prefix", "error", "match"),
+    [
+        ([1.5], -1, TypeError, "token_ids must be an int, got 1.5"),
+        ([True], -1, TypeError, "token_ids must be an int, got True"),
+        ([-1], -1, ValueError, "token_ids must be in"),
+        ([2**63], -1, ValueError, "token_ids must be in"),
+        ([1], 1.5, TypeError, "prefix must be an int, got 1.5"),
+        ([1], True, TypeError, "prefix must be an int, got True"),
+    ],
+)
+def test_a_hash_of_what_are_no_tokens_is_refused(
+    tokens: Any, prefix: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        BlockManager.compute_hash(tokens, prefix)
 
 
 @pytest.mark.parametrize("prefix", [-2, 2**64])

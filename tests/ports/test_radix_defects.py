@@ -538,3 +538,31 @@ def test_a_node_says_where_it_ends() -> None:
     node = cache.match_prefix([1, 2]).handle.node
     assert isinstance(node, RadixNode)
     assert (node.page, node.is_root(), cache.root_node.is_root()) == (2, False, True)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [1, 2], "x"])
+def test_what_is_no_request_is_refused_by_name(wrong: Any) -> None:
+    cache = CacheManager(None, num_pages=8)
+    serve(cache, 1, 2)
+    with refused(cache, TypeError, "req must have input_ids, got "):
+        cache.match_req(wrong)
+
+
+@pytest.mark.parametrize("unlock", [1, None, "no"])
+def test_unlock_is_yes_or_no(unlock: Any) -> None:
+    cache = CacheManager(None, num_pages=8)
+    serve(cache, 1, 2)
+    handle = cache.match_req(request(1, 2, 3)).handle
+    with refused(cache, TypeError, "unlock must be a bool, got "):
+        cache.manager.lock_handle(handle, unlock)
+
+
+@pytest.mark.parametrize("device", ["nowhere", "", -1])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_handed_out(device: Any) -> None:
+    pytest.importorskip("torch", reason="devices are torch's")
+    for build in (
+        lambda: CacheManager(device, num_pages=8),
+        lambda: create_page_table(2, 2, device),
+    ):
+        with pytest.raises(ValueError, match="device must be one that torch has here"):
+            build()

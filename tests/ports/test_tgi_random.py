@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockmgr import BlockMgrError, NeverFitsError, StepError
 from blockmgr.ports.tgi import BlockAllocation
-from tests.model import ModelManager
-from tests.oracle import Step
+from blockmgr.stress.model import ModelManager
+from blockmgr.stress.oracle import Step
 from tests.ports.tgi_engine import Engine, now
 
 prompts = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=9)

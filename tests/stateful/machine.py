@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from blockmgr.stress.model import ModelManager
+from blockmgr.stress.world import Entry, World
 from tests import strategies
-from tests.model import ModelManager
-from tests.stateful.world import Entry, World
 
 who = st.integers(0, 4)
 some = st.integers(0, 6)
@@ -33,6 +33,7 @@ class ManagerMachine(RuleBasedStateMachine):
     manager: ClassVar[Callable[..., Any]]
     model: ClassVar[Callable[..., Any]] = ModelManager
     digest: ClassVar[str] = "any"
+    evictions: ClassVar[Sequence[Any]] = ("lru",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +41,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        config = data.draw(strategies.configs(type(self).digest), label="config")
         kind = type(self)
+        config = data.draw(strategies.configs(kind.digest, kind.evictions), label="config")
         self.world = World(config, manager=kind.manager, model=kind.model)
 
     # The prompts admitted last are looked up again after every rule: what is cached and what has
@@ -251,6 +252,18 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def abort(self) -> None:
         self.world.abort()
+
+    @rule(tokens=strategies.prompts, expect_reuse=st.booleans(), again=st.booleans())
+    def take_a_turn(self, tokens: list[int], expect_reuse: bool, again: bool) -> None:
+        """A request from its admission to its end, which says whether another one follows."""
+        entry = self.world.admit(tokens)
+        if entry is not None:
+            self.world.step()
+            if again:
+                self.world.pin(tokens)
+            self.world.free(entry, expect_reuse if self.world.manager.config.retention else None)
+        self.prompts = [*self.prompts[-2:], (tokens, b"", None)]
+        self.look_up_again()
 
     @precondition(lambda self: self.world.in_flight_limit and self.world.steps)
     @rule(count=st.integers(1, 2))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tests.model import ModelManager, Plan
-from tests.model_pool import Block, Content, Copy, Seq
+from blockmgr.stress.model import ModelManager, Plan
+from blockmgr.stress.model_pool import Block, Content, Copy, Seq
 
 MUTANTS: list[type[ModelManager]] = []
 
@@ -280,8 +280,8 @@ class DoesNotPinTwins(ModelManager):
 
 @mutant
 class ReusesHandles(ModelManager):
-    def free(self, handle: int) -> None:
-        super().free(handle)
+    def free(self, handle: int, **hint: Any) -> None:
+        super().free(handle, **hint)
         self.generations[handle & 0xFFFFFFFF] -= 1
 
 

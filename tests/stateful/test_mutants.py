@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests import soak
-from tests.model import ModelManager
+from blockmgr.stress.model import ModelManager
+from blockmgr.stress.profiles import PROFILES
+from blockmgr.stress.run import Failure, Plan, stress
 from tests.stateful.mutants import MUTANTS
+
+MODELLED = [profile for profile in PROFILES if profile != "huge"]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_bug_is_found(mutant: type[ModelManager]) -> None:
-    with pytest.raises(soak.Violation):
-        soak.soak(
-            20_000, 1, list(soak.PROFILES), manager=mutant, model=ModelManager, detectors="IKD"
-        )
+    with pytest.raises(Failure):
+        stress(Plan(ops=60_000, seed=1, profiles=MODELLED, manager=mutant))
 
 
 def test_the_model_itself_is_clean() -> None:
-    done = soak.soak(
-        4_000, 1, list(soak.PROFILES), manager=ModelManager, model=ModelManager, detectors="IKD"
-    )
-    assert done.total() == 4_000
+    outcome = stress(Plan(ops=4_000, seed=1, profiles=MODELLED, manager=ModelManager))
+    assert outcome.ops.total() == 4_000

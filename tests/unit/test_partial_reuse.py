@@ -238,12 +238,12 @@ def test_a_tail_counts_as_a_child_of_its_block(make_manager: MakeManager) -> Non
 
 
 def test_only_the_first_children_are_looked_at(make_manager: MakeManager) -> None:
-    manager = make_manager(64, 2, min_partial_tokens=1)
+    manager = make_manager(256, 2, min_partial_tokens=1)
     cache(manager, [1, 1])
-    for token in range(10, 41):
+    for token in range(10, 137):
         cache(manager, [token, token])
     assert manager.match([1, 2]).num_partial_tokens == 1
-    cache(manager, [50, 50])
+    cache(manager, [150, 150])
     assert manager.match([1, 2]).num_partial_tokens == 0
 
 

@@ -299,9 +299,12 @@ def test_quotas_of_the_whole_pool_leave_out_the_null_block() -> None:
     BlockManager(8, 2, quotas={A: 7}, null_block=True)
 
 
-def test_quotas_and_retention_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="quotas must be empty with retention"):
-        BlockManager(8, 2, quotas={A: 4}, retention=True)
+@pytest.mark.parametrize(
+    ("option", "value"), [("retention", True), ("ghost_blocks", 1), ("eviction", lambda _: None)]
+)
+def test_quotas_exclude_what_knows_no_shares(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"quotas must be empty with .*{option}"):
+        BlockManager(8, 2, quotas={A: 4}, **{option: value})
 
 
 def test_the_longest_namespace_and_any_whole_number_will_do(make_manager: MakeManager) -> None:

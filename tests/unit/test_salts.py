@@ -9,7 +9,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +103,13 @@ def objects(manager: BlockManager) -> Iterator[object]:
     pool = BlockPool(8, 2)
     pool.promote_chain(pool.take(2), PROMPT[:4], namespace=SALT)
     yield pool
+    yield manager.explain([*PROMPT, 1, 2], namespace=SALT)
+    yield from manager.explain([*PROMPT, 1, 2], namespace=SALT).misses
+    yield from blockmgr.MissReason
+    followed = BlockManager(8, 2, ghost_blocks=4)
+    serve(followed, PROMPT, namespace=SALT)
+    yield followed.config
+    yield followed.hit_rate_curve()
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 
@@ -145,6 +151,7 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.match(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.can_admit(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.touch(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
+    lambda m: m.explain(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.quota_usage(SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.quota_usage(SALT * 100),
     lambda m: m.append(m.handles()[0], range(100)),
@@ -240,7 +247,7 @@ def test_the_search_would_find_a_namespace_however_it_is_spelled() -> None:
 
 def test_a_config_is_carried_to_another_process_with_its_namespaces() -> None:
     config = ManagerConfig(num_blocks=8, block_size=2, quotas={SALT: 3, OTHER: 2})
-    copy = pickle.loads(pickle.dumps(config))  # noqa: S301  # its own
+    copy = pickle.loads(pickle.dumps(config))
     assert copy == config
     assert hash(copy) == hash(config)
     assert dict(copy.quotas) == {SALT: 3, OTHER: 2}
@@ -255,5 +262,15 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         for name, call in python_inspect.getmembers(owner, python_inspect.isfunction)
         if "namespace" in python_inspect.signature(call).parameters
     }
-    tried = {"admit", "match", "can_admit", "touch", "quota_usage", "pin", "find", "children"}
+    tried = {
+        "explain",
+        "admit",
+        "match",
+        "can_admit",
+        "touch",
+        "quota_usage",
+        "pin",
+        "find",
+        "children",
+    }
     assert takes <= tried | {"retain_prefix", "promote", "promote_chain"}

@@ -15,7 +15,7 @@ import pytest
 
 from blockmgr import Admission, BlockManager, BlockMgrError, OutOfBlocksError
 from blockmgr.pool import BlockPool
-from tests.model import ModelManager
+from blockmgr.stress.model import ModelManager
 
 HISTORIES = 1000
 THREADS = 3

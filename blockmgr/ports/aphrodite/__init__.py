@@ -8,7 +8,7 @@ is cached is evicted in the order of the core.
 
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
 from blockmgr.ports.aphrodite.blocks import NaiveBlock, PrefixCachingBlock
-from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator, NullBlock
+from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import (
     AllocStatus,
     Block,
@@ -17,6 +17,7 @@ from blockmgr.ports.aphrodite.interfaces import (
     NoFreeBlocksError,
 )
 from blockmgr.ports.aphrodite.manager import BlockSpaceManager
+from blockmgr.ports.aphrodite.null_block import NullBlock
 from blockmgr.ports.aphrodite.table import BlockTable
 from blockmgr.ports.aphrodite.tracking import (
     CopyOnWriteTracker,

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 import xxhash
 
+from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.interfaces import Block
-from blockmgr.ports.aphrodite.tokens import extra_bytes
+from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_tokens
 
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
@@ -323,15 +324,18 @@ class PrefixCachingBlock(PoolBlock):
         Raises:
             ValueError: A previous hash for a first block, or none for a later one; a token out of
                 bounds.
+            TypeError: A token, a hash or an extra hash that is no int.
         """
         if (prev_block_hash is None) is not is_first_block:
             raise ValueError(
                 "prev_block_hash must be None for a first block and for no other, got "
                 f"{prev_block_hash} with is_first_block={is_first_block}"
             )
-        tokens = np.asarray(cur_block_token_ids, dtype=np.int64)
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < 2**32:
-            raise ValueError("cur_block_token_ids must be in [0, 2**32)")
-        parent = (prev_block_hash or 0).to_bytes(_DIGEST_BYTES, "little")
-        message = parent + extra_bytes(extra_hash) + tokens.astype("<u4").tobytes()
+        checked_extra(extra_hash)
+        tokens = np.array(whole_tokens(cur_block_token_ids), "<u4")
+        before = 0
+        if prev_block_hash is not None:
+            before = whole("prev_block_hash", prev_block_hash, 0, 2 ** (8 * _DIGEST_BYTES) - 1)
+        parent = before.to_bytes(_DIGEST_BYTES, "little")
+        message = parent + extra_bytes(extra_hash) + tokens.tobytes()
         return int.from_bytes(xxhash.xxh3_128_digest(message), "little")

@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
-from blockmgr.errors import BlockStateError
+from blockmgr.arguments import whole
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, NaiveBlock, PoolBlock, Run, segments
-from blockmgr.ports.aphrodite.interfaces import Block, Device
+from blockmgr.ports.aphrodite.interfaces import Device
+from blockmgr.ports.aphrodite.null_block import NullBlock
+from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.aphrodite.interfaces import Block
 
-__all__ = ["CpuGpuBlockAllocator", "NullBlock"]
-
-
-class NullBlock(Block):
-    """Stands in a block table for a block that nobody reads any more; never written or freed."""
-
-    __slots__ = ("_block",)
-
-    def __init__(self, block: PoolBlock) -> None:
-        self._block = block
-
-    def append_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Refused: nothing may be written there."""
-        raise BlockStateError(self._block.held(), "the null block is never written")
-
-    @property
-    def block_id(self) -> int | None:
-        """The physical block that is kept back for it."""
-        return self._block.block_id
-
-    @property
-    def token_ids(self) -> list[int]:
-        """None at all."""
-        return []
-
-    @property
-    def num_tokens_total(self) -> int:
-        """0."""
-        return 0
-
-    @property
-    def block_size(self) -> int:
-        """Slots of a block."""
-        return self._block.block_size
-
-    @property
-    def num_empty_slots(self) -> int:
-        """As many as a block has."""
-        return self._block.num_empty_slots
-
-    @property
-    def is_full(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def prev_block(self) -> Block | None:
-        """None."""
-        return None
-
-    @property
-    def extra_hash(self) -> int | None:
-        """None."""
-        return None
-
-    @property
-    def content_hash(self) -> int | None:
-        """None."""
-        return None
-
-    @property
-    def computed(self) -> bool:
-        """Never."""
-        return False
+__all__ = ["CpuGpuBlockAllocator"]
 
 
 class CpuGpuBlockAllocator:
@@ -92,11 +32,16 @@ class CpuGpuBlockAllocator:
 
     Raises:
         ValueError: Different block sizes, or ids in common.
+        TypeError: No allocator.
     """
 
     __slots__ = ("_allocators", "_null", "block_size", "caches")
 
     def __init__(self, gpu: PoolAllocator, cpu: PoolAllocator | None = None) -> None:
+        for name, allocator in (("gpu", gpu), ("cpu", cpu)):
+            is_missing = allocator is None and name == "cpu"
+            if not is_missing and not isinstance(allocator, PoolAllocator):
+                raise TypeError(f"{name} must be an allocator, got {type(allocator).__name__}")
         if cpu is not None:
             if cpu.block_size != gpu.block_size:
                 raise ValueError(
@@ -127,7 +72,9 @@ class CpuGpuBlockAllocator:
 
         Raises:
             ValueError: A value is out of its bounds.
+            TypeError: A value is of the wrong type.
         """
+        num_cpu_blocks = whole("num_cpu_blocks", num_cpu_blocks, 0)
         if allocator_type not in {"naive", "prefix_caching"}:
             raise ValueError(
                 f"allocator_type must be 'naive' or 'prefix_caching', got {allocator_type!r}"
@@ -149,14 +96,23 @@ class CpuGpuBlockAllocator:
 
         Raises:
             ValueError: There are no blocks on that device.
+            TypeError: No ``Device``.
         """
-        if device not in self._allocators:
+        allocator = self._known(device)
+        if allocator is None:
             raise ValueError(f"device must have blocks, got {device}")
-        return self._allocators[device]
+        return allocator
 
     def device_of(self, allocator: PoolAllocator) -> Device:
-        """Where an allocator's blocks are."""
-        return next(device for device, known in self._allocators.items() if known is allocator)
+        """Where an allocator's blocks are.
+
+        Raises:
+            ValueError: It is none of the two.
+        """
+        for device, known in self._allocators.items():
+            if known is allocator:
+                return device
+        raise ValueError("allocator must be that of the device or that of the host")
 
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
@@ -187,13 +143,18 @@ class CpuGpuBlockAllocator:
 
     def get_num_free_blocks(self, device: Device) -> int:
         """Blocks that could be handed out; 0 on a device without any."""
-        known = self._allocators.get(device)
+        known = self._known(device)
         return 0 if known is None else known.get_num_free_blocks()
 
     def get_num_total_blocks(self, device: Device) -> int:
         """All blocks of a device; 0 on one without any."""
-        known = self._allocators.get(device)
+        known = self._known(device)
         return 0 if known is None else known.get_num_total_blocks()
+
+    def _known(self, device: Device) -> PoolAllocator | None:
+        if not isinstance(device, Device):
+            raise TypeError(f"device must be a Device, got {device!r}")
+        return self._allocators.get(device)
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
@@ -220,18 +181,28 @@ class CpuGpuBlockAllocator:
         Raises:
             BlockStateError: The block was freed before.
             TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
         """
-        if block is not self._null:
+        if self._null is None or block is not self._null:
             self._allocator_of(block).free(block)
 
     def fork(self, last_block: Block) -> BlockView:
-        """``BlockAllocator.fork`` of the block's device."""
+        """``BlockAllocator.fork`` of the block's device.
+
+        Raises:
+            BlockStateError: A block of the sequence was freed.
+            TypeError: No block of this kind.
+            ValueError: It belongs to another allocator.
+        """
         return self._allocator_of(last_block).fork(last_block)
 
     def _allocator_of(self, block: Block) -> PoolAllocator:
         if not isinstance(block, PoolBlock):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
-        return block.place[0].allocator
+        allocator = block.place[0].allocator
+        if not any(allocator is known for known in self._allocators.values()):
+            raise ValueError("block belongs to another allocator")
+        return allocator
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
@@ -320,6 +291,8 @@ class CpuGpuBlockAllocator:
         return held - len(found) + idle
 
     def _whole_sequence(self, blocks: Sequence[Block], source: PoolAllocator) -> list[Run]:
+        if not isinstance(blocks, Sequence):
+            raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
         if not blocks:
             raise ValueError("blocks must not be empty")
         last = blocks[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from blockmgr.arguments import real, whole
 from blockmgr.errors import SequenceStateError, UnknownSequenceError
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
@@ -46,6 +47,7 @@ class BlockSpaceManager:
 
     Raises:
         ValueError: A value is out of its bounds; a window together with caching.
+        TypeError: A value is of the wrong type.
     """
 
     __slots__ = ("_window", "block_allocator", "block_size", "block_tables", "watermark_blocks")
@@ -60,13 +62,16 @@ class BlockSpaceManager:
         sliding_window: int | None = None,
         enable_caching: bool = False,
     ) -> None:
-        if not 0 <= watermark < 1:
+        if not 0 <= real("watermark", watermark) < 1:
             raise ValueError(f"watermark must be in [0, 1), got {watermark}")
-        if sliding_window is not None and (sliding_window < 1 or enable_caching):
-            raise ValueError(
-                "sliding_window must be at least 1, and without enable_caching, got "
-                f"{sliding_window}"
-            )
+        if not isinstance(enable_caching, bool):
+            raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
+        if sliding_window is not None:
+            sliding_window = whole("sliding_window", sliding_window, 1)
+            if enable_caching:
+                raise ValueError(
+                    f"sliding_window must be without enable_caching, got {sliding_window}"
+                )
         self.block_allocator = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",
             num_gpu_blocks,
@@ -84,8 +89,11 @@ class BlockSpaceManager:
 
         Raises:
             SequenceStateError: No sequence of the group waits for blocks.
+            ValueError: The prompt is empty; a negative number of slots.
         """
-        tokens = self._waiting(seq_group)[0].get_token_ids()
+        tokens = _tokens(self._waiting(seq_group)[0])
+        if not len(tokens):
+            raise ValueError("seq_group must have a prompt of at least one token")
         needed = BlockTable.get_num_required_blocks(tokens, self.block_size, num_lookahead_slots)
         return self._status(needed, Device.GPU)
 
@@ -95,19 +103,26 @@ class BlockSpaceManager:
         Raises:
             NoFreeBlocksError: Too few blocks are available; none is allocated.
             SequenceStateError: No sequence of the group waits for blocks.
+            ValueError: The prompt is empty.
         """
         first, *others = self._waiting(seq_group)
         table = self._new_table()
-        table.allocate(first.get_token_ids())
+        table.allocate(_tokens(first))
         self.block_tables[first.seq_id] = table
         for seq in others:
             self.block_tables[seq.seq_id] = table.fork()
 
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> bool:
-        """Whether ``append_slots`` of every sequence of a group is sure to succeed."""
+        """Whether ``append_slots`` of every sequence of a group is sure to succeed.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            SequenceStateError: A sequence has lost tokens since they were given slots.
+            ValueError: A negative number of slots.
+        """
         needed = sum(
             table.get_num_blocks_touched_by_append_slots(
-                table.get_unseen_token_ids(seq.get_token_ids()), num_lookahead_slots
+                table.get_unseen_token_ids(_tokens(seq)), num_lookahead_slots
             )
             for seq, table in self._running(seq_group)
         )
@@ -124,9 +139,11 @@ class BlockSpaceManager:
         Raises:
             NoFreeBlocksError: Too few blocks are available; nothing is appended.
             UnknownSequenceError: The sequence has no blocks.
+            SequenceStateError: It has lost tokens since they were given slots.
+            ValueError: A negative number of slots.
         """
         table = self._table(seq)
-        unseen = table.get_unseen_token_ids(seq.get_token_ids())
+        unseen = table.get_unseen_token_ids(_tokens(seq))
         if unseen:
             table.append_token_ids(
                 unseen, num_lookahead_slots, num_computed_slots=table.num_full_slots
@@ -143,9 +160,10 @@ class BlockSpaceManager:
             SequenceStateError: The child has blocks already.
         """
         table = self._table(parent_seq)
-        if child_seq.seq_id in self.block_tables:
-            raise SequenceStateError(f"sequence {child_seq.seq_id} has blocks already")
-        self.block_tables[child_seq.seq_id] = table.fork()
+        child = _id(child_seq)
+        if child in self.block_tables:
+            raise SequenceStateError(f"sequence {child} has blocks already")
+        self.block_tables[child] = table.fork()
 
     def free(self, seq: SequenceLike) -> None:
         """Gives the blocks of a sequence back, wherever they are.
@@ -174,7 +192,11 @@ class BlockSpaceManager:
         return self.block_allocator.get_common_computed_block_ids(ids)
 
     def mark_blocks_as_computed(self, seq_group: GroupLike) -> None:
-        """Declares the K/V of all tokens that a group has slots for written."""
+        """Declares the K/V of all tokens that a group has slots for written.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+        """
         for _, table in self._running(seq_group):
             self.block_allocator.mark_blocks_as_computed(table.physical_block_ids)
 
@@ -189,11 +211,22 @@ class BlockSpaceManager:
     # Swapping.
 
     def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether the host has blocks for a group on the device."""
+        """Whether the host has blocks for a group on the device.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            ValueError: The group is on the host already.
+        """
         return self._can_move(seq_group, Device.CPU, 0) is AllocStatus.OK
 
     def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether the device has blocks for a group on the host, and for its next step."""
+        """Whether the device has blocks for a group on the host, and for its next step.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            SequenceStateError: A sequence has lost tokens since they were given slots.
+            ValueError: The group is on the device already; a negative number of slots.
+        """
         return self._can_move(seq_group, Device.GPU, num_lookahead_slots)
 
     def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
@@ -204,6 +237,7 @@ class BlockSpaceManager:
 
         Raises:
             NoFreeBlocksError: The host has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
             BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
         """
         return self._move(seq_group, Device.GPU, Device.CPU)
@@ -216,20 +250,23 @@ class BlockSpaceManager:
 
         Raises:
             NoFreeBlocksError: The device has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
         """
         return self._move(seq_group, Device.CPU, Device.GPU)
 
     def _can_move(
         self, seq_group: GroupLike, device: Device, num_lookahead_slots: int
     ) -> AllocStatus:
+        running = self._running(seq_group)
+        num_lookahead_slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         if not self.block_allocator.get_num_total_blocks(device):
             return AllocStatus.NEVER
         needed = 0
-        for seq, table in self._running(seq_group):
+        for seq, table in running:
             needed += self.block_allocator.get_num_full_blocks_touched(table.blocks, device)
             if device is Device.GPU:
                 needed += table.get_num_blocks_touched_by_append_slots(
-                    table.get_unseen_token_ids(seq.get_token_ids()), num_lookahead_slots
+                    table.get_unseen_token_ids(_tokens(seq)), num_lookahead_slots
                 )
         return self._status(needed, device)
 
@@ -281,10 +318,11 @@ class BlockSpaceManager:
         )
 
     def _table(self, seq: SequenceLike) -> BlockTable:
+        name = _id(seq)
         try:
-            return self.block_tables[seq.seq_id]
+            return self.block_tables[name]
         except KeyError:
-            raise UnknownSequenceError(seq.seq_id) from None
+            raise UnknownSequenceError(name) from None
 
     def _waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
         waiting = [s for s in _distinct(seq_group) if s.seq_id not in self.block_tables]
@@ -294,11 +332,32 @@ class BlockSpaceManager:
 
     def _running(self, seq_group: GroupLike) -> list[tuple[SequenceLike, BlockTable]]:
         known = self.block_tables
-        return [(s, known[s.seq_id]) for s in _distinct(seq_group) if s.seq_id in known]
+        sequences = _distinct(seq_group)
+        running = [(s, known[s.seq_id]) for s in sequences if s.seq_id in known]
+        if not running:
+            raise UnknownSequenceError(sequences[0].seq_id)
+        return running
 
 
 def _distinct(seq_group: GroupLike) -> list[SequenceLike]:
+    if not hasattr(seq_group, "get_seqs"):
+        raise TypeError(f"seq_group must have get_seqs, got {type(seq_group).__name__}")
     sequences = list(seq_group.get_seqs())
-    if len({sequence.seq_id for sequence in sequences}) < len(sequences):
+    if not sequences:
+        raise ValueError("seq_group must have at least one sequence")
+    if len(set(map(_id, sequences))) < len(sequences):
         raise ValueError("seq_group must not name a sequence twice")
     return sequences
+
+
+def _id(seq: SequenceLike) -> int:
+    try:
+        return seq.seq_id
+    except AttributeError:
+        raise TypeError(f"seq must have a seq_id, got {type(seq).__name__}") from None
+
+
+def _tokens(seq: SequenceLike) -> Sequence[int]:
+    if not hasattr(seq, "get_token_ids"):
+        raise TypeError(f"seq must have get_token_ids, got {type(seq).__name__}")
+    return seq.get_token_ids()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, ClassVar
 
+from blockmgr.arguments import integer
 from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
@@ -413,7 +414,13 @@ class PoolAllocator(BlockAllocator):
         return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
     def physical_id(self, block: int) -> int:
-        """The id here of a block of the pool."""
+        """The id here of a block of the pool.
+
+        Raises:
+            ValueError: The pool has no such block.
+        """
+        if not 0 <= block < len(self._ids):
+            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
         return self._ids[block]
 
     def pool_block(self, block_id: int) -> int:
@@ -421,7 +428,9 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             ValueError: No block of this allocator.
+            TypeError: No int.
         """
+        block_id = integer("block_id", block_id)
         try:
             if self._places is not None:
                 return self._places[block_id]

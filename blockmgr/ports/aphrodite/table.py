@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockmgr.arguments import whole
 from blockmgr.errors import SequenceStateError
 from blockmgr.ports.aphrodite.blocks import BlockView, Run
+from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 
 __all__ = ["BlockTable"]
 
@@ -31,6 +31,7 @@ class BlockTable:
         NoFreeBlocksError: No block is left to be the null block of a window.
         ValueError: ``block_size`` is not the allocator's; a window below 1, or beside prefix
             caching.
+        TypeError: A value is of the wrong type.
     """
 
     __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size")
@@ -45,16 +46,18 @@ class BlockTable:
         *,
         max_block_sliding_window: int | None = None,
     ) -> None:
+        if not isinstance(block_allocator, CpuGpuBlockAllocator):
+            kind = type(block_allocator).__name__
+            raise TypeError(f"block_allocator must be a CpuGpuBlockAllocator, got {kind}")
         if block_size != block_allocator.block_size:
             raise ValueError(
                 f"block_size must be the allocator's, {block_allocator.block_size}, got "
                 f"{block_size}"
             )
         if max_block_sliding_window is not None:
-            if max_block_sliding_window < 1:
-                raise ValueError(
-                    f"max_block_sliding_window must be at least 1, got {max_block_sliding_window}"
-                )
+            max_block_sliding_window = whole(
+                "max_block_sliding_window", max_block_sliding_window, 1
+            )
             if block_allocator.caches:
                 raise ValueError(
                     "max_block_sliding_window needs the naive allocator: a cached block keeps "
@@ -74,8 +77,14 @@ class BlockTable:
     def get_num_required_blocks(
         token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0
     ) -> int:
-        """Blocks that so many tokens and look-ahead slots take, none of them shared."""
-        return -(-(len(token_ids) + num_lookahead_slots) // block_size)
+        """Blocks that so many tokens and look-ahead slots take, none of them shared.
+
+        Raises:
+            ValueError: A negative number of slots, or ``block_size`` below 1.
+            TypeError: A number that is no int.
+        """
+        slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
+        return -(-(len(token_ids) + slots) // whole("block_size", block_size, 1))
 
     def allocate(
         self,
@@ -132,15 +141,18 @@ class BlockTable:
         if self._window is not None and num_computed_slots is None:
             raise ValueError("num_computed_slots must be given for a sliding window")
         start = self.num_full_slots
-        if num_computed_slots is not None and num_computed_slots > start:
+        num_computed = 0
+        if num_computed_slots is not None:
+            num_computed = whole("num_computed_slots", num_computed_slots, 0)
+        if num_computed > start:
             raise ValueError(
                 f"num_computed_slots must be at most the {start} slots with tokens, "
                 f"got {num_computed_slots}"
             )
         run = self._grow(
-            len(tokens) + _at_least(num_lookahead_slots, "num_lookahead_slots"),
+            len(tokens) + whole("num_lookahead_slots", num_lookahead_slots, 0),
             len(tokens),
-            _at_least(num_computed_slots or 0, "num_computed_slots"),
+            num_computed,
             extra_hash,
         )
         size = self.block_size
@@ -158,7 +170,7 @@ class BlockTable:
             SequenceStateError: The table has no blocks.
             ValueError: A negative number.
         """
-        self._grow(_at_least(num_empty_slots, "num_empty_slots"), 0, 0, extra_hash)
+        self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
 
     def _grow(
         self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
@@ -198,9 +210,15 @@ class BlockTable:
     def get_num_blocks_touched_by_append_slots(
         self, token_ids: Sequence[int], num_lookahead_slots: int = 0
     ) -> int:
-        """The most blocks that appending could take: those written, and those added."""
+        """The most blocks that appending could take: those written, and those added.
+
+        Raises:
+            ValueError: A negative number of slots.
+            TypeError: A number that is no int.
+        """
+        slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         start = self.num_full_slots
-        last = -(-(start + len(token_ids) + num_lookahead_slots) // self.block_size)
+        last = -(-(start + len(token_ids) + slots) // self.block_size)
         return max(last - start // self.block_size, 0)
 
     def fork(self) -> BlockTable:
@@ -233,8 +251,17 @@ class BlockTable:
 
         Args:
             sequence_token_ids: All tokens of the sequence, those in the table first.
+
+        Raises:
+            SequenceStateError: They are fewer than the table has: it cannot give tokens back.
         """
-        return list(sequence_token_ids[self.num_full_slots :])
+        start = self.num_full_slots
+        if len(sequence_token_ids) < start:
+            raise SequenceStateError(
+                f"the sequence has {len(sequence_token_ids)} tokens, its block table {start}; "
+                "free it and allocate it again"
+            )
+        return list(sequence_token_ids[start:])
 
     @property
     def run(self) -> Run:
@@ -289,9 +316,3 @@ class BlockTable:
         if self._run is None:
             raise SequenceStateError("the block table has no blocks; allocate them first")
         return self._run
-
-
-def _at_least(value: int, name: str) -> int:
-    if value < 0:
-        raise ValueError(f"{name} must be at least 0, got {value}")
-    return value

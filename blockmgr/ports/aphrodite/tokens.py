@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING
+
+from blockmgr.arguments import integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ _LIMIT = 2**32
 
 def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens as ints, each in ``[0, 2**32)``."""
-    tokens = tuple(map(operator.index, token_ids))
+    tokens = tuple(integer("token_ids", token) for token in token_ids)
     for token in tokens:
         if not 0 <= token < _LIMIT:
             raise ValueError(f"token_ids must be in [0, 2**32), got {token}")
@@ -24,7 +25,8 @@ def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
 
 def checked_extra(extra_hash: int | None) -> None:
     """Refuses an extra hash that is no int."""
-    if extra_hash is not None and not isinstance(extra_hash, int):
+    is_int = isinstance(extra_hash, int) and not isinstance(extra_hash, bool)
+    if extra_hash is not None and not is_int:
         raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")
 
 
@@ -37,7 +39,7 @@ def block_names(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[in
     """The ids of the blocks of an allocator: a range, if they are in a row."""
     if block_ids is None:
         return range(num_blocks)
-    names = tuple(map(operator.index, block_ids))
+    names = tuple(integer("block_ids", name) for name in block_ids)
     if len(names) != num_blocks or len(set(names)) != num_blocks or min(names) < 0:
         raise ValueError(
             f"block_ids must be {num_blocks} distinct ids of 0 or more, got {len(names)} of which "

@@ -8,10 +8,10 @@ between prompts that begin alike, between the samples of a prompt, and between b
 
 from __future__ import annotations
 
-import operator
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from blockmgr.arguments import integer
 from blockmgr.blocks import Admission
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.errors import NeverFitsError
@@ -299,4 +299,4 @@ def _as_list(tokens: Sequence[int], name: str) -> list[int]:
         raise TypeError(f"{name} must be a sequence of ints, got {tokens!r}")
     if not len(tokens):
         raise ValueError(f"{name} must have at least one token")
-    return [operator.index(token) for token in tokens]
+    return [integer(f"a token of {name}", token) for token in tokens]

@@ -103,7 +103,13 @@ class ToDevice:
             except ImportError:
                 raise MissingExtraError("torch", "a radix cache with a device") from None
             self._torch = torch
-            self.device = torch.device(device)
+            try:
+                self.device = torch.device(device)
+                torch.empty(0, device=self.device)
+            except (RuntimeError, AssertionError) as error:
+                raise ValueError(
+                    f"device must be one that torch has here, got {device!r}"
+                ) from error
 
     def __call__(self, array: npt.NDArray[np.int32]) -> Any:
         """The array, there."""

@@ -120,6 +120,8 @@ class CacheManager:
             ValueError: No tokens, or a token out of bounds.
             TypeError: Tokens that are not integers.
         """
+        if not hasattr(req, "input_ids"):
+            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
         if not len(req.input_ids):
             raise ValueError("input_ids must hold at least 1 token, got 0")
         return self.manager.match_prefix(req.input_ids[:-1])

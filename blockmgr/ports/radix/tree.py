@@ -202,11 +202,13 @@ class RadixCacheManager:
             BlockStateError: To lock, and the page has been evicted since; to unlock, and this
                 handle is not locked.
             ValueError: The handle is another cache's.
-            TypeError: Not a handle.
+            TypeError: Not a handle, or ``unlock`` is not a bool.
 
         Cost: O(pages) that become protected or evictable.
         """
         self._check_handle(handle)
+        if not isinstance(unlock, bool):
+            raise TypeError(f"unlock must be a bool, got {unlock!r}")
         page = handle.node.page
         if page < 0:
             return

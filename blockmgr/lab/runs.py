@@ -1,0 +1,123 @@
+"""What ``references`` finds in a trace: a forest of runs, and each request's paths through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["NO_RUN", "References", "RequestReferences", "Runs"]
+
+NO_RUN: Final = -1
+"""In place of a run: the empty prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The forest of prefixes, by runs. A run's parent has a smaller number.
+
+    Attributes:
+        parent: The run before each run, ``NO_RUN`` at a root.
+        length: Blocks of each run.
+        end: Blocks from the root to the end of each run, its own included.
+        first_node: Number of the first block of each run; the others follow on.
+    """
+
+    parent: list[int]
+    length: list[int]
+    end: list[int]
+    first_node: list[int]
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def num_nodes(self) -> int:
+        """Distinct blocks."""
+        return self.first_node[-1] + self.length[-1] if self.parent else 0
+
+    def path(self, run: int) -> list[int]:
+        """The runs from a root to ``run``, in that order; none for ``NO_RUN``."""
+        path = []
+        while run != NO_RUN:
+            path.append(run)
+            run = self.parent[run]
+        path.reverse()
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReferences:
+    """What one request refers to. Runs stand for the path that ends with them.
+
+    Attributes:
+        arrival_ms: When it comes.
+        service_ms: How long it runs.
+        limit: Last run of the prompt that may hit.
+        prompt: Last run of the prompt that is cached when the request is admitted.
+        ends: Last run that is cached when it has ended, one for each sample.
+        limit_blocks: Blocks of the prompt that may hit.
+        prompt_blocks: Blocks of the prompt that are cached.
+        asked_blocks: Blocks that must be to hand for it to be admitted.
+        held_blocks: Blocks it holds when nothing of it is cached.
+        first_held_blocks: Of those, blocks it takes before it is forked.
+        query_tokens: Tokens of the prompt.
+        last_tokens: Tokens in the last block of the path, the block size unless partial.
+        num_samples: Sequences that continue the prompt.
+    """
+
+    arrival_ms: int
+    service_ms: int
+    limit: int
+    prompt: int
+    ends: tuple[int, ...]
+    limit_blocks: int
+    prompt_blocks: int
+    asked_blocks: int
+    held_blocks: int
+    first_held_blocks: int
+    query_tokens: int
+    last_tokens: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """The blocks of a trace at one block size.
+
+    Attributes:
+        block_size: Tokens a block.
+        runs: The forest.
+        requests: One record a request, in order of arrival.
+    """
+
+    block_size: int
+    runs: Runs
+    requests: tuple[RequestReferences, ...]
+
+    @property
+    def query_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(request.query_tokens for request in self.requests)
+
+    @property
+    def query_blocks(self) -> int:
+        """Blocks looked up: those that may hit."""
+        return sum(request.limit_blocks for request in self.requests)
+
+    @property
+    def looked_at_blocks(self) -> int:
+        """Of the blocks looked up, those that were not left out."""
+        ends = self.runs.end
+        return sum(ends[r.limit] for r in self.requests if r.limit != NO_RUN)
+
+    def nodes(self, run: int) -> list[int]:
+        """The blocks from a root to the end of ``run``: equal numbers are equal prefixes.
+
+        Cost: O(blocks).
+        """
+        starts, lengths = self.runs.first_node, self.runs.length
+        return [
+            node
+            for part in self.runs.path(run)
+            for node in range(starts[part], starts[part] + lengths[part])
+        ]

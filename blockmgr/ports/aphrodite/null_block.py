@@ -1,0 +1,78 @@
+"""The block that stands in a block table for those out of a sliding window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.errors import BlockStateError
+from blockmgr.ports.aphrodite.interfaces import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.ports.aphrodite.blocks import PoolBlock
+
+__all__ = ["NullBlock"]
+
+
+class NullBlock(Block):
+    """Stands in a block table for a block that nobody reads any more; never written or freed."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: PoolBlock) -> None:
+        self._block = block
+
+    def append_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Refused: nothing may be written there."""
+        raise BlockStateError(self._block.held(), "the null block is never written")
+
+    @property
+    def block_id(self) -> int | None:
+        """The physical block that is kept back for it."""
+        return self._block.block_id
+
+    @property
+    def token_ids(self) -> list[int]:
+        """None at all."""
+        return []
+
+    @property
+    def num_tokens_total(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._block.block_size
+
+    @property
+    def num_empty_slots(self) -> int:
+        """As many as a block has."""
+        return self._block.num_empty_slots
+
+    @property
+    def is_full(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def prev_block(self) -> Block | None:
+        """None."""
+        return None
+
+    @property
+    def extra_hash(self) -> int | None:
+        """None."""
+        return None
+
+    @property
+    def content_hash(self) -> int | None:
+        """None."""
+        return None
+
+    @property
+    def computed(self) -> bool:
+        """Never."""
+        return False

@@ -1,0 +1,144 @@
+"""Operations as records: drawn from a seed, written to a file, cut down, run again.
+
+A record names its sequences by numbers that are taken modulo how many there are, and its tokens in
+full. So whatever is left of a run when records are taken out of it is a run as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.stress.profiles import BALANCED, PROFILES
+
+if TYPE_CHECKING:
+    import random
+
+__all__ = ["Draw", "Record"]
+
+Record = dict[str, Any]
+
+BIG = 2**16  # far above any number of sequences, so that each is as likely
+EXTRAS = ("x", "y")
+
+
+class Draw:
+    """An endless stream of records for one run of a profile."""
+
+    def __init__(self, rng: random.Random, profile: str) -> None:
+        self.rng, self.profile = rng, PROFILES[profile]
+        weights = {**BALANCED, **self.profile.weights}
+        self.ops = list(weights)
+        swarm = self.profile.swarm
+        self.weights = [weight * 2 ** rng.uniform(-swarm, swarm) for weight in weights.values()]
+        self.vocabulary = rng.choice(self.profile.vocabulary)
+        self.stems = [self.tokens(self.profile.prompt) for _ in range(4)]
+
+    def one(self) -> Record:
+        """The next operation."""
+        op = self.rng.choices(self.ops, self.weights)[0]
+        more = getattr(self, op, None)
+        record = {"op": op, "entry": self.number()}
+        return {**record, **more()} if more else record
+
+    def number(self) -> int:
+        """Names a sequence, or anything else of which there are some."""
+        return self.rng.randrange(BIG)
+
+    def token(self) -> int:
+        """One of the few different tokens of the run."""
+        return self.rng.randrange(self.vocabulary)
+
+    def tokens(self, longest: int) -> list[int]:
+        """At least one token."""
+        return [self.token() for _ in range(self.rng.randint(1, longest))]
+
+    # ---- what an operation needs besides its name and a sequence ------------------------
+
+    def admit(self) -> Record:
+        """A prompt that begins like others."""
+        rng = self.rng
+        stem = rng.choice(self.stems)
+        tokens = stem[: rng.randint(1, len(stem))] + self.tokens(4)[rng.randint(0, 1) :]
+        extras = None if rng.random() < 0.8 else {str(rng.randint(0, 2)): rng.choice(EXTRAS)}
+        slots = None if rng.random() < 0.7 else rng.randint(1, len(tokens) + 6)
+        return {
+            "tokens": tokens,
+            "namespace": rng.choice(self.profile.namespaces).decode(),
+            "extras": extras,
+            "num_slots": slots,
+            "commit": rng.random() < 0.5,
+        }
+
+    def next_turn(self) -> Record:
+        """What is said next; now and then the prompt is edited instead."""
+        cut = None if self.rng.random() < 0.75 else self.rng.randint(1, 12)
+        return {"tokens": self.tokens(6), "cut": cut}
+
+    def append(self) -> Record:
+        """One token, or a few."""
+        return {"tokens": self.tokens(1 if self.rng.random() < 0.8 else 6)}
+
+    def batch(self, share: float) -> list[int]:
+        """Some of the sequences, in some order."""
+        chosen = [i for i in range(self.profile.max_seqs[1]) if self.rng.random() < share]
+        self.rng.shuffle(chosen)
+        return chosen
+
+    def decode(self) -> Record:
+        """A batch, and a token for each."""
+        batch = self.batch(0.8)
+        return {"batch": batch, "tokens": [self.token() for _ in batch]}
+
+    def reparent(self) -> Record:
+        """A batch, and the place in it of each one's parent."""
+        batch = self.batch(0.7)
+        return {"batch": batch, "parents": [self.number() for _ in batch]}
+
+    def step(self) -> Record:
+        """One sequence may be left out, one token may not be committed yet."""
+        return {
+            "skip": self.rng.choice([-1, -1, -1, 0, 1]),
+            "held_back": self.rng.choice([0, 0, 0, 1]),
+        }
+
+    def begin(self) -> Record:
+        """The copies may be reported before the forward runs."""
+        return {"applied": self.rng.random() < 0.5}
+
+    def abort(self) -> Record:
+        """Now and then while a copy of an unfinished copy has been asked for."""
+        return {"nested": self.rng.random() < 0.5}
+
+    def complete(self) -> Record:
+        """One step, or two."""
+        return {"count": self.rng.randint(1, 2)}
+
+    def commit(self) -> Record:
+        """All there is, or a fixed number, which may be out of bounds."""
+        return {"num_computed": self.rng.choice([None, 1, 5])}
+
+    def reserve(self) -> Record:
+        """Some more slots than tokens, or fewer."""
+        return {"more": self.rng.randint(-4, 5)}
+
+    def truncate(self) -> Record:
+        """A part of the tokens; out of bounds at both ends."""
+        return {"share": self.rng.random()}
+
+    def fork(self) -> Record:
+        """Now and then no child at all, which is refused."""
+        return {"n": self.rng.choice([1, 1, 2, 3, 0])}
+
+    def branch(self) -> Record:
+        """A family, in the order in which it writes."""
+        order = [0, 1, 2]
+        self.rng.shuffle(order)
+        return {"order": order, "tokens": [self.token() for _ in range(6)]}
+
+    def resume(self) -> Record:
+        """With all its slots, or only some."""
+        return {"num_slots": self.rng.choice([None, None, 1, 9])}
+
+    def nonsense(self) -> Record:
+        """A call on a sequence that is gone."""
+        return {"call": self.rng.choice(["free", "preempt", "resume", "fork"])}

@@ -1,0 +1,251 @@
+"""One manager under test beside the model and the KV oracle: every call goes through here.
+
+Each call is made on the manager and on the model; what they answer or raise is compared, and then
+what can be seen of both. Block ids and handles are compared up to renaming.
+"""
+
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blockmgr.blocks import BlockState
+from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
+from blockmgr.manager import BlockManager
+from blockmgr.stress.model import ModelManager
+from blockmgr.stress.oracle import Device, Step, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from blockmgr.stress.model_pool import Block
+
+__all__ = ["DivergenceError", "Entry", "Launched", "LockStep"]
+
+# A TypeError is never in order: no rule passes a value of the wrong type.
+REFUSALS = (BlockMgrError, ValueError)
+NOBODY = b"a namespace without a quota"
+VIEW = (
+    "num_tokens",
+    "num_computed_tokens",
+    "num_cached_tokens",
+    "num_slots",
+    "num_blocks",
+    "is_preempted",
+)
+
+
+class DivergenceError(AssertionError):
+    """The manager and the model disagree."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """A live sequence as the engine knows it."""
+
+    handle: int
+    twin: int  # its handle in the model
+    namespace: bytes
+    extras: Mapping[int, bytes]
+    tokens: list[int]
+    prefixes: list[int]
+    start: int = 0  # first position the next forward has to write
+    running: bool = True
+    version: int = 0  # grows when tokens are taken back
+    written: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # slot of each position
+
+
+@dataclass
+class Launched:
+    """A step on its way, with the entries that take part in it."""
+
+    step: Step
+    entries: list[tuple[Entry, int, Work]]
+    blocks: set[int]
+    applied: bool = False
+    finished: bool = False
+
+
+class LockStep:
+    """A manager, optionally its model, and a device: every call on both, and what they show."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        manager: Callable[..., Any],
+        model: Callable[..., Any] | None = ModelManager,
+        seed: int = 0,
+        check_every: int = 1,
+        detectors: str = "IKD",
+    ) -> None:
+        self.detectors = detectors
+        self.manager = manager(**config)
+        self.model: Any = model(**config) if model is not None and "D" in detectors else None
+        # A model that stands in for the manager has one order, whatever the configuration says.
+        of_its_own = config.get("eviction", "lru") != "lru" and manager is BlockManager
+        if self.model is not None and of_its_own:
+            self.model.choose_victim = self.choose_victim
+        self.size = int(config["block_size"])
+        self.early = bool(config.get("early_commit", False))
+        self.in_flight_limit = int(config.get("steps_in_flight", 0))
+        self.rng = random.Random(seed)
+        self.device = Device(config["num_blocks"], self.size, self.rng, "K" in detectors)
+        self.entries: list[Entry] = []
+        self.dead: list[tuple[int, int]] = []
+        self.steps: list[Launched] = []  # taken and not completed
+        self.open: Launched | None = None  # ticket not resolved
+        self.pins: list[tuple[int, int]] = []  # of the manager and of the model
+        self.tables: set[int] = set()
+        self.names: dict[int, int] = {}  # model serial -> block id of the manager
+        self.remaps: list[tuple[int, int, int, int]] = []
+        self.check_every, self.calls = check_every, 0
+
+    # ---- calling both -------------------------------------------------------------------
+
+    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
+        """Calls manager and model; a pair of answers, or None when both refuse alike."""
+        before = {} if self.model is None else self.model_names()
+        known = 0 if self.model is None else len(self.model.remaps)
+        answer, error = self.attempt(self.manager, name, ours, kw)
+        expected, refusal = None, error
+        if self.model is not None:
+            expected, refusal = self.attempt(self.model, name, theirs, kw)
+            if type(error) is not type(refusal):
+                raise DivergenceError(f"{name}{tuple(ours)}{kw}: {error!r}, expected {refusal!r}")
+            shortage = isinstance(error, OutOfBlocksError | OutOfSequencesError)
+            if shortage and vars(error) != vars(refusal):
+                raise DivergenceError(f"{name}: {vars(error)}, expected {vars(refusal)}")
+        if isinstance(error, OutOfBlocksError):
+            room = error.available - error.reserved_by_watermark
+            if error.needed <= room:
+                raise DivergenceError(f"{name} refused although it fits: {error}")
+        self.calls += 1
+        self.observe(name, before, known)
+        return None if error is not None else (answer, answer if self.model is None else expected)
+
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """What the manager has evicted in the call that the model is about to make.
+
+        The model knows one order, the least recently used first. Under any other it is told who has
+        gone, and checks that it was somebody idle without children.
+        """
+        facts, names = self.manager.blocks(), self.model_names()
+        cached = (BlockState.CACHED, BlockState.IDLE, BlockState.FENCED)
+        gone = [b for b in idle if facts.state[names[b.id]] not in cached]
+        parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
+        leaves = [block for block in gone if block.content not in parents]
+        if not leaves:
+            raise DivergenceError(f"evicted {gone}, none of them without children")
+        return leaves[0]
+
+    @staticmethod
+    def attempt(target: Any, name: str, args: Sequence[Any], kw: Mapping[str, Any]) -> Any:
+        try:
+            return getattr(target, name)(*args, **kw), None
+        except InvariantError:
+            raise
+        except REFUSALS as refusal:
+            return None, refusal
+
+    def observe(self, name: str, before: Mapping[int, int], known: int) -> None:
+        if "I" in self.detectors and self.calls % self.check_every == 0:
+            self.manager.check_invariants()
+        if self.in_flight_limit and "I" in self.detectors:
+            self.check_fences(name)
+        self._before, self._known = before, known
+
+    def model_names(self) -> dict[int, int]:
+        return {b.id: self.names[b.serial] for b in self.model.live if b.serial in self.names}
+
+    def settle(self) -> None:
+        """To be called when the entries are in step with the last call."""
+        for entry in self.entries:
+            view = self.manager.sequence(entry.handle)
+            entry.start = min(entry.start, view.num_computed_tokens)
+        if self.model is not None:
+            self.compare()
+
+    # ---- detectors ----------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Lock-step: everything that can be seen, up to the names of blocks."""
+        self.model.check_invariants()
+        ours, theirs = asdict(self.manager.stats()), asdict(self.model.stats())
+        if ours != theirs:
+            different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
+            raise DivergenceError(f"stats (manager, model): {different}")
+        for namespace in (*self.model.config.quotas, NOBODY):
+            usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
+            if usage != due:
+                raise DivergenceError(f"quota of {namespace!r} (manager, model): {usage}, {due}")
+        if set(self.manager.handles()) != {e.handle for e in self.entries}:
+            raise DivergenceError("live handles")
+        owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
+        for entry in self.entries:
+            view, expected = self.manager.sequence(entry.handle), self.model.sequence(entry.twin)
+            for name in VIEW:
+                if getattr(view, name) != getattr(expected, name):
+                    pair = getattr(view, name), getattr(expected, name)
+                    raise DivergenceError(f"{name} of {entry.handle} (manager, model): {pair}")
+            if list(view.tokens) != entry.tokens or expected.tokens != entry.tokens:
+                raise DivergenceError(f"tokens of {entry.handle}")
+            for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
+                self.pair(block, block_id, owner)
+            self.compare_row(entry, view)
+        if self.model.config.retention:
+            self.compare_retention(owner)
+        for remap in self.model.remaps[self._known :]:
+            handle = next(e.handle for e in self.entries if e.twin == remap.handle)
+            new = self.model_names()[remap.new]
+            self.remaps.append((handle, remap.index, self._before[remap.old], new))
+        self._known = len(self.model.remaps)
+
+    def compare_retention(self, owner: Mapping[int, Block]) -> None:
+        for ours, theirs in self.pins:
+            states = self.manager.pinned(ours), self.model.pinned(theirs)
+            if states[0] != states[1]:
+                raise DivergenceError(f"pin {ours} (manager, model): {states}")
+        priority = self.manager.blocks().priority.tolist()
+        for block_id, block in owner.items():
+            if block.content is not None and priority[block_id] != self.model.level(block):
+                raise DivergenceError(f"block {block_id} has priority {priority[block_id]}")
+
+    def pair(self, block: Block, block_id: int, owner: dict[int, Block]) -> None:
+        other = owner.setdefault(block_id, block)
+        if self.names.setdefault(block.serial, block_id) != block_id or other is not block:
+            raise DivergenceError(f"block {block_id} stands for two blocks of the model")
+
+    def compare_row(self, entry: Entry, view: Any) -> None:
+        row = self.manager.row(entry.handle)
+        if view.row != row or self.manager.seq_lens[row] != (
+            0 if view.is_preempted else view.num_tokens
+        ):
+            raise DivergenceError(f"row or seq_lens of {entry.handle}")
+        table = self.manager.block_tables[row].tolist()
+        ids = view.block_ids.tolist()
+        if table != ids + [0] * (len(table) - len(ids)):
+            raise DivergenceError(f"block table {table} of {entry.handle}, blocks are {ids}")
+
+    def same_blocks(self, ids: Sequence[int], blocks: Sequence[int], what: str) -> None:
+        names = self.model_names()
+        if list(ids) != [names[i] for i in blocks]:
+            raise DivergenceError(f"{what}: {list(ids)}, expected {[names[i] for i in blocks]}")
+
+    def check_fences(self, name: str) -> None:
+        """No block a launched step may still use is handed out for writing."""
+        tables: set[int] = set()
+        busy = set().union(*(launched.blocks for launched in self.steps))
+        for handle in self.manager.handles():
+            view = self.manager.sequence(handle)
+            for index, block in enumerate(view.block_ids.tolist()):
+                tables.add(block)
+                writable = (index + 1) * self.size > view.num_computed_tokens
+                if writable and block not in self.tables and block in busy:
+                    raise DivergenceError(f"{name} handed out block {block}, still in flight")
+        self.tables = tables

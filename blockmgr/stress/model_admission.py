@@ -1,0 +1,225 @@
+"""The model's admissions: what of a prompt is cached, and what it takes to give it a place."""
+
+# ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blockmgr.blocks import Admission, Match, Priority
+from blockmgr.errors import (
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    SequenceStateError,
+    UnknownSequenceError,
+)
+from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
+
+__all__ = ["ModelAdmission", "Plan", "common", "token_list", "whole"]
+
+
+@dataclass
+class Plan:
+    """What an admission would do."""
+
+    hits: list[Block]
+    source: Block | None
+    num_partial: int
+    take_over: bool
+    num_blocks: int
+    needed: int
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def whole(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
+    return int(value)
+
+
+def token_list(tokens: Iterable[int]) -> list[int]:
+    out = [whole("tokens", token, 0, 2**32 - 1) for token in tokens]
+    if not out:
+        raise ValueError("tokens must not be empty")
+    return out
+
+
+def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, bytes]]:
+    extras = {} if extras is None else extras
+    if not isinstance(namespace, bytes) or not isinstance(extras, Mapping):
+        raise TypeError("namespace must be bytes, extras a mapping")
+    if len(namespace) > 1024:
+        raise ValueError(f"namespace must be at most 1024 bytes long, got {len(namespace)}")
+    for index, extra in extras.items():
+        whole("extras", index, 0, 2**62)
+        if not isinstance(extra, bytes):
+            raise TypeError(f"extras must map to bytes, got {extra!r}")
+        if not 1 <= len(extra) <= 1024:
+            raise ValueError(f"extras must be 1 to 1024 bytes long, got {len(extra)}")
+    return namespace, dict(extras)
+
+
+class ModelAdmission(ModelPool):
+    """The part of the model that finds prompts a place."""
+
+    def sequence(self, handle: int) -> Seq:
+        if handle not in self.seqs:
+            raise UnknownSequenceError(handle)
+        return self.seqs[handle]
+
+    def running(self, handle: int) -> Seq:
+        seq = self.sequence(handle)
+        if seq.is_preempted:
+            raise SequenceStateError(f"sequence {handle} is preempted")
+        return seq
+
+    def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
+        """The child that begins most like the tokens; among equals the last that was linked."""
+        candidates = [b for b in self.children(parent, extras) if not self.is_ahead(b)]
+        lengths = [common(child.tokens, tokens) for child in candidates]
+        least = self.config.min_partial_tokens
+        if not least or not lengths or max(lengths) < least:
+            return None
+        return candidates[lengths.index(max(lengths))]
+
+    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
+        """Nobody else holds it, and none of it would be lost."""
+        is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
+        return is_whole and tail in self.idle()
+
+    def plan(self, seq: Seq, num_slots: int, partial: bool = True) -> Plan:
+        """The longest cached prefix, and what it takes to admit the sequence with it."""
+        hits: list[Block] = []
+        last = len(seq.tokens) - 1  # never served: one token is always left to compute
+        while (len(hits) + 1) * self.size <= last:
+            hit = self.find(seq.content(len(hits) + 1))
+            if hit is None:
+                break
+            hits.append(hit)
+        num_blocks = -(-num_slots // self.size)
+        rest = seq.tokens[len(hits) * self.size : last]
+        source = None
+        if partial and num_blocks > len(hits):
+            extras = seq.extras.get(len(hits), b"")
+            source = self.best_child(seq.content(len(hits)), extras, rest)
+        take_over = source is not None and self.can_be_taken_over(source, rest)
+        num_blocks = max(num_blocks, len(hits))
+        idle = self.idle()
+        acquired = hits if source is None else [*hits, source]
+        needed = num_blocks - len(hits) - take_over + sum(b in idle for b in acquired)
+        num_partial = 0 if source is None else common(source.tokens, rest)
+        return Plan(hits, source, num_partial, take_over, num_blocks, needed)
+
+    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int) -> Plan:
+        """The best plan there is room for: a copy holds its source as well as its destination."""
+        available = self.available(self.share(seq.namespace))
+        for partial in (True, False):
+            plan = self.plan(seq, num_slots, partial)
+            if plan.needed == 0 or plan.needed <= available - watermark:
+                return plan
+        raise OutOfBlocksError(plan.needed, available, watermark)
+
+    def check_fits(self, seq: Seq, num_slots: int, watermark: int = 0) -> None:
+        most = self.limit(self.share(seq.namespace)) - watermark
+        if -(-num_slots // self.size) > min(self.width, most):
+            raise NeverFitsError(f"{num_slots} slots never fit")
+
+    def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
+        seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
+        self.seqs[seq.handle] = seq
+        for block in plan.hits:
+            block.hint = Priority.NORMAL  # this is the use it spoke of
+        self.settle_down()
+        if plan.take_over:
+            assert plan.source is not None
+            plan.source.content = plan.source.stamp = plan.source.retention = None
+            plan.source.hint = Priority.NORMAL
+            seq.blocks.append(plan.source)
+        elif plan.source is not None:
+            plan.source.stamp = None  # in use from here on, so that it is not evicted below
+        share = self.share(seq.namespace)
+        seq.blocks += [self.take(share) for _ in range(plan.num_blocks - len(seq.blocks))]
+        if plan.source is not None and not plan.take_over:
+            self.record(plan.source, seq.blocks[len(plan.hits)], plan.num_partial)
+        self.settle_down()
+        seq.num_computed_tokens = len(plan.hits) * self.size + plan.num_partial
+        seq.num_cached_tokens = seq.settled = seq.num_computed_tokens
+        self.count[f"{counters}query_tokens"] += len(seq.tokens)
+        self.count[f"{counters}hit_tokens"] += seq.num_cached_tokens
+        if not counters:
+            self.count["partial_hit_tokens"] += plan.num_partial
+
+    def checked_slots(self, seq: Seq, num_slots: int | None, watermark: int) -> int:
+        length = len(seq.tokens)
+        slots = length if num_slots is None else whole("num_slots", num_slots, 1, 2**63 - 1)
+        self.check_fits(seq, max(length, slots), watermark)
+        return slots
+
+    def new_rows(self, n: int) -> list[int]:
+        taken = {handle & 0xFFFFFFFF for handle in self.seqs}
+        rows = [row for row in range(self.config.max_seqs) if row not in taken]
+        if len(rows) < n:
+            raise OutOfSequencesError(n, len(rows))
+        return [self.generations[row] << 32 | row for row in rows[:n]]
+
+    def prompt(self, tokens: Iterable[int], namespace: object, extras: object) -> Seq:
+        return Seq(-1, token_list(tokens), *checked_key(namespace, extras), self.size)
+
+    def admit(
+        self,
+        tokens: Iterable[int],
+        *,
+        namespace: object = b"",
+        extras: object = None,
+        num_slots: int | None = None,
+    ) -> int:
+        seq = self.prompt(tokens, namespace, extras)
+        watermark = self.watermark(self.share(seq.namespace))
+        slots = self.checked_slots(seq, num_slots, watermark)
+        [seq.handle] = self.new_rows(1)
+        plan = self.fitting_plan(seq, slots, watermark)
+        self.settle_in(seq, plan, "")
+        return seq.handle
+
+    def check_row(self, seq: Seq) -> None:
+        if len(seq.tokens) > self.width * self.size:
+            raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+
+    def match(
+        self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
+    ) -> Match:
+        seq = self.prompt(tokens, namespace, extras)
+        self.check_row(seq)
+        plan = self.plan(seq, len(seq.tokens))
+        num_cached = len(plan.hits) * self.size + plan.num_partial
+        return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))
+
+    def can_admit(
+        self,
+        tokens: Iterable[int],
+        *,
+        namespace: object = b"",
+        extras: object = None,
+        num_slots: int | None = None,
+    ) -> Admission:
+        seq = self.prompt(tokens, namespace, extras)
+        watermark = self.watermark(self.share(seq.namespace))
+        try:
+            slots = self.checked_slots(seq, num_slots, watermark)
+            self.new_rows(1)
+            self.fitting_plan(seq, slots, watermark)
+        except NeverFitsError:
+            return Admission.NEVER
+        except (OutOfSequencesError, OutOfBlocksError):
+            return Admission.LATER
+        return Admission.NOW

@@ -1,0 +1,177 @@
+"""Records to calls: what each operation does in a world."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockmgr.stress.draw import Record
+    from blockmgr.stress.world import Entry, World
+
+__all__ = ["finish_up", "perform"]
+
+
+def perform(world: World, record: Record) -> None:
+    """Runs one operation; one that needs a sequence does nothing while there is none."""
+    op = record["op"]
+    if op in OPERATIONS:
+        OPERATIONS[op](world, record)
+    elif world.entries:
+        ON_ENTRY[op](world, world.entries[record["entry"] % len(world.entries)], record)
+
+
+def finish_up(world: World) -> None:
+    """Everything is freed, and nothing may be missing afterwards."""
+    world.step()
+    for entry in list(world.entries):
+        world.free(entry)
+    world.step()
+    if world.in_flight_limit:
+        world.complete(len(world.steps))
+    stats = world.manager.stats()
+    if stats.available != stats.capacity:
+        raise AssertionError(f"blocks leaked: {stats}")
+
+
+def _admit(world: World, record: Record) -> None:
+    extras = record["extras"] and {int(k): v.encode() for k, v in record["extras"].items()}
+    tokens, namespace = list(record["tokens"]), record["namespace"].encode()
+    entry = world.admit(tokens, namespace, extras, record["num_slots"])
+    if entry is not None and world.early and record["commit"]:
+        world.commit(entry, world.committable(entry))
+
+
+def _decode(world: World, record: Record) -> None:
+    pairs = zip(record["batch"], record["tokens"], strict=True)
+    chosen = [(world.entries[i], token) for i, token in pairs if i < len(world.entries)]
+    chosen = [(entry, token) for entry, token in chosen if entry.running]
+    world.decode([entry for entry, _ in chosen], [token for _, token in chosen])
+
+
+def _reparent(world: World, record: Record) -> None:
+    pairs = zip(record["batch"], record["parents"], strict=True)
+    chosen = [(world.entries[i], parent) for i, parent in pairs if i < len(world.entries)]
+    chosen = [(entry, parent) for entry, parent in chosen if entry.running]
+    parents = [parent % len(chosen) for _, parent in chosen]
+    world.reparent([entry for entry, _ in chosen], parents)
+
+
+def _step(world: World, record: Record) -> None:
+    world.step(record["skip"], record["held_back"])
+
+
+def _begin(world: World, record: Record) -> None:
+    world.begin(applied=record["applied"])
+
+
+def _finish(world: World, record: Record) -> None:
+    waiting = [launched for launched in world.steps if not launched.finished]
+    if waiting:
+        world.finish(waiting[record["entry"] % len(waiting)])
+
+
+def _abort(world: World, record: Record) -> None:
+    if record["nested"] and world.entries and world.open is None:
+        entry = world.entries[record["entry"] % len(world.entries)]
+        for child in world.fork(entry):
+            world.append(child, [0])
+            world.begin()
+            for grandchild in world.fork(child):
+                world.append(grandchild, [1])
+    world.abort()
+
+
+def _complete(world: World, record: Record) -> None:
+    if world.in_flight_limit:
+        world.complete(record["count"])
+
+
+def _take_remaps(world: World, record: Record) -> None:
+    world.take_remaps()
+
+
+def _resume(world: World, record: Record) -> None:
+    waiting = [entry for entry in world.entries if not entry.running]
+    if waiting:
+        world.resume(waiting[record["entry"] % len(waiting)], record["num_slots"])
+
+
+def _nonsense(world: World, record: Record) -> None:
+    if world.dead:
+        world.on_dead(record["call"], record["entry"])
+
+
+def _next_turn(world: World, entry: Entry, record: Record) -> None:
+    tokens = entry.tokens + record["tokens"]
+    child = world.admit(tokens, entry.namespace, entry.extras)
+    if child is not None and record["cut"] is not None:
+        world.truncate(child, max(1, len(tokens) - record["cut"]))
+        world.append(child, record["tokens"][:2])
+
+
+def _append(world: World, entry: Entry, record: Record) -> None:
+    world.append(entry, record["tokens"])
+
+
+def _commit(world: World, entry: Entry, record: Record) -> None:
+    n = record["num_computed"]
+    world.commit(entry, world.committable(entry) if n is None else n)
+
+
+def _reserve(world: World, entry: Entry, record: Record) -> None:
+    world.reserve(entry, len(entry.tokens) + record["more"])
+
+
+def _truncate(world: World, entry: Entry, record: Record) -> None:
+    world.truncate(entry, int(record["share"] * (len(entry.tokens) + 2)))
+
+
+def _fork(world: World, entry: Entry, record: Record) -> None:
+    world.fork(entry, record["n"])
+
+
+def _branch(world: World, entry: Entry, record: Record) -> None:
+    """A fork of a fork, all written in one step: copies of copies."""
+    for child in world.fork(entry):
+        family = [entry, child, *world.fork(child)]
+        tokens = iter(record["tokens"])
+        for index in record["order"]:
+            if index < len(family):
+                world.append(family[index], [next(tokens)])
+                world.append(family[index], [next(tokens)])
+
+
+def _free(world: World, entry: Entry, record: Record) -> None:
+    world.free(entry)
+
+
+def _preempt(world: World, entry: Entry, record: Record) -> None:
+    world.preempt(entry)
+
+
+OPERATIONS: dict[str, Callable[[World, Record], None]] = {
+    "admit": _admit,
+    "decode": _decode,
+    "reparent": _reparent,
+    "step": _step,
+    "begin": _begin,
+    "finish": _finish,
+    "abort": _abort,
+    "complete": _complete,
+    "take_remaps": _take_remaps,
+    "resume": _resume,
+    "nonsense": _nonsense,
+}
+ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {
+    "next_turn": _next_turn,
+    "append": _append,
+    "commit": _commit,
+    "reserve": _reserve,
+    "truncate": _truncate,
+    "fork": _fork,
+    "branch": _branch,
+    "free": _free,
+    "preempt": _preempt,
+}

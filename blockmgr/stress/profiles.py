@@ -1,0 +1,152 @@
+"""What kind of engine drives the manager, and in how small a world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.config import EVICTION_POLICIES
+
+if TYPE_CHECKING:
+    import random
+
+__all__ = ["BALANCED", "DIGESTS", "PROFILES", "Profile", "draw_config"]
+
+BALANCED = {
+    "admit": 14,
+    "next_turn": 4,
+    "append": 16,
+    "decode": 16,
+    "step": 22,
+    "begin": 3,
+    "finish": 3,
+    "abort": 1,
+    "complete": 2,
+    "commit": 4,
+    "reserve": 3,
+    "truncate": 3,
+    "fork": 6,
+    "branch": 3,
+    "reparent": 2,
+    "free": 10,
+    "preempt": 3,
+    "resume": 5,
+    "take_remaps": 1,
+    "nonsense": 1,
+}
+"""How often each operation is drawn, unless a profile says otherwise."""
+
+
+def constant_digest(message: object) -> bytes:
+    """Every block collides with every other: only exact verification tells them apart."""
+    return bytes(16)
+
+
+DIGESTS: dict[str, Any] = {
+    "xxh3_128": "xxh3_128",
+    "sha256": "sha256",
+    "constant": constant_digest,
+}
+"""Digests by the names that a kept run calls them by."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bounds of the configurations of a run, and what is done in it.
+
+    Attributes:
+        blocks: Fewest and most blocks of the pool.
+        sizes: Block sizes, in tokens.
+        max_seqs: Fewest and most sequences at a time.
+        prompt: Longest prompt, in tokens.
+        weights: Where they differ from ``BALANCED``.
+        namespaces: Namespaces of the prompts.
+        vocabulary: Numbers of different tokens; one is drawn for each run.
+        quotas: Whether some of the namespaces have blocks set apart.
+        swarm: Weights are multiplied by 2 to a power of at most this, drawn for each run.
+    """
+
+    blocks: tuple[int, int] = (4, 48)
+    sizes: tuple[int, ...] = (1, 2, 3, 4, 8)
+    max_seqs: tuple[int, int] = (4, 12)
+    prompt: int = 24
+    weights: dict[str, float] = field(default_factory=dict)
+    namespaces: tuple[bytes, ...] = (b"", b"tenant")
+    vocabulary: tuple[int, ...] = (2, 2, 3, 50)
+    quotas: bool = False
+    swarm: float = 0.5
+
+
+PROFILES = {
+    "balanced": Profile(),
+    "beam_storm": Profile(
+        weights={"fork": 20, "branch": 12, "reparent": 20, "append": 30, "decode": 25, "admit": 6}
+    ),
+    "admission": Profile(
+        blocks=(4, 16), weights={"admit": 25, "preempt": 14, "resume": 14, "step": 14}
+    ),
+    "tiny_pool": Profile(blocks=(1, 6), sizes=(1, 2, 3), max_seqs=(2, 5), prompt=9),
+    "exact_fit": Profile(blocks=(4, 12), sizes=(1, 2, 4), weights={"append": 6, "free": 16}),
+    "multi_tenant": Profile(
+        namespaces=(b"", b"a", b"b", b"c"), quotas=True, weights={"admit": 24, "free": 18}
+    ),
+    "aborts": Profile(
+        sizes=(2, 3, 4, 8),
+        weights={"begin": 25, "abort": 16, "fork": 25, "append": 40, "step": 8, "admit": 8},
+    ),
+    # More children of one block than are looked at for a partial match.
+    "wide": Profile(blocks=(40, 64), sizes=(1, 2, 3), prompt=6, vocabulary=(40, 80)),
+    # The usual block size, which has a comparison of its own.
+    "large": Profile(blocks=(65, 160), sizes=(16,), prompt=120, max_seqs=(8, 24)),
+    # Pools too large for the model: the books every hundred calls, and the memory.
+    "huge": Profile(blocks=(2_000, 100_000), sizes=(16, 32, 128), prompt=2_000, max_seqs=(8, 64)),
+    "swarm": Profile(blocks=(2, 64), sizes=(1, 2, 3, 5, 8, 16), swarm=3.0),
+}
+"""The kinds of run, by name."""
+
+
+def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
+    """Blocks set apart for some of the namespaces, as text; now and then of all there are."""
+    quotas = {}
+    for namespace in rng.sample(profile.namespaces, rng.randint(0, len(profile.namespaces))):
+        if capacity:
+            quotas[namespace.decode()] = rng.randint(1, capacity)
+            capacity -= quotas[namespace.decode()]
+    return quotas
+
+
+def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) -> dict[str, Any]:
+    """Options of a manager, with its digest by name.
+
+    Args:
+        rng: Source of chance.
+        profile: Bounds.
+        default: Draw sizes only; every other option is what ``BlockManager`` has by default.
+    """
+    null_block = rng.random() < 0.2
+    num_blocks = rng.randint(*profile.blocks)
+    size = rng.choice(profile.sizes)
+    sizes = {
+        "num_blocks": num_blocks,
+        "block_size": size,
+        "max_seqs": rng.randint(*profile.max_seqs),
+    }
+    if default:
+        return {**sizes, "digest": "xxh3_128"}
+    quotas = draw_quotas(rng, profile, num_blocks) if profile.quotas else {}
+    return {
+        **sizes,
+        **({"quotas": quotas} if quotas else {}),
+        "num_blocks": num_blocks + null_block,
+        "max_blocks_per_seq": rng.choice([None, None, None, 8]),
+        "prefix_caching": rng.random() < 0.9,
+        "digest": rng.choice(["xxh3_128", "xxh3_128", "sha256", "constant"]),
+        "dedup": rng.choice(["remap", "append_only"]),
+        "min_partial_tokens": rng.choice([0, 1, 1, min(2, size)]),
+        "eviction": rng.choice(["lru", rng.choice(EVICTION_POLICIES)]),
+        "watermark_blocks": min(num_blocks, rng.choice([0, 0, 0, 1])),
+        "steps_in_flight": rng.choice([0, 0, 0, 1, 2, 3]),
+        "early_commit": rng.random() < 0.3,
+        "null_block": null_block,
+        "debug": rng.choice([0, 0, 0, 1]),
+    }

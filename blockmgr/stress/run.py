@@ -1,0 +1,202 @@
+"""Runs: some hundred operations on one manager, kept as records; and many of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import InvariantError
+from blockmgr.manager import BlockManager
+from blockmgr.stress.draw import Draw, Record
+from blockmgr.stress.model import ModelManager
+from blockmgr.stress.perform import finish_up, perform
+from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
+from blockmgr.stress.shrink import Case
+from blockmgr.stress.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Failure", "Outcome", "Plan", "stress", "violation_of"]
+
+OPS_PER_RUN = 400
+MOST_MODELLED_BLOCKS = 256  # the model looks at everything every time
+
+VIOLATIONS = (AssertionError, InvariantError)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        ops: Operations in all.
+        seed: Decides everything.
+        profiles: Names of profiles, one run of each in turn.
+        detectors: ``I`` for the invariants, ``K`` for the memory, ``D`` for the model.
+        default: With the options that ``BlockManager`` has by default.
+        minutes: Stop after this long; 0 for never.
+        manager: What is under test.
+        options: Overrides of the drawn configuration.
+    """
+
+    ops: int
+    seed: int = 0
+    profiles: Sequence[str] = tuple(PROFILES)
+    detectors: str = "IKD"
+    default: bool = False
+    minutes: float = 0.0
+    manager: Callable[..., Any] = BlockManager
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What has been done: operations by profile, calls by name and what came of them."""
+
+    ops: Counter[str] = field(default_factory=Counter)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    lock_step: int = 0
+    digest: str = ""
+
+    def add(self, other: Outcome) -> None:
+        """Adds what another process has done."""
+        self.ops += other.ops
+        self.calls += other.calls
+        self.lock_step += other.lock_step
+        self.digest = hashlib.sha256(f"{self.digest} {other.digest}".encode()).hexdigest()
+
+
+class Failure(Exception):
+    """A detector has struck.
+
+    Attributes:
+        profile: Name of the profile that the run was drawn from.
+        case: The run so far; its last operation was one too many.
+        cause: What the detector said.
+    """
+
+    def __init__(self, profile: str, case: Case, cause: str) -> None:
+        self.profile, self.case, self.cause = profile, case, cause
+        super().__init__(profile, case, cause)  # all of it, so that a process can hand it over
+
+    def __str__(self) -> str:
+        return f"profile {self.profile}, seed {self.case.seed}: {self.cause}"
+
+
+class CountingWorld(World):
+    """A world that counts what came of every call."""
+
+    counts: Counter[tuple[str, str]]
+
+    def attempt(self, target: Any, name: str, args: Any, kw: Any) -> Any:  # type: ignore[override]
+        """Calls the manager or the model; an answer or a refusal."""
+        answer, error = super().attempt(target, name, args, kw)
+        if target is self.manager:
+            self.counts[name, "done" if error is None else type(error).__name__] += 1
+        return answer, error
+
+
+def build_world(
+    config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
+) -> CountingWorld:
+    """A world for a configuration whose digest is given by name."""
+    modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
+    quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
+    if not modelled:
+        detectors = detectors.replace("D", "")
+    world = CountingWorld(
+        {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
+        manager=manager,
+        model=ModelManager,
+        seed=seed,
+        check_every=1 if config["num_blocks"] <= 64 else 100 if modelled else 1000,
+        detectors=detectors,
+    )
+    world.counts = Counter()
+    return world
+
+
+class Run:
+    """One manager, one configuration, one list of operations."""
+
+    def __init__(self, plan: Plan, profile: str, seed: int) -> None:
+        rng = random.Random(f"{profile}:{seed}")
+        self.profile, self.seed, self.detectors = profile, seed, plan.detectors
+        self.config = draw_config(rng, PROFILES[profile], default=plan.default)
+        self.config |= plan.options
+        self.draw = Draw(rng, profile)
+        self.records: list[Record] = []
+        self.world = build_world(self.config, seed, plan.detectors, plan.manager)
+
+    def one(self) -> None:
+        """One operation."""
+        record = self.draw.one()
+        self.records.append(record)
+        perform(self.world, record)
+
+    def case(self) -> Case:
+        """What has been done, as something that can be kept."""
+        return Case(self.config, self.seed, self.detectors, self.records)
+
+    def state(self) -> bytes:
+        """What can be seen of the manager and must be the same every time."""
+        manager = self.world.manager
+        ids = [manager.sequence(entry.handle).block_ids.tolist() for entry in self.world.entries]
+        return repr((asdict(manager.stats()), ids)).encode()
+
+
+def violation_of(
+    case: Case, manager: Callable[..., Any] = BlockManager
+) -> AssertionError | InvariantError | None:
+    """What a detector says about a run, made again from the beginning; None: nothing."""
+    try:
+        world = build_world(case.config, case.seed, case.detectors, manager)
+        for record in case.records:
+            perform(world, record)
+        finish_up(world)
+    except VIOLATIONS as violation:
+        return violation
+    return None
+
+
+def stress(plan: Plan, report: Callable[[int], None] = lambda done: None) -> Outcome:
+    """Runs a plan.
+
+    Args:
+        plan: What to run.
+        report: Called with the number of operations so far, after each run.
+
+    Returns:
+        Counts, and a digest of every operation and of what each run left.
+
+    Raises:
+        Failure: A detector has struck.
+    """
+    outcome, run_seed = Outcome(), plan.seed
+    sha = hashlib.sha256()
+    end = time.monotonic() + plan.minutes * 60 if plan.minutes else float("inf")
+    while outcome.ops.total() < plan.ops and time.monotonic() < end:
+        profile = plan.profiles[run_seed % len(plan.profiles)]
+        run = Run(plan, profile, run_seed)
+        try:
+            for _ in range(min(OPS_PER_RUN, plan.ops - outcome.ops.total())):
+                run.one()
+                outcome.ops[profile] += 1
+            state = run.state()
+            finish_up(run.world)
+        except VIOLATIONS as violation:
+            raise Failure(profile, run.case(), repr(violation)) from violation
+        sha.update(json.dumps([run.config, run.records], sort_keys=True).encode() + state)
+        sha.update(repr(sorted(run.world.counts.items())).encode())
+        outcome.calls += run.world.counts
+        outcome.lock_step += len(run.records) * (run.world.model is not None)
+        run_seed += 1
+        report(outcome.ops.total())
+    outcome.digest = sha.hexdigest()
+    return outcome

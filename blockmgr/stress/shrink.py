@@ -1,0 +1,91 @@
+"""Cutting a failing run down, and files that hold one.
+
+Source:
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 2002: the
+    algorithm ddmin, here over complements only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.stress.profiles import DIGESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from blockmgr.stress.draw import Record
+
+__all__ = ["Case", "read_case", "shrink", "write_case"]
+
+FORMAT = "blockmgr.stress/1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that can be repeated: configuration, seed of the device, detectors, operations."""
+
+    config: dict[str, Any]
+    seed: int
+    detectors: str
+    records: list[Record]
+
+
+def shrink(
+    records: list[Record], fails: Callable[[list[Record]], bool], most_tries: int = 2_000
+) -> list[Record]:
+    """The operations that it takes to fail: none of them can be left out alone.
+
+    Args:
+        records: Operations that fail.
+        fails: Whether these operations, run from the beginning, fail as well.
+        most_tries: Calls of ``fails`` after which the best so far is returned.
+    """
+    size = max(1, len(records) // 2)
+    tries = start = 0
+    while tries < most_tries:
+        shorter = records[:start] + records[start + size :]
+        tries += 1
+        if shorter and fails(shorter):
+            records = shorter
+            continue
+        start += size
+        if start >= len(records):
+            if size == 1:
+                break
+            start, size = 0, max(1, size // 2)
+    return records
+
+
+def write_case(path: Path, case: Case, violation: object) -> None:
+    """Writes a run as JSON lines: what it runs on, then one operation a line."""
+    head = {
+        "format": FORMAT,
+        "config": case.config,
+        "seed": case.seed,
+        "detectors": case.detectors,
+        "violation": repr(violation),
+    }
+    lines = [json.dumps(record) for record in [head, *case.records]]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def read_case(path: Path) -> Case:
+    """Reads such a file.
+
+    Raises:
+        ValueError: It is none; the message names the file.
+        OSError: It cannot be read.
+    """
+    try:
+        head, *records = [json.loads(line) for line in path.read_text().splitlines()]
+        if head["format"] != FORMAT or head["config"]["digest"] not in DIGESTS:
+            raise ValueError(f"format {head['format']!r}")
+        if not all(isinstance(record["entry"], int) for record in records):
+            raise ValueError("an operation names no sequence")
+        return Case(head["config"], head["seed"], head["detectors"], records)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} holds no run of blockmgr.stress: {error}") from error

@@ -1,0 +1,348 @@
+"""The engine between a manager and its device: what a caller does, and what it may claim.
+
+It launches steps on the fake device and never claims that K/V is computed before a forward has
+written it (or, with early commit, before one is sure to).
+"""
+
+# ruff: noqa: D102  its calls are those of BlockManager, and described there
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blockmgr.blocks import Admission
+from blockmgr.stress.lockstep import DivergenceError, Entry, Launched, LockStep
+from blockmgr.stress.oracle import Work, extend_prefixes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["DivergenceError", "Entry", "Launched", "World"]
+
+
+class World(LockStep):
+    """A manager, optionally its model, a device, and the engine between them."""
+
+    # ---- admission ----------------------------------------------------------------------
+
+    def admit(
+        self,
+        tokens: list[int],
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+        num_slots: int | None = None,
+    ) -> Entry | None:
+        key = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
+        promise = self.both("can_admit", [tokens], [tokens], **key)
+        self.match(tokens, namespace, extras)
+        answer = self.both("admit", [tokens], [tokens], **key)
+        if promise is not None and (promise[0] is Admission.NOW) != (answer is not None):
+            raise DivergenceError(f"can_admit said {promise[0]}, admit {answer}")
+        if promise is not None and self.model is not None and promise[0] is not promise[1]:
+            raise DivergenceError(f"can_admit said {promise[0]}, expected {promise[1]}")
+        if answer is None:
+            self.settle()
+            return None
+        prefixes: list[int] = []
+        extend_prefixes(prefixes, tokens, self.size, namespace, extras or {})
+        handle, twin = answer
+        entry = Entry(handle, twin, namespace, dict(extras or {}), list(tokens), prefixes)
+        entry.start = self.manager.sequence(entry.handle).num_cached_tokens
+        self.entries.append(entry)
+        self.settle()
+        return entry
+
+    def match(
+        self, tokens: list[int], namespace: bytes = b"", extras: Mapping[int, bytes] | None = None
+    ) -> Any:
+        answer = self.both("match", [tokens], [tokens], namespace=namespace, extras=extras)
+        if answer is None or self.model is None:
+            return answer
+        ours, theirs = answer
+        for name in ("num_cached_tokens", "num_partial_tokens"):
+            if getattr(ours, name) != getattr(theirs, name):
+                raise DivergenceError(f"match({tokens}).{name}: {ours}, expected {theirs}")
+        self.same_blocks(ours.block_ids.tolist(), theirs.block_ids.tolist(), "match")
+        return answer
+
+    def resume(self, entry: Entry, num_slots: int | None = None) -> None:
+        if self.both("resume", [entry.handle], [entry.twin], num_slots=num_slots):
+            entry.running = True
+            entry.start = self.manager.sequence(entry.handle).num_cached_tokens
+        self.settle()
+
+    # ---- one sequence -------------------------------------------------------------------
+
+    def on(self, name: str, entry: Entry, *args: Any) -> Any:
+        return self.both(name, [entry.handle, *args], [entry.twin, *args])
+
+    def append(self, entry: Entry, tokens: list[int]) -> None:
+        if self.on("append", entry, tokens):
+            self.extend(entry, tokens)
+        self.settle()
+
+    def extend(self, entry: Entry, tokens: list[int]) -> None:
+        entry.tokens += tokens
+        extend_prefixes(entry.prefixes, tokens, self.size, entry.namespace, entry.extras)
+
+    def reserve(self, entry: Entry, num_slots: int) -> None:
+        self.on("reserve", entry, num_slots)
+        self.settle()
+
+    def written_until(self, entry: Entry) -> int:
+        """How far the K/V of the sequence is in memory, in the slots it has at the moment."""
+        view = self.manager.sequence(entry.handle)
+        if view.is_preempted:
+            return 0
+        start = entry.start if self.early else view.num_computed_tokens
+        stop = max(start, min(view.num_tokens, view.num_slots, len(entry.written)))
+        slots = self.manager.slot_mapping(entry.handle, start, stop)
+        matching = slots == entry.written[start:stop]
+        return int(start + matching.cumprod().sum())
+
+    def committable(self, entry: Entry) -> int:
+        view = self.manager.sequence(entry.handle)
+        if self.early and not view.is_preempted:
+            slotted: int = min(view.num_tokens, view.num_slots)
+            return slotted
+        return self.written_until(entry)
+
+    def commit(self, entry: Entry, num_computed_tokens: int) -> None:
+        """Commits what the engine may claim; larger claims only where they must be refused."""
+        view = self.manager.sequence(entry.handle)
+        n, slots = num_computed_tokens, min(view.num_tokens, view.num_slots)
+        if view.num_computed_tokens <= n <= slots and not view.is_preempted:
+            n = min(n, self.committable(entry))
+        if self.on("commit", entry, n) and not self.early:
+            entry.start = n
+        self.settle()
+
+    def truncate(self, entry: Entry, num_tokens: int) -> None:
+        if self.on("truncate", entry, num_tokens):
+            del entry.tokens[num_tokens:], entry.prefixes[num_tokens:]
+            entry.written = entry.written[:num_tokens]
+            entry.version += 1
+        self.settle()
+
+    def fork(self, entry: Entry, n: int = 1) -> list[Entry]:
+        answer = self.both("fork", [entry.handle, n], [entry.twin, n])
+        children = []
+        for handle, twin in zip(answer[0], answer[1], strict=True) if answer else ():
+            child = Entry(handle, twin, b"", {}, [], [])
+            self.become_fork(child, entry)
+            self.trust_what_is_computed(child)
+            children.append(child)
+        self.entries += children
+        self.settle()
+        return children
+
+    def trust_what_is_computed(self, entry: Entry) -> None:
+        """A fork computes nothing that its parent has computed, or will in this step's forward."""
+        entry.start = self.manager.sequence(entry.handle).num_computed_tokens
+
+    @staticmethod
+    def become_fork(child: Entry, parent: Entry) -> None:
+        child.namespace, child.extras = parent.namespace, parent.extras
+        child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes)
+        child.start, child.written = parent.start, parent.written
+        child.version += 1
+
+    def reparent(self, entries: list[Entry], parents: list[int]) -> None:
+        ours, theirs = [e.handle for e in entries], [e.twin for e in entries]
+        if self.both("reparent", [ours, parents], [theirs, parents]):
+            before = [Entry(0, 0, b"", {}, [], []) for _ in entries]
+            for copy, entry in zip(before, entries, strict=True):
+                self.become_fork(copy, entry)
+            for i, parent in enumerate(parents):
+                if parent != i:
+                    self.become_fork(entries[i], before[parent])
+                    self.trust_what_is_computed(entries[i])
+        self.settle()
+
+    def free(self, entry: Entry, expect_reuse: bool | None = None) -> None:
+        key = {} if expect_reuse is None else {"expect_reuse": expect_reuse}
+        if self.both("free", [entry.handle], [entry.twin], **key):
+            self.entries.remove(entry)
+            self.dead.append((entry.handle, entry.twin))
+        self.settle()
+
+    def preempt(self, entry: Entry) -> None:
+        if self.on("preempt", entry):
+            entry.start, entry.written, entry.running = 0, entry.written[:0], False
+            entry.version += 1
+        self.settle()
+
+    def decode(self, entries: list[Entry], tokens: list[int]) -> None:
+        """One token for each; sequences whose K/V is not all written yet are left out."""
+        slots = {e: self.manager.sequence(e.handle).num_slots for e in entries}
+        ready = [
+            (e, token)
+            for e, token in zip(entries, tokens, strict=True)
+            if self.written_until(e) == len(e.tokens) or slots[e] < len(e.tokens)
+        ]
+        if not ready:
+            return
+        new = np.array([token for _, token in ready], np.int64)
+        ours = np.array([e.handle for e, _ in ready], np.int64)
+        theirs = np.array([e.twin for e, _ in ready], np.int64)
+        answer = self.both("decode", [ours, new], [theirs, new])
+        for (entry, token), slot in zip(ready, answer[0] if answer else (), strict=False):
+            entry.start = len(entry.tokens)
+            self.extend(entry, [token])
+            n = len(entry.tokens)
+            if self.manager.slot_mapping(entry.handle, n - 1, n)[0] != slot:
+                raise DivergenceError(f"decode answered slot {slot} for {entry.handle}")
+        self.settle()
+
+    def on_dead(self, name: str, which: int, *args: Any) -> None:
+        ours, theirs = self.dead[which % len(self.dead)]
+        if self.both(name, [ours, *args], [theirs, *args]) is not None:
+            raise DivergenceError(f"{name} accepted a dead handle")
+        self.settle()
+
+    # ---- retention ----------------------------------------------------------------------
+
+    def same_answer(self, name: str, args: Sequence[Any], **kw: Any) -> None:
+        answer = self.both(name, args, args, **kw)
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"{name}: {answer[0]}, expected {answer[1]}")
+        self.settle()
+
+    def retain(self, entry: Entry, start: int, stop: int, **key: Any) -> None:
+        self.both("retain", [entry.handle, start, stop], [entry.twin, start, stop], **key)
+        self.settle()
+
+    def pin(self, tokens: list[int], **key: Any) -> None:
+        answer = self.both("pin", [tokens], [tokens], **key)
+        if answer is not None:
+            self.pins.append(answer)
+        self.settle()
+
+    def unpin(self, which: int, *, again: bool = False) -> None:
+        ours, theirs = self.pins[which % len(self.pins)]
+        held = self.both("unpin", [ours], [theirs]) is not None
+        if again and self.both("unpin", [ours], [theirs]) is not None:
+            raise DivergenceError(f"pin {ours} was given back twice")
+        if held:
+            self.pins.remove((ours, theirs))
+        self.settle()
+
+    # ---- steps --------------------------------------------------------------------------
+
+    def begin(self, skip: int = -1, applied: bool = False) -> Launched | None:
+        """Takes the copy plan and launches the forward of all running sequences but one."""
+        answer = self.both("take_copies", [], [])
+        if answer is None:
+            self.settle()
+            return None
+        plan, expected = answer
+        self.compare_plan(plan, expected)
+        launched = Launched(self.device.launch(plan), [], set())
+        for index, entry in enumerate(self.entries):
+            view = self.manager.sequence(entry.handle)
+            launched.blocks.update(view.block_ids.tolist())
+            end = min(view.num_tokens, view.num_slots)
+            if end == 0 or (index == skip and not self.early):
+                continue
+            start = entry.start if self.early else view.num_computed_tokens
+            slots = self.manager.slot_mapping(entry.handle, 0, end)
+            prefixes = np.array(entry.prefixes[:end], np.int64)
+            work = Work(f"sequence {entry.handle}", slots, prefixes, start)
+            launched.step.work.append(work)
+            launched.entries.append((entry, entry.version, work))
+            entry.start = view.num_computed_tokens
+        launched.blocks.update(plan.sources.tolist(), plan.destinations.tolist())
+        self.open = launched
+        self.steps.append(launched)
+        if applied:
+            self.resolve("copies_applied")
+        self.settle()
+        return launched
+
+    def compare_plan(self, plan: Any, expected: Any) -> None:
+        sources, destinations = plan.sources.tolist(), plan.destinations.tolist()
+        if len(set(destinations)) < len(destinations) or set(sources) & set(destinations):
+            raise DivergenceError(f"the order of the copy plan matters: {list(plan)}")
+        if self.model is None:
+            return
+        if plan.ticket != expected.ticket or list(plan.num_tokens) != list(expected.num_tokens):
+            raise DivergenceError(f"copy plan {list(plan)}, expected {list(expected)}")
+        self.same_blocks(sources, expected.sources.tolist(), "copy sources")
+        self.same_blocks(destinations, expected.destinations.tolist(), "copy destinations")
+
+    def resolve(self, name: str) -> None:
+        if self.open is None:
+            return
+        ticket = self.open.step.ticket
+        if self.both(name, [ticket], [ticket]) is None:
+            raise DivergenceError(f"{name}({ticket}) was refused")
+        self.open.applied = True
+        self.open = None
+        self.settle()
+
+    def finish(self, launched: Launched, held_back: int = 0) -> None:
+        """Runs the step, and commits all but some of the tokens it computed."""
+        for earlier in self.steps[: self.steps.index(launched)] if launched in self.steps else ():
+            if not earlier.finished:
+                self.finish(earlier)
+        self.device.run(launched.step)
+        if launched is self.open:
+            self.resolve("copies_applied")
+        if not launched.finished:
+            launched.finished = True
+            if not self.in_flight_limit:
+                self.steps.remove(launched)
+            for entry, version, work in launched.entries:
+                if entry in self.entries and entry.version == version:
+                    entry.written = work.slots
+                    if not self.early:
+                        computed = self.manager.sequence(entry.handle).num_computed_tokens
+                        ready = self.written_until(entry)
+                        self.commit(entry, max(computed, ready - held_back))
+
+    def complete(self, count: int = 1) -> None:
+        """The device has run the oldest ``count`` steps in flight."""
+        done = self.steps[:count]
+        if not done or done[-1] is self.open:
+            return
+        for launched in done:
+            self.finish(launched)
+        ticket = done[-1].step.ticket
+        if self.both("complete", [ticket], [ticket]) is None:
+            raise DivergenceError(f"complete({ticket}) was refused")
+        del self.steps[:count]
+        self.settle()
+
+    def step(self, skip: int = -1, held_back: int = 0) -> None:
+        """A whole step: copies, forward, commit; frees a place among those in flight first."""
+        if self.open is not None:
+            self.finish(self.open)
+        if self.in_flight_limit and len(self.steps) >= self.in_flight_limit:
+            self.complete()
+        launched = self.begin(skip)
+        assert launched is not None, "take_copies was refused at the start of a step"
+        self.finish(launched, held_back)
+
+    def abort(self) -> None:
+        """The launch failed: neither copies nor forward have run."""
+        if self.early and self.open is not None:
+            self.finish(self.open)
+        launched = self.open or self.begin()
+        if launched is None:
+            return
+        self.device.cancel(launched.step)
+        starts = [(entry, work.start) for entry, _, work in launched.entries]
+        self.resolve("copies_aborted")
+        self.steps.remove(launched)
+        for entry, start in starts:
+            entry.start = min(entry.start, start)
+        if self.early:  # what was promised must be computed by the very next step
+            self.step()
+
+    def take_remaps(self) -> None:
+        answer = self.both("take_remaps", [], [])
+        self.settle()
+        if self.model is not None and [tuple(r) for r in answer[0]] != self.remaps:
+            raise DivergenceError(f"remaps {answer[0]}, expected {self.remaps}")
+        self.remaps.clear()

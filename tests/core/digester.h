@@ -1,0 +1,48 @@
+// Digests for tests: weak on purpose, failing on demand, and able to call back into the core.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+#include "digest.h"
+
+namespace blockmgr::testing {
+
+struct DigestFailed : std::runtime_error {
+  DigestFailed() : std::runtime_error("the digest function failed") {}
+};
+
+class TestDigester : public Digester {
+ public:
+  // Constant: every block collides with every other. Tiny: one of four digests.
+  enum Kind { kWide, kTiny, kConstant, kNumKinds };
+
+  explicit TestDigester(Kind kind) : kind_(kind) {}
+  int size() const override { return 16; }
+  std::uint8_t* message(std::size_t length) override {
+    buffer_.resize(length);
+    return buffer_.data();
+  }
+  void digest(std::size_t length, std::uint8_t* out) override {
+    if (intrusion) intrusion();
+    if (fails_in && !--fails_in) throw DigestFailed();
+    const std::string_view bytes(reinterpret_cast<const char*>(buffer_.data()), length);
+    std::uint64_t value = std::hash<std::string_view>()(bytes);
+    if (kind_ == kTiny) value &= 3;
+    if (kind_ == kConstant) value = 0;
+    std::memcpy(out, &value, 8);
+    std::memcpy(out + 8, &value, 8);
+  }
+
+  int fails_in = 0;  // the digest that many calls from here throws; 0: none
+  std::function<void()> intrusion;
+
+ private:
+  Kind kind_;
+  std::vector<std::uint8_t> buffer_;
+};
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,375 @@
+#include "play.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace blockmgr::testing {
+
+namespace {
+
+constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3,
+                                      3,  6, 3,  2,  10, 3, 5, 1, 1, 1, 1};
+
+#ifndef BLOCKMGR_POLICIES
+#define BLOCKMGR_POLICIES "lru"
+#endif
+const char* const kPolicies[] = {BLOCKMGR_POLICIES};
+
+}  // namespace
+
+const std::vector<Profile>& profiles() {
+  static const std::vector<Profile> all = {
+      {"balanced", 4, 48, {1, 2, 3, 4, 8}, 4, 12, 24, {2, 2, 3, 50}, 2, 0, {}},
+      {"beam_storm",
+       4,
+       48,
+       {1, 2, 3, 4, 8},
+       4,
+       12,
+       24,
+       {2, 2, 3},
+       1,
+       0,
+       {{kMoveFork, 20},
+        {kMoveBranch, 12},
+        {kMoveReparent, 20},
+        {kMoveAppend, 30},
+        {kMoveDecode, 25},
+        {kMoveAdmit, 6}}},
+      {"admission",
+       4,
+       16,
+       {1, 2, 3, 4, 8},
+       4,
+       12,
+       24,
+       {2, 2, 3, 50},
+       2,
+       0,
+       {{kMoveAdmit, 25}, {kMovePreempt, 14}, {kMoveResume, 14}, {kMoveStep, 14}}},
+      {"tiny_pool", 1, 6, {1, 2, 3}, 2, 5, 9, {2}, 2, 1, {}},
+      {"exact_fit", 4, 12, {1, 2, 4}, 4, 12, 24, {2, 3}, 1, 0, {{kMoveAppend, 6}, {kMoveFree, 16}}},
+      {"multi_tenant",
+       4,
+       48,
+       {1, 2, 3, 4, 8},
+       4,
+       12,
+       24,
+       {2, 2, 3},
+       4,
+       0,
+       {{kMoveAdmit, 24}, {kMoveFree, 18}}},
+      {"aborts",
+       4,
+       48,
+       {2, 3, 4, 8},
+       4,
+       12,
+       24,
+       {2, 2, 3},
+       2,
+       0,
+       {{kMoveBegin, 25},
+        {kMoveAbort, 16},
+        {kMoveFork, 25},
+        {kMoveAppend, 40},
+        {kMoveStep, 8},
+        {kMoveAdmit, 8}}},
+      // More children of one block than are looked at for a partial match.
+      {"wide", 40, 64, {1, 2, 3}, 4, 12, 6, {40, 80}, 2, 0, {}},
+      // The usual block size, which has a comparison of its own.
+      {"large", 65, 160, {16}, 8, 24, 120, {2, 3, 50}, 2, 0, {}},
+      {"swarm", 2, 64, {1, 2, 3, 5, 8, 16}, 2, 16, 24, {2, 2, 3, 50}, 4, 3, {}},
+  };
+  return all;
+}
+
+Play::Play(Bytes& bytes, int profile, Counts* counts)
+    : bytes_(bytes),
+      profile_(profiles()[static_cast<std::size_t>(profile)]),
+      settings_(draw(bytes, profile_)),
+      world_(settings_, counts),
+      vocabulary_(profile_.vocabulary[static_cast<std::size_t>(
+          bytes.below(static_cast<int>(profile_.vocabulary.size())))]) {
+  for (int i = 0; i < 4; ++i) stems_.push_back(tokens(profile_.prompt));
+  weigh();
+}
+
+Settings Play::draw(Bytes& bytes, const Profile& profile) {
+  Settings settings;
+  Config& config = settings.core;
+  config.null_block = bytes.one_in(5);
+  const int capacity = bytes.between(profile.min_blocks, profile.max_blocks);
+  config.num_blocks = capacity + config.null_block;
+  config.block_size =
+      profile.sizes[static_cast<std::size_t>(bytes.below(static_cast<int>(profile.sizes.size())))];
+  config.max_seqs = bytes.between(profile.min_seqs, profile.max_seqs);
+  config.row_width = bytes.one_in(4) ? 8 : capacity;
+  config.prefix_caching = !bytes.one_in(10);
+  config.remap = bytes.one_in(2);
+  config.min_partial_tokens = std::min(bytes.below(3), config.block_size);
+  config.watermark_blocks = bytes.one_in(4) ? 1 : 0;
+  config.steps_in_flight = bytes.one_in(2) ? bytes.below(4) : 0;
+  config.early_commit = bytes.one_in(3);
+  settings.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
+  config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
+  settings.debug = bytes.one_in(4);
+  settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
+  settings.snapshot_every = capacity <= 16 ? 4 : 8;
+  return settings;
+}
+
+void Play::weigh() {
+  double weights[kNumMoves];
+  std::copy(std::begin(kBalanced), std::end(kBalanced), weights);
+  for (const auto& [move, weight] : profile_.weights) weights[move] = weight;
+  double total = 0;
+  for (double& weight : weights) {
+    if (profile_.swarm) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
+    total += weight;
+  }
+  double sum = 0;
+  int at = 0;
+  for (int move = 0; move < kNumMoves; ++move) {
+    sum += weights[move];
+    for (; at < std::lround(sum / total * 256) && at < 256; ++at)
+      table_[at] = static_cast<std::uint8_t>(move);
+  }
+  for (; at < 256; ++at) table_[at] = kMoveStep;
+}
+
+std::string Play::config() const {
+  const Config& c = settings_.core;
+  return std::string("profile ") + profile_.name + ", num_blocks " + std::to_string(c.num_blocks) +
+         ", block_size " + std::to_string(c.block_size) + ", max_seqs " +
+         std::to_string(c.max_seqs) + ", row_width " + std::to_string(c.row_width) +
+         ", prefix_caching " + std::to_string(c.prefix_caching) + ", remap " +
+         std::to_string(c.remap) + ", min_partial_tokens " + std::to_string(c.min_partial_tokens) +
+         ", watermark_blocks " + std::to_string(c.watermark_blocks) + ", steps_in_flight " +
+         std::to_string(c.steps_in_flight) + ", early_commit " + std::to_string(c.early_commit) +
+         ", null_block " + std::to_string(c.null_block) + ", digest " +
+         std::to_string(settings_.digest) + ", eviction " + c.eviction + ", debug " +
+         std::to_string(settings_.debug);
+}
+
+EntryPtr Play::any_entry() {
+  const auto& entries = world_.entries();
+  if (entries.empty()) return nullptr;
+  return entries[static_cast<std::size_t>(bytes_.below(static_cast<int>(entries.size())))];
+}
+
+std::vector<Token> Play::tokens(int longest) {
+  std::vector<Token> result(static_cast<std::size_t>(bytes_.between(1, longest)));
+  for (Token& t : result) t = token();
+  return result;
+}
+
+bool Play::move() {
+  if (bytes_.done()) return false;
+  const auto move = static_cast<Move>(table_[bytes_.next()]);
+  switch (move) {
+    case kMoveAdmit:
+      admit();
+      return true;
+    case kMoveStep:
+      world_.step(bytes_.one_in(3) ? static_cast<std::size_t>(bytes_.below(2)) : SIZE_MAX,
+                  bytes_.one_in(4));
+      return true;
+    case kMoveBegin:
+      world_.begin(SIZE_MAX, bytes_.one_in(2));
+      return true;
+    case kMoveFinish:
+      finish();
+      return true;
+    case kMoveAbort:
+      abort();
+      return true;
+    case kMoveComplete:
+      if (settings_.core.steps_in_flight)
+        world_.complete(static_cast<std::size_t>(bytes_.between(1, 2)));
+      return true;
+    case kMoveRemaps:
+      world_.take_remaps();
+      return true;
+    case kMoveNonsense:
+      nonsense();
+      return true;
+    case kMoveDecode:
+      decode();
+      return true;
+    case kMoveReparent:
+      reparent();
+      return true;
+    case kMoveResume:
+      resume();
+      return true;
+    default:
+      break;
+  }
+  if (const EntryPtr entry = any_entry()) {
+    with_entry(move, entry);
+  } else {
+    admit();
+  }
+  return true;
+}
+
+void Play::with_entry(Move move, const EntryPtr& entry) {
+  const auto length = static_cast<std::int64_t>(entry->tokens.size());
+  switch (move) {
+    case kMoveNextTurn:
+      return next_turn(entry);
+    case kMoveAppend:
+      return world_.append(*entry, tokens(bytes_.one_in(5) ? 6 : 1));
+    case kMoveCommit: {
+      const int choice = bytes_.below(3);
+      return world_.commit(*entry, choice == 0 ? world_.committable(*entry) : choice == 1 ? 1 : 5);
+    }
+    case kMoveReserve:
+      return world_.reserve(*entry, length + bytes_.between(-4, 5));
+    case kMoveTruncate:
+      return world_.truncate(*entry, bytes_.below(static_cast<int>(length) + 2));
+    case kMoveFork:
+      world_.fork(entry, bytes_.below(4));
+      return;
+    case kMoveBranch:
+      return branch(entry);
+    case kMoveFree:
+      return world_.free(entry);
+    case kMovePreempt:
+      return world_.preempt(*entry);
+    case kMoveFailing:
+      world_.fail_digest(bytes_.between(1, 4));
+      next_turn(entry);
+      world_.step();
+      return world_.fail_digest(0);
+    case kMoveIntruding:
+      world_.intrude(true);
+      world_.step();
+      return world_.intrude(false);
+    default:
+      return;
+  }
+}
+
+void Play::admit() {
+  const auto& stem = stems_[static_cast<std::size_t>(bytes_.below(4))];
+  std::vector<Token> prompt(stem.begin(),
+                            stem.begin() + bytes_.between(1, static_cast<int>(stem.size())));
+  if (bytes_.one_in(2))
+    for (const Token t : tokens(4)) prompt.push_back(t);
+  const int name = bytes_.below(profile_.namespaces);
+  const int extras = bytes_.one_in(5) ? bytes_.below(kNumExtras) : 0;
+  const auto length = static_cast<int>(prompt.size());
+  const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, length + 6) : 0;
+  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots);
+  if (entry && world_.early() && bytes_.one_in(2))
+    world_.commit(*entry, world_.committable(*entry));
+}
+
+void Play::next_turn(const EntryPtr& entry) {
+  std::vector<Token> prompt = entry->tokens;
+  if (prompt.size() > 4096) return;
+  for (const Token t : tokens(6)) prompt.push_back(t);
+  const EntryPtr next = world_.admit(std::move(prompt), entry->name, entry->extras, 0);
+  if (!next || !bytes_.one_in(4)) return;
+  // An edited prompt: cut back into what was found, and continued in another way.
+  const auto length = static_cast<int>(next->tokens.size());
+  world_.truncate(*next, bytes_.between(std::max(1, length - 12), length));
+  world_.append(*next, tokens(2));
+}
+
+void Play::decode() {
+  std::vector<EntryPtr> chosen;
+  std::vector<Token> fresh;
+  for (const EntryPtr& entry : world_.entries()) {
+    const std::uint8_t byte = bytes_.next();
+    if (byte % 5 == 0 || (!entry->running && byte % 16 != 1)) continue;
+    chosen.push_back(entry);
+    if (byte & 64) std::swap(chosen.front(), chosen.back());
+    fresh.push_back(token());
+  }
+  if (!chosen.empty() && bytes_.one_in(64)) {
+    chosen.push_back(chosen.front());
+    fresh.push_back(0);
+  }
+  world_.decode(chosen, fresh);
+}
+
+void Play::finish() {
+  std::vector<LaunchPtr> waiting;
+  for (const LaunchPtr& launch : world_.steps())
+    if (!launch->finished) waiting.push_back(launch);
+  if (!waiting.empty())
+    world_.finish(waiting[static_cast<std::size_t>(bytes_.below(static_cast<int>(waiting.size())))],
+                  0);
+}
+
+// A launch fails; now and then while a copy of an unfinished copy has been asked for.
+void Play::abort() {
+  const EntryPtr entry = any_entry();
+  if (entry && !world_.open() && bytes_.one_in(2)) {
+    for (const EntryPtr& child : world_.fork(entry, 1)) {
+      world_.append(*child, {0});
+      world_.begin(SIZE_MAX, false);
+      for (const EntryPtr& grandchild : world_.fork(child, 1)) world_.append(*grandchild, {1});
+    }
+  }
+  world_.abort();
+}
+
+// A fork of a fork, all written in one step: copies of copies.
+void Play::branch(const EntryPtr& entry) {
+  for (const EntryPtr& child : world_.fork(entry, 1)) {
+    std::vector<EntryPtr> family = {entry, child};
+    for (const EntryPtr& grandchild : world_.fork(child, 1)) family.push_back(grandchild);
+    std::rotate(family.begin(), family.begin() + bytes_.below(static_cast<int>(family.size())),
+                family.end());
+    for (const EntryPtr& member : family) {
+      world_.append(*member, {token()});
+      world_.append(*member, {token()});
+    }
+  }
+}
+
+void Play::reparent() {
+  std::vector<EntryPtr> chosen;
+  for (const EntryPtr& entry : world_.entries()) {
+    const std::uint8_t byte = bytes_.next();
+    if (byte % 10 < 7 && (entry->running || byte >= 250)) chosen.push_back(entry);
+  }
+  if (chosen.empty()) return;
+  if (bytes_.one_in(64)) chosen.push_back(chosen.front());
+  std::vector<std::int64_t> parents;
+  const auto count = static_cast<int>(chosen.size());
+  for (int i = 0; i < count; ++i) parents.push_back(bytes_.below(count));
+  if (bytes_.one_in(64)) parents.back() = count;
+  world_.reparent(chosen, parents);
+}
+
+void Play::resume() {
+  std::vector<EntryPtr> waiting;
+  for (const EntryPtr& entry : world_.entries())
+    if (!entry->running || bytes_.one_in(32)) waiting.push_back(entry);
+  if (waiting.empty()) return;
+  const EntryPtr& entry =
+      waiting[static_cast<std::size_t>(bytes_.below(static_cast<int>(waiting.size())))];
+  static constexpr int kSlots[] = {0, 0, 1, 9};
+  world_.resume(*entry, kSlots[bytes_.below(4)]);
+}
+
+void Play::nonsense() {
+  static constexpr Op kCalls[] = {kAppend, kCommit, kReserve, kTruncate,
+                                  kFork,   kFree,   kPreempt, kResume};
+  static constexpr Op kTickets[] = {kApplied, kAborted, kComplete};
+  if (world_.num_dead() && bytes_.one_in(2)) {
+    const Op op = kCalls[bytes_.below(8)];
+    world_.call_dead(op, static_cast<std::size_t>(bytes_.below(64)));
+  } else {
+    const Op op = kTickets[bytes_.below(3)];
+    world_.wrong_ticket(op, bytes_.between(-1, 3));
+  }
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,90 @@
+// Bytes to operations: the same interpreter for random streams, for a fuzzer and for replays.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bytes.h"
+#include "world.h"
+
+namespace blockmgr::testing {
+
+enum Move {
+  kMoveAdmit,
+  kMoveNextTurn,
+  kMoveAppend,
+  kMoveDecode,
+  kMoveStep,
+  kMoveBegin,
+  kMoveFinish,
+  kMoveAbort,
+  kMoveComplete,
+  kMoveCommit,
+  kMoveReserve,
+  kMoveTruncate,
+  kMoveFork,
+  kMoveBranch,
+  kMoveReparent,
+  kMoveFree,
+  kMovePreempt,
+  kMoveResume,
+  kMoveRemaps,
+  kMoveNonsense,
+  kMoveFailing,
+  kMoveIntruding,
+  kNumMoves
+};
+
+// What kind of engine drives the manager, and in how small a world.
+struct Profile {
+  const char* name;
+  int min_blocks, max_blocks;
+  std::vector<int> sizes;
+  int min_seqs, max_seqs;
+  int prompt;  // longest prompt, in tokens
+  std::vector<int> vocabulary;
+  int namespaces;
+  int swarm;  // weights are multiplied by 2 to a power of at most this
+  std::vector<std::pair<Move, int>> weights;  // where they differ from the balanced ones
+};
+const std::vector<Profile>& profiles();
+
+class Play {
+ public:
+  // Draws a configuration and weights from the stream.
+  Play(Bytes& bytes, int profile, Counts* counts = nullptr);
+  // One move; false when the stream is at its end.
+  bool move();
+  void finish_up() { world_.finish_up(); }
+  std::int64_t calls() const { return world_.calls(); }
+  const World& world() const { return world_; }
+  std::string config() const;
+
+ private:
+  static Settings draw(Bytes& bytes, const Profile& profile);
+  void weigh();
+  EntryPtr any_entry();
+  std::vector<Token> tokens(int longest);
+  Token token() { return static_cast<Token>(bytes_.below(vocabulary_)); }
+  void admit();
+  void next_turn(const EntryPtr& entry);
+  void decode();
+  void finish();
+  void abort();
+  void branch(const EntryPtr& entry);
+  void reparent();
+  void resume();
+  void nonsense();
+  void with_entry(Move move, const EntryPtr& entry);
+
+  Bytes& bytes_;
+  const Profile& profile_;
+  Settings settings_;
+  World world_;
+  int vocabulary_;
+  std::vector<std::vector<Token>> stems_;
+  std::uint8_t table_[256];  // from a byte to a move, as often as its weight says
+};
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,322 @@
+#include "pool_play.h"
+
+#include <algorithm>
+
+namespace blockmgr::testing {
+
+namespace {
+
+const std::string kPoolNames[] = {"", "a", "tenant"};
+const std::string kPoolExtras[] = {"x", "y"};
+
+TestDigester* make_pool_digester(Bytes& bytes) {
+  if (bytes.one_in(10)) return nullptr;
+  return new TestDigester(static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds)));
+}
+
+}  // namespace
+
+PoolPlay::PoolPlay(Bytes& bytes)
+    : bytes_(bytes),
+      null_block_(bytes.one_in(5)),
+      num_blocks_(bytes.between(1, 12) + null_block_),
+      size_(bytes.between(1, 4)),
+      first_(null_block_),
+      digester_(make_pool_digester(bytes)),
+      pool_(num_blocks_, size_, null_block_, std::unique_ptr<Digester>(digester_)) {}
+
+void PoolPlay::fail(const std::string& otherwise) const {
+  throw Violation("pool call " + std::to_string(calls_) + ": " + otherwise);
+}
+
+PoolPlay::Outcome PoolPlay::call(unsigned due, const std::function<void()>& run) {
+  ++calls_;
+  const std::string before = pool_.fingerprint();
+  if (digester_ && digester_->fails_in) due |= bit(kFailed);
+  Outcome outcome = kDone;
+  try {
+    run();
+  } catch (const OutOfBlocks& refusal) {
+    EXPECT(refusal.needed > refusal.available, "refused although there are enough");
+    outcome = kOutOfBlocks;
+  } catch (const WrongBlockState&) {
+    outcome = kWrongBlock;
+  } catch (const DigestFailed&) {
+    outcome = kFailed;
+  } catch (const Error& error) {
+    outcome = error.kind == ErrorKind::kValue  ? kBadValue
+              : error.kind == ErrorKind::kStep ? kStepRefused
+                                               : kWrongTicket;
+  }
+  EXPECT(due & bit(outcome), "outcome " + std::to_string(outcome) + " was not due");
+  if (outcome != kDone) EXPECT(pool_.fingerprint() == before, "a refused call changed something");
+  return outcome;
+}
+
+std::uint32_t PoolPlay::held(std::int64_t id) const {
+  const auto at = held_.find(id);
+  return at == held_.end() ? 0 : at->second;
+}
+
+bool PoolPlay::known(const Ids& ids) const {
+  return std::all_of(ids.begin(), ids.end(),
+                     [&](std::int64_t id) { return held(id) || contents_.count(id); });
+}
+
+// Up to that many ids, now and then one that names no block.
+PoolPlay::Ids PoolPlay::some(int most) {
+  Ids ids(static_cast<std::size_t>(bytes_.between(0, most)));
+  for (std::int64_t& id : ids)
+    id = bytes_.between(bytes_.one_in(32) ? -1 : static_cast<int>(first_),
+                        num_blocks_ - !bytes_.one_in(32));
+  return ids;
+}
+
+// Blocks that were evicted or forgotten are known no more.
+void PoolPlay::forget_lost() {
+  for (auto at = contents_.begin(); at != contents_.end();)
+    at = keyed(at->first) ? std::next(at) : contents_.erase(at);
+}
+
+void PoolPlay::check() {
+  const std::vector<std::string> violations = pool_.violations();
+  EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
+  for (std::int64_t b = first_; b < num_blocks_; ++b) {
+    EXPECT(pool_.view(b).ref_count == held(b), "a block is held more or less often than it was");
+    EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost unasked");
+  }
+}
+
+bool PoolPlay::move() {
+  if (bytes_.done()) return false;
+  switch (bytes_.below(16)) {
+    case 0:
+    case 1:
+      take();
+      break;
+    case 2:
+      acquire();
+      break;
+    case 3:
+    case 4:
+    case 5:
+      release();
+      break;
+    case 6:
+      touch();
+      break;
+    case 7:
+    case 8:
+    case 9:
+      promote();
+      break;
+    case 10:
+      find();
+      break;
+    case 11:
+      make_writable();
+      break;
+    case 12:
+      evict(bytes_.one_in(2));
+      break;
+    case 13:
+      if (bytes_.one_in(4)) reset();
+      break;
+    case 14:
+      copies();
+      break;
+    default:
+      if (digester_) digester_->fails_in = bytes_.below(4);
+      break;
+  }
+  check();
+  return true;
+}
+
+void PoolPlay::take() {
+  const int count = bytes_.between(-1, 4);
+  std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
+  const Outcome due = count < 0                          ? kBadValue
+                      : count > pool_.pool().available() ? kOutOfBlocks
+                                                         : kDone;
+  if (call(bit(due), [&] { pool_.take(count, out.data()); }) != kDone) return;
+  forget_lost();
+  for (const BlockId b : out) {
+    EXPECT(held_.count(b) == 0, "a block in use was handed out");
+    held_[b] = 1;
+  }
+}
+
+void PoolPlay::acquire() {
+  const Ids ids = some(3);
+  Outcome due = kDone;
+  for (const std::int64_t id : ids) {
+    if (due != kDone) break;
+    due = !in_range(id) ? kBadValue : known({id}) ? kDone : kWrongBlock;
+  }
+  const auto count = static_cast<std::int64_t>(ids.size());
+  if (call(bit(due), [&] { pool_.acquire(ids.data(), count); }) == kDone)
+    for (const std::int64_t id : ids) ++held_[id];
+}
+
+void PoolPlay::release() {
+  const Ids ids = some(4);
+  std::map<std::int64_t, std::uint32_t> left = held_;
+  Outcome due = kDone;
+  for (const std::int64_t id : ids) {
+    due = !in_range(id) ? kBadValue : left.count(id) && left[id] ? kDone : kWrongBlock;
+    if (due != kDone) break;
+    --left[id];
+  }
+  const auto count = static_cast<std::int64_t>(ids.size());
+  if (call(bit(due), [&] { pool_.release(ids.data(), count); }) != kDone) return;
+  held_.clear();
+  for (const auto& [id, references] : left)
+    if (references) held_[id] = references;
+}
+
+void PoolPlay::touch() {
+  const Ids ids = some(3);
+  Outcome due = kDone;
+  for (const std::int64_t id : ids) {
+    if (due != kDone) break;
+    due = !in_range(id) ? kBadValue : known({id}) ? kDone : kWrongBlock;
+  }
+  const auto count = static_cast<std::int64_t>(ids.size());
+  call(bit(due), [&] { pool_.touch(ids.data(), count); });
+}
+
+PoolPlay::Content PoolPlay::extended(const Content& before, const std::string& extras,
+                                     const Token* tokens) const {
+  Content content = before + "|" + extras + ":";
+  for (int i = 0; i < size_; ++i) content += std::to_string(tokens[i]) + ",";
+  return content;
+}
+
+void PoolPlay::promote() {
+  const Ids ids = some(3);
+  std::vector<Token> tokens(ids.size() * static_cast<std::size_t>(size_));
+  for (Token& t : tokens) t = static_cast<Token>(bytes_.below(2));
+  ChainKey key{tokens.data(), static_cast<std::int64_t>(tokens.size()), -1, "", {}};
+  std::string before = kPoolNames[0];
+  if (!contents_.empty() && bytes_.one_in(2)) {
+    auto at = contents_.begin();
+    std::advance(at, bytes_.below(static_cast<int>(contents_.size())));
+    key.parent = at->first;
+    before = at->second;
+  } else {
+    before = kPoolNames[bytes_.below(3)];
+    key.name = before;
+  }
+  if (!ids.empty() && bytes_.one_in(4))
+    key.extras = {{bytes_.below(static_cast<int>(ids.size())), kPoolExtras[bytes_.below(2)]}};
+  const std::string name = before;
+  if (key.parent < 0) key.name = name;
+  const auto count = static_cast<std::int64_t>(ids.size());
+  std::vector<BlockId> out(ids.size());
+  // Whether it is in order depends on what is cached already; what it leaves does not.
+  const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
+  if (call(due, [&] { pool_.promote(ids.data(), count, key, out.data()); }) != kDone) return;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (digester_) {
+      const bool marked =
+          !key.extras.empty() && key.extras[0].first == static_cast<std::int32_t>(i);
+      const std::string extras = marked ? std::string(key.extras[0].second) : "";
+      before = extended(before, extras, tokens.data() + i * static_cast<std::size_t>(size_));
+      const auto known = contents_.find(out[i]);
+      EXPECT(known == contents_.end() || known->second == before,
+             "a promoted block was merged with one of another content");
+      contents_[out[i]] = before;
+    }
+    if (out[i] == ids[i]) continue;
+    ++held_[out[i]];
+    if (!--held_[ids[i]]) held_.erase(ids[i]);
+  }
+  forget_lost();
+}
+
+void PoolPlay::find() {
+  std::vector<Token> tokens(static_cast<std::size_t>(bytes_.below(4 * size_ + 1)));
+  for (Token& t : tokens) t = static_cast<Token>(bytes_.below(2));
+  const std::string name = kPoolNames[bytes_.below(3)];
+  const ChainKey key{tokens.data(), static_cast<std::int64_t>(tokens.size()), -1, name, {}};
+  std::vector<BlockId> found;
+  if (call(bit(kDone), [&] { found = pool_.find(key); }) != kDone) return;
+  Content content = name;
+  const std::size_t most = tokens.size() / static_cast<std::size_t>(size_);
+  for (std::size_t i = 0; i < most; ++i) {
+    content = extended(content, "", tokens.data() + i * static_cast<std::size_t>(size_));
+    const auto holder = std::find_if(contents_.begin(), contents_.end(),
+                                     [&](const auto& entry) { return entry.second == content; });
+    EXPECT((i < found.size()) == (holder != contents_.end()),
+           "a cached block is not found, or one that is not there is");
+    if (holder == contents_.end()) return;
+    EXPECT(found[i] == holder->first, "another block was found than the one with this content");
+  }
+}
+
+void PoolPlay::make_writable() {
+  const std::int64_t id = bytes_.between(static_cast<int>(first_), num_blocks_ - 1);
+  const int num_tokens = bytes_.between(-1, size_ + 1);
+  BlockId writable = -1;
+  const bool moves = held(id) > 1 || keyed(id);
+  const Outcome due = !held(id)                                ? kWrongBlock
+                      : num_tokens < 0 || num_tokens > size_   ? kBadValue
+                      : moves && pool_.pool().available() == 0 ? kOutOfBlocks
+                                                               : kDone;
+  if (call(bit(due), [&] { writable = pool_.make_writable(id, num_tokens); }) != kDone) return;
+  forget_lost();
+  EXPECT((writable == id) == !moves, "a block to write into is shared or findable");
+  if (!moves) return;
+  EXPECT(held_.count(writable) == 0, "a block in use was handed out");
+  held_[writable] = 1;
+  if (!--held_[id]) held_.erase(id);
+}
+
+void PoolPlay::evict(bool forget) {
+  const int count = bytes_.between(-1, 3);
+  std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
+  const Outcome due = count < 0                         ? kBadValue
+                      : count > pool_.pool().num_idle() ? kOutOfBlocks
+                                                        : kDone;
+  const auto run = [&] {
+    forget ? pool_.forget(count, out.data()) : pool_.evict(count, out.data());
+  };
+  if (call(bit(due), run) != kDone) return;
+  for (const BlockId b : out) {
+    EXPECT(contents_.count(b) == 1 && held_.count(b) == 0, "a block that is not idle was evicted");
+    if (!forget) held_[b] = 1;
+  }
+  forget_lost();
+}
+
+void PoolPlay::reset() {
+  const Outcome due = pool_.pool().num_used() ? kWrongBlock : kDone;
+  if (call(bit(due), [&] { pool_.reset(); }) == kDone) {
+    forget_lost();
+    EXPECT(contents_.empty() && pool_.pool().num_free() == pool_.pool().capacity(),
+           "reset left something cached");
+  }
+}
+
+void PoolPlay::copies() {
+  std::vector<Copy> plan;
+  if (!open_) {
+    if (call(bit(kDone), [&] { ticket_ = pool_.take_copies(plan); }) == kDone) open_ = true;
+    for (const Copy& copy : plan)
+      for (const Copy& other : plan)
+        EXPECT(copy.source != other.destination, "the order of the copy plan matters");
+    return;
+  }
+  if (bytes_.one_in(8)) {
+    call(bit(kStepRefused), [&] { pool_.take_copies(plan); });
+    call(bit(kWrongTicket), [&] { pool_.copies_applied(ticket_ + 1); });
+    return;
+  }
+  const bool applied = bytes_.one_in(2);
+  call(bit(kDone),
+       [&] { applied ? pool_.copies_applied(ticket_) : pool_.copies_aborted(ticket_); });
+  open_ = false;
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,188 @@
+// Several threads at once, for the thread sanitizer: managers of their own, and one between them.
+//
+//   threads own MOVES THREADS      every thread plays a world of its own: no state is shared
+//   threads one CALLS THREADS      all threads call one manager, which locks itself
+//
+// In the second, each thread has sequences of its own and checks what only it can change; the books
+// are recomputed when all are done.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "digester.h"
+#include "runs.h"
+
+namespace {
+
+using namespace blockmgr;
+using blockmgr::testing::TestDigester;
+
+void play_alone(std::uint64_t seed, int moves) {
+  for (std::uint8_t kind = 0; kind < 10; ++kind) {
+    testing::Bytes bytes(seed * 16 + kind);
+    testing::run(bytes, kind, moves);
+  }
+  testing::Bytes bytes(seed);
+  testing::run(bytes, testing::kPoolKind, moves);
+}
+
+// A thread's own sequences, all on the shared manager.
+class Caller {
+ public:
+  Caller(Sequences& core, std::uint64_t seed) : core_(core), rng_(seed) {}
+
+  void call() {
+    try {
+      const auto choice = rng_() % 12;
+      if (own_.empty() || choice < 3) return admit();
+      const std::size_t index = rng_() % own_.size();
+      Own& own = own_[index];
+      if (choice < 6) return append(own);
+      if (choice == 6) return fork(own);
+      if (choice == 7) return free(index);
+      if (choice == 8) return core_.commit(own.handle, computable(own));
+      if (choice == 9) return preempt_and_resume(own);
+      if (choice == 10) return take_copies();
+      read(own);
+    } catch (const OutOfBlocks&) {
+      if (!own_.empty()) free(own_.size() - 1);
+    } catch (const OutOfSequences&) {
+      if (!own_.empty()) free(0);
+    } catch (const Error& refusal) {
+      // Copies of another thread may be open, a preempted sequence may not have come back.
+      if (refusal.kind != ErrorKind::kStep && refusal.kind != ErrorKind::kTicket &&
+          refusal.kind != ErrorKind::kSequenceState && refusal.kind != ErrorKind::kNeverFits)
+        throw;
+    }
+  }
+
+  void finish() {
+    while (!own_.empty()) free(own_.size() - 1);
+  }
+
+ private:
+  struct Own {
+    Handle handle;
+    std::vector<Token> tokens;
+  };
+
+  Token token() { return static_cast<Token>(rng_() % 2); }
+
+  void admit() {
+    Own own{0, std::vector<Token>(1 + rng_() % 12)};
+    for (Token& t : own.tokens) t = token();
+    const Prompt prompt{own.tokens.data(), static_cast<std::int64_t>(own.tokens.size()), "", {}, 0};
+    core_.can_admit(prompt);
+    own.handle = core_.admit(prompt);
+    own_.push_back(own);
+  }
+
+  void append(Own& own) {
+    const Token t = token();
+    core_.append(own.handle, &t, 1);
+    own.tokens.push_back(t);
+  }
+
+  void fork(const Own& own) {
+    Own child{0, own.tokens};
+    core_.fork(own.handle, 1, &child.handle);
+    own_.push_back(child);
+  }
+
+  void free(std::size_t index) {
+    core_.free(own_[index].handle);
+    own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  void preempt_and_resume(const Own& own) {
+    if (view(own.handle).state == Sequence::kRunning) core_.preempt(own.handle);
+    core_.resume(own.handle, 0);
+  }
+
+  void take_copies() {
+    std::vector<Copy> copies;
+    core_.copies_applied(core_.take_copies(copies));
+  }
+
+  Sequence view(Handle handle) const {
+    const Held held(core_.monitor());
+    return core_.view(handle);
+  }
+
+  std::int64_t computable(const Own& own) const {
+    const Held held(core_.monitor());
+    const Sequence& s = core_.view(own.handle);
+    return std::min<std::int64_t>(s.num_tokens, s.num_blocks * core_.config().block_size);
+  }
+
+  void read(const Own& own) const {
+    std::vector<Token> tokens(own.tokens.size());
+    {
+      const Held held(core_.monitor());
+      core_.copy_tokens(own.handle, tokens.data());
+    }
+    if (tokens != own.tokens) throw testing::Violation("another thread changed a sequence");
+  }
+
+  Sequences& core_;
+  std::mt19937_64 rng_;
+  std::vector<Own> own_;
+};
+
+template <class Body>
+int in_threads(int count, Body body) {
+  std::vector<std::thread> threads;
+  std::vector<std::string> found(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (const std::exception& violation) {
+        found[static_cast<std::size_t>(i)] = violation.what();
+      }
+    });
+  int failed = 0;
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& violation : found)
+    if (!violation.empty()) failed += std::printf("violation: %s\n", violation.c_str()) > 0;
+  return failed;
+}
+
+int share_one(int calls, int threads) {
+  Config config;
+  config.num_blocks = config.row_width = 48;
+  config.block_size = 4;
+  config.max_seqs = 16;
+  config.min_partial_tokens = 1;
+  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kTiny));
+  int failed = in_threads(threads, [&](int i) {
+    Caller caller(core, static_cast<std::uint64_t>(i));
+    for (int call = 0; call < calls; ++call) caller.call();
+    caller.finish();
+  });
+  for (const std::string& violation : core.violations())
+    failed += std::printf("violation: %s\n", violation.c_str()) > 0;
+  return failed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: threads own|one CALLS THREADS\n");
+    return 2;
+  }
+  const int calls = std::atoi(argv[2]);
+  const int threads = std::atoi(argv[3]);
+  const int failed =
+      std::string(argv[1]) == "own"
+          ? in_threads(threads,
+                       [&](int i) { play_alone(static_cast<std::uint64_t>(i) + 1, calls); })
+          : share_one(calls, threads);
+  std::printf("%d threads, %d calls each: %d violations\n", threads, calls, failed);
+  return failed ? 1 : 0;
+}

@@ -1,0 +1,490 @@
+// The calls of an engine on its sequences, each with the outcome that is due.
+#include "world.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace blockmgr::testing {
+
+namespace {
+
+const std::string kNames[kNumNames] = {"", "a", "b", "tenant"};
+const ExtrasBytes kExtras[kNumExtras] = {
+    {}, {{0, "x"}}, {{1, "x"}}, {{0, "y"}, {1, "x"}}, {{2, "y"}}};
+// What each of them says about a logical block, as a number: 0 nothing, 1 "x", 2 "y".
+int extras_number(int extras, std::int64_t block) {
+  for (const auto& [index, bytes] : kExtras[extras])
+    if (index == block) return bytes == "x" ? 1 : 2;
+  return 0;
+}
+
+TestDigester* make_digester(const Settings& settings) {
+  return settings.core.prefix_caching ? new TestDigester(settings.digest) : nullptr;
+}
+
+}  // namespace
+
+int World::name_of_root(std::uint32_t root) const {
+  for (int name = 0; name < kNumNames; ++name)
+    if (core_.index().find_root(kNames[name]) == root) return name;
+  throw Violation("a cached block belongs to no namespace in use");
+}
+
+int World::extras_prefix(std::uint32_t id) const {
+  if (!id) return 0;
+  return core_.index().extras().bytes(id) == "x" ? 1 : 2;
+}
+
+const char* name_of(Op op) {
+  static const char* const names[] = {"admit",   "can_admit", "match",    "resume", "reserve",
+                                      "append",  "commit",    "truncate", "fork",   "reparent",
+                                      "free",    "preempt",   "decode",   "take",   "applied",
+                                      "aborted", "complete",  "remaps"};
+  return names[op];
+}
+
+const char* name_of(Outcome outcome) {
+  static const char* const names[] = {"done",       "out of blocks", "out of rows",  "unknown",
+                                      "bad value",  "never fits",    "wrong state",  "step",
+                                      "bad ticket", "reentrancy",    "digest failed"};
+  return names[outcome];
+}
+
+World::World(const Settings& settings, Counts* counts)
+    : settings_(settings),
+      asked_(settings),
+      config_(settings_.core),
+      digester_(make_digester(settings)),
+      core_(settings.core, std::unique_ptr<Digester>(digester_)),
+      device_(settings.core.num_blocks, settings.core.block_size),
+      counts_(counts),
+      tables_(static_cast<std::size_t>(settings.core.num_blocks)) {
+  core_.set_debug(settings.debug);
+}
+
+Outcome World::outcome_of(const Call& run) {
+  try {
+    run();
+    return kDone;
+  } catch (const OutOfBlocks& refusal) {
+    EXPECT(refusal.available == core_.pool().available(), "a refusal misstates what is available");
+    EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
+    return kOutOfBlocks;
+  } catch (const OutOfSequences& refusal) {
+    EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
+    return kOutOfSequences;
+  } catch (const UnknownSequence&) {
+    return kUnknownSequence;
+  } catch (const DigestFailed&) {
+    return kDigestFailed;
+  } catch (const Error& error) {
+    switch (error.kind) {
+      case ErrorKind::kValue:
+        return kBadValue;
+      case ErrorKind::kNeverFits:
+        return kNeverFits;
+      case ErrorKind::kSequenceState:
+        return kWrongState;
+      case ErrorKind::kStep:
+        return kStepRefused;
+      case ErrorKind::kTicket:
+        return kWrongTicket;
+      case ErrorKind::kReentrancy:
+        return kReentered;
+    }
+    throw;
+  }
+}
+
+Outcome World::call(Op op, Outcomes due, const Call& run) {
+  ++calls_;
+  const bool snapshot = calls_ % settings_.snapshot_every == 0;
+  const std::string before = snapshot ? core_.fingerprint() : std::string();
+  if (digester_ && digester_->fails_in) due |= bit(kDigestFailed);
+  const Outcome outcome = outcome_of(run);
+  if (core_.debug()) {
+    const std::vector<std::string> findings = core_.findings();
+    EXPECT(findings.empty(), findings.front());
+  }
+  EXPECT(due & bit(outcome),
+         std::string(name_of(op)) + " ended in \"" + name_of(outcome) + "\", which was not due");
+  const bool reads_only = op == kMatch || op == kCanAdmit;
+  if (snapshot && (outcome != kDone || reads_only))
+    EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
+                                              name_of(outcome) + "\" and changed something");
+  if (counts_) ++(*counts_)[op][outcome];
+  if (config_.steps_in_flight && !reads_only) check_fences(op);
+  return outcome;
+}
+
+void World::fail(const std::string& otherwise) const {
+  throw Violation("call " + std::to_string(calls_) + ": " + otherwise);
+}
+
+std::int64_t World::blocks_for(std::int64_t slots) const {
+  return (slots + config_.block_size - 1) / config_.block_size;
+}
+
+std::int64_t World::slots_of(const Entry& entry) const {
+  return static_cast<std::int64_t>(view(entry).num_blocks) * config_.block_size;
+}
+
+std::int64_t World::longest() const { return std::min(config_.row_width, core_.pool().capacity()); }
+
+bool World::ahead(const Entry& entry) const {
+  const Sequence& s = view(entry);
+  return early() && s.committed_step == num_applied_ && s.num_computed > s.num_written;
+}
+
+Prompt World::prompt(const std::vector<Token>& tokens, int name, int extras,
+                     std::int64_t slots) const {
+  return {tokens.data(), static_cast<std::int64_t>(tokens.size()), kNames[name], kExtras[extras],
+          slots};
+}
+
+void World::extend(Entry& entry, const std::vector<Token>& tokens) {
+  for (const Token token : tokens) {
+    Prefix prefix = entry.prefixes.empty() ? trie_.root(entry.name) : entry.prefixes.back();
+    const auto position = static_cast<std::int64_t>(entry.prefixes.size());
+    if (position % config_.block_size == 0)
+      prefix =
+          trie_.after_extras(prefix, extras_number(entry.extras, position / config_.block_size));
+    entry.prefixes.push_back(trie_.after_token(prefix, token));
+    entry.tokens.push_back(token);
+  }
+}
+
+// The entries are in step with the last call: what is not computed must be written again.
+void World::settle() {
+  for (const EntryPtr& entry : entries_)
+    entry->start = std::min(entry->start, view(*entry).num_computed);
+  if (calls_ % settings_.check_every == 0) check();
+}
+
+// ---- admission ----------------------------------------------------------------------------------
+
+EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots) {
+  const Prompt asked = prompt(tokens, name, extras, num_slots);
+  const std::int64_t most = std::max(asked.num_tokens, num_slots);
+  const std::int64_t room = core_.pool().capacity() - config_.watermark_blocks;
+  const bool never = blocks_for(most) > std::min<std::int64_t>(config_.row_width, room);
+  const bool full = core_.num_sequences() == config_.max_seqs;
+  const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
+  Admission promise = Admission::kNever;
+  call(kCanAdmit, bit(kDone), [&] { promise = core_.can_admit(asked); });
+  EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
+  MatchResult match;
+  const bool too_long = blocks_for(asked.num_tokens) > config_.row_width;
+  call(kMatch, bit(too_long ? kNeverFits : kDone), [&] { match = core_.match(asked); });
+  if (digester_) digester_->fails_in = fails_in;
+
+  const Outcome due = never                        ? kNeverFits
+                      : full                       ? kOutOfSequences
+                      : promise == Admission::kNow ? kDone
+                                                   : kOutOfBlocks;
+  auto entry = std::make_shared<Entry>();
+  const Outcome outcome = call(kAdmit, bit(due), [&] { entry->handle = core_.admit(asked); });
+  if (outcome != kDone) {
+    settle();
+    return nullptr;
+  }
+  const Sequence& s = view(*entry);
+  const std::int64_t hits = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
+  EXPECT(s.num_cached == match.num_cached || s.num_cached == hits, "admit finds less than match");
+  EXPECT(std::equal(match.blocks.begin(), match.blocks.end(),
+                    core_.table_at(Sequences::row_of(entry->handle))),
+         "admit finds other blocks than match");
+  EXPECT(s.num_cached < asked.num_tokens, "no token is left to compute");
+  entry->name = name;
+  entry->extras = extras;
+  extend(*entry, tokens);
+  entry->start = s.num_cached;
+  entries_.push_back(entry);
+  expect_private(*entry, s.num_cached);
+  settle();
+  return entry;
+}
+
+void World::resume(Entry& entry, std::int64_t num_slots) {
+  const auto length = static_cast<std::int64_t>(entry.tokens.size());
+  const bool never = blocks_for(std::max(length, num_slots)) > longest();
+  const Outcomes due = entry.running ? bit(kWrongState)
+                       : never       ? bit(kNeverFits)
+                                     : bit(kDone) | bit(kOutOfBlocks);
+  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots); }) == kDone) {
+    entry.running = true;
+    entry.start = view(entry).num_cached;
+    EXPECT(entry.start < length, "no token is left to compute");
+    expect_private(entry, entry.start);
+  }
+  settle();
+}
+
+// ---- one sequence -------------------------------------------------------------------------------
+
+World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
+                                  std::int64_t num_tokens) const {
+  if (!entry.running) return bit(kWrongState);
+  if (blocks_for(slots) > longest()) return bit(kNeverFits);
+  const Sequence& s = view(entry);
+  const std::int64_t logical = s.num_tokens / config_.block_size;
+  std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - s.num_blocks, 0);
+  if (std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks) {
+    const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
+    needed += block.ref_count > 1 || block.keyed();
+  }
+  return bit(needed <= core_.pool().available() ? kDone : kOutOfBlocks);
+}
+
+void World::reserve(Entry& entry, std::int64_t num_slots) {
+  const auto length = static_cast<std::int64_t>(entry.tokens.size());
+  const Outcomes due =
+      entry.running && num_slots < 1 ? bit(kBadValue) : due_growth(entry, num_slots, length);
+  if (call(kReserve, due, [&] { core_.reserve(entry.handle, num_slots); }) == kDone) {
+    EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
+    if (num_slots > length) expect_private(entry, length);
+  }
+  settle();
+}
+
+void World::append(Entry& entry, const std::vector<Token>& tokens) {
+  const auto before = static_cast<std::int64_t>(entry.tokens.size());
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  const Outcomes due = due_growth(entry, before + count, before + count);
+  if (call(kAppend, due, [&] { core_.append(entry.handle, tokens.data(), count); }) == kDone) {
+    extend(entry, tokens);
+    expect_private(entry, before);
+  }
+  settle();
+}
+
+std::int64_t World::written_until(const Entry& entry) const {
+  const Sequence& s = view(entry);
+  if (s.state == Sequence::kPreempted) return 0;
+  const std::int64_t start = early() ? entry.start : s.num_computed;
+  const std::int64_t stop =
+      std::min({s.num_tokens, slots_of(entry), static_cast<std::int64_t>(entry.written.size())});
+  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  std::int64_t at = start;
+  for (; at < stop; ++at) {
+    const std::int64_t slot =
+        std::int64_t{table[at / config_.block_size]} * config_.block_size + at % config_.block_size;
+    if (entry.written[static_cast<std::size_t>(at)] != slot) break;
+  }
+  return at;
+}
+
+std::int64_t World::committable(const Entry& entry) const {
+  if (early() && entry.running) return std::min(view(entry).num_tokens, slots_of(entry));
+  return written_until(entry);
+}
+
+void World::commit(Entry& entry, std::int64_t num_computed) {
+  const Sequence& s = view(entry);
+  const std::int64_t most = std::min(s.num_tokens, slots_of(entry));
+  const bool in_range = s.num_computed <= num_computed && num_computed <= most;
+  if (in_range && entry.running) num_computed = std::min(num_computed, committable(entry));
+  const Outcome due = !entry.running     ? kWrongState
+                      : early() && open_ ? kStepRefused
+                      : in_range         ? kDone
+                                         : kBadValue;
+  const auto run = [&] { core_.commit(entry.handle, num_computed); };
+  if (call(kCommit, bit(due), run) == kDone && !early()) entry.start = num_computed;
+  settle();
+}
+
+void World::truncate(Entry& entry, std::int64_t num_tokens) {
+  const Sequence& s = view(entry);
+  const bool in_range = 1 <= num_tokens && num_tokens <= s.num_tokens;
+  const Outcome due = !entry.running                                ? kWrongState
+                      : !in_range                                   ? kBadValue
+                      : num_tokens < s.num_computed && ahead(entry) ? kStepRefused
+                                                                    : kDone;
+  if (call(kTruncate, bit(due), [&] { core_.truncate(entry.handle, num_tokens); }) == kDone) {
+    const auto length = static_cast<std::size_t>(num_tokens);
+    entry.tokens.resize(length);
+    entry.prefixes.resize(length);
+    if (entry.written.size() > length) entry.written.resize(length);
+    ++entry.version;
+    EXPECT(view(entry).num_blocks <= blocks_for(num_tokens), "truncate left blocks behind");
+  }
+  settle();
+}
+
+void World::become_fork(Entry& child, const Entry& parent) {
+  child.name = parent.name;
+  child.extras = parent.extras;
+  child.tokens = parent.tokens;
+  child.prefixes = parent.prefixes;
+  child.written = parent.written;
+  child.start = parent.start;
+  ++child.version;
+}
+
+std::vector<EntryPtr> World::fork(const EntryPtr& entry, std::int64_t count) {
+  const int rows = config_.max_seqs - core_.num_sequences();
+  const Outcome due = !entry->running ? kWrongState
+                      : ahead(*entry) ? kStepRefused
+                      : count < 1     ? kBadValue
+                      : count > rows  ? kOutOfSequences
+                                      : kDone;
+  std::vector<Handle> handles(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
+  std::vector<EntryPtr> children;
+  const auto run = [&] { core_.fork(entry->handle, count, handles.data()); };
+  if (call(kFork, bit(due), run) == kDone) {
+    for (const Handle handle : handles) {
+      auto child = std::make_shared<Entry>();
+      child->handle = handle;
+      become_fork(*child, *entry);
+      // A fork computes nothing that its parent has computed, or will in this step's forward.
+      child->start = view(*child).num_computed;
+      children.push_back(child);
+      entries_.push_back(child);
+    }
+  }
+  settle();
+  return children;
+}
+
+void World::reparent(const std::vector<EntryPtr>& entries,
+                     const std::vector<std::int64_t>& parents) {
+  const auto count = static_cast<std::int64_t>(entries.size());
+  std::vector<Handle> handles;
+  Outcomes due = bit(kDone);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const EntryPtr& entry = entries[i];
+    const bool again = std::find(handles.begin(), handles.end(), entry->handle) != handles.end();
+    handles.push_back(entry->handle);
+    const bool valid = 0 <= parents[i] && parents[i] < count;
+    const bool promised = parents[i] != static_cast<std::int64_t>(i) && ahead(*entry);
+    due = !entry->running   ? bit(kWrongState)
+          : again || !valid ? bit(kBadValue)
+          : promised        ? bit(kStepRefused)
+                            : bit(kDone);
+    if (due != bit(kDone)) break;
+  }
+  for (std::size_t i = 0; due == bit(kDone) && i < entries.size(); ++i)
+    if (parents[i] != static_cast<std::int64_t>(i) &&
+        ahead(*entries[static_cast<std::size_t>(parents[i])]))
+      due = bit(kStepRefused);
+  const auto run = [&] { core_.reparent(handles.data(), parents.data(), count); };
+  if (call(kReparent, due, run) == kDone) {
+    std::vector<Entry> before;
+    for (const EntryPtr& entry : entries) before.push_back(*entry);
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (parents[i] == static_cast<std::int64_t>(i)) continue;
+      become_fork(*entries[i], before[static_cast<std::size_t>(parents[i])]);
+      entries[i]->start = view(*entries[i]).num_computed;
+    }
+  }
+  settle();
+}
+
+void World::free(const EntryPtr& entry) {
+  const EntryPtr kept = entry;  // the caller's may be the one in entries_
+  const Outcome due = ahead(*kept) ? kStepRefused : kDone;
+  if (call(kFree, bit(due), [&] { core_.free(kept->handle); }) == kDone) {
+    kept->alive = false;
+    entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
+    if (dead_.size() < 64) dead_.push_back(kept->handle);
+  }
+  settle();
+}
+
+void World::preempt(Entry& entry) {
+  const Outcome due = !entry.running ? kWrongState : ahead(entry) ? kStepRefused : kDone;
+  if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
+    entry.start = 0;
+    entry.written.clear();
+    entry.running = false;
+    ++entry.version;
+  }
+  settle();
+}
+
+// One token for each; sequences whose K/V is not all written yet are left out.
+void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens) {
+  std::vector<EntryPtr> ready;
+  std::vector<Handle> handles;
+  std::vector<Token> fresh;
+  Outcomes due = early() && open_ ? bit(kStepRefused) : bit(kDone) | bit(kOutOfBlocks);
+  bool refused = due == bit(kStepRefused);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const EntryPtr& entry = entries[i];
+    const auto length = static_cast<std::int64_t>(entry->tokens.size());
+    const bool unslotted = slots_of(*entry) < length;
+    if (written_until(*entry) != length && !unslotted) continue;
+    const bool again = std::find(ready.begin(), ready.end(), entry) != ready.end();
+    const std::int64_t logical = length / config_.block_size;
+    const bool never = logical >= view(*entry).num_blocks && logical >= longest();
+    const Outcome refusal = !entry->running ? kWrongState
+                            : again         ? kBadValue
+                            : unslotted     ? kWrongState
+                            : ahead(*entry) ? kStepRefused
+                            : never         ? kNeverFits
+                                            : kDone;
+    if (!refused && refusal != kDone) {
+      due = bit(refusal);
+      refused = true;
+    }
+    ready.push_back(entry);
+    handles.push_back(entry->handle);
+    fresh.push_back(tokens[i]);
+  }
+  if (ready.empty()) return;
+  std::vector<std::int64_t> slots(ready.size());
+  const auto count = static_cast<std::int64_t>(ready.size());
+  const auto run = [&] { core_.decode(handles.data(), fresh.data(), count, slots.data()); };
+  if (call(kDecode, due, run) == kDone) {
+    for (std::size_t i = 0; i < ready.size(); ++i) {
+      Entry& entry = *ready[i];
+      const auto length = static_cast<std::int64_t>(entry.tokens.size());
+      entry.start = length;
+      extend(entry, {fresh[i]});
+      expect_private(entry, length);
+      std::int64_t slot = -1;
+      core_.slot_mapping(entry.handle, length, length + 1, &slot);
+      EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+    }
+  }
+  settle();
+}
+
+void World::call_dead(Op op, std::size_t which) {
+  const Handle handle = dead_[which % dead_.size()];
+  const Token token = 0;
+  Handle child = 0;
+  call(op, bit(kUnknownSequence), [&] {
+    switch (op) {
+      case kAppend:
+        return core_.append(handle, &token, 1);
+      case kCommit:
+        return core_.commit(handle, 1);
+      case kReserve:
+        return core_.reserve(handle, 1);
+      case kTruncate:
+        return core_.truncate(handle, 1);
+      case kFork:
+        return core_.fork(handle, 1, &child);
+      case kPreempt:
+        return core_.preempt(handle);
+      case kResume:
+        return core_.resume(handle, 0);
+      default:
+        return core_.free(handle);
+    }
+  });
+  settle();
+}
+
+void World::take_remaps() {
+  std::vector<RemapRecord> remaps;
+  call(kRemaps, bit(kDone), [&] { remaps = core_.take_remaps(); });
+  for (const RemapRecord& remap : remaps)
+    EXPECT(remap.new_block >= 0 && remap.new_block < config_.num_blocks &&
+               remap.old_block != remap.new_block,
+           "a remap names no other block");
+  settle();
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,203 @@
+// A manager under test, the K/V memory, and the engine between them.
+//
+// Every call on the core goes through here: its outcome is compared with the one that is due, a
+// refused call must have changed nothing, and the books are recomputed after it. The engine never
+// claims that K/V is computed before a forward has written it (or, with early commit, before one
+// is sure to).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "digester.h"
+#include "sequences.h"
+
+namespace blockmgr::testing {
+
+enum Op {
+  kAdmit,
+  kCanAdmit,
+  kMatch,
+  kResume,
+  kReserve,
+  kAppend,
+  kCommit,
+  kTruncate,
+  kFork,
+  kReparent,
+  kFree,
+  kPreempt,
+  kDecode,
+  kTake,
+  kApplied,
+  kAborted,
+  kComplete,
+  kRemaps,
+  kNumOps
+};
+enum Outcome {
+  kDone,
+  kOutOfBlocks,
+  kOutOfSequences,
+  kUnknownSequence,
+  kBadValue,
+  kNeverFits,
+  kWrongState,
+  kStepRefused,
+  kWrongTicket,
+  kReentered,
+  kDigestFailed,
+  kNumOutcomes
+};
+const char* name_of(Op op);
+const char* name_of(Outcome outcome);
+using Counts = std::array<std::array<std::int64_t, kNumOutcomes>, kNumOps>;
+
+struct Settings {
+  Config core;
+  TestDigester::Kind digest = TestDigester::kWide;
+  int debug = 0;
+  int check_every = 1;     // calls between recomputations of the books
+  int snapshot_every = 1;  // calls between comparisons of what a refused call left
+};
+
+// Namespaces and extra keys that prompts are drawn from.
+inline constexpr int kNumNames = 4;
+inline constexpr int kNumExtras = 5;
+
+// A live sequence as the engine knows it.
+struct Entry {
+  Handle handle = 0;
+  int name = 0;
+  int extras = 0;
+  std::vector<Token> tokens;
+  std::vector<Prefix> prefixes;
+  std::int64_t start = 0;  // first position the next forward has to write
+  bool running = true;
+  bool alive = true;
+  int version = 0;                    // grows when tokens are taken back
+  std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
+};
+using EntryPtr = std::shared_ptr<Entry>;
+
+// A step on its way.
+struct Launch {
+  struct Part {
+    EntryPtr entry;
+    int version;
+    std::size_t work;
+  };
+  std::int64_t ticket = 0;
+  std::vector<Copy> copies;
+  std::vector<Work> work;
+  std::vector<Part> parts;
+  std::vector<bool> blocks;  // the step may read or write
+  bool ran = false;
+  bool finished = false;
+};
+using LaunchPtr = std::shared_ptr<Launch>;
+
+class World {
+ public:
+  explicit World(const Settings& settings, Counts* counts = nullptr);
+
+  EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots);
+  void resume(Entry& entry, std::int64_t num_slots);
+  void reserve(Entry& entry, std::int64_t num_slots);
+  void append(Entry& entry, const std::vector<Token>& tokens);
+  // Commits what the engine may claim; larger claims only where they must be refused.
+  void commit(Entry& entry, std::int64_t num_computed);
+  void truncate(Entry& entry, std::int64_t num_tokens);
+  std::vector<EntryPtr> fork(const EntryPtr& entry, std::int64_t count);
+  void reparent(const std::vector<EntryPtr>& entries, const std::vector<std::int64_t>& parents);
+  void free(const EntryPtr& entry);
+  void preempt(Entry& entry);
+  void decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens);
+  void call_dead(Op op, std::size_t which);
+  void wrong_ticket(Op op, std::int64_t ticket);
+  void take_remaps();
+
+  // Takes the copy plan and launches the forward of all running sequences but one.
+  LaunchPtr begin(std::size_t skip, bool applied);
+  void resolve();
+  void finish(const LaunchPtr& launch, std::int64_t held_back);
+  void complete(std::size_t count);
+  void step(std::size_t skip = SIZE_MAX, std::int64_t held_back = 0);
+  void abort();
+  // Everything is freed, and nothing may be missing afterwards.
+  void finish_up();
+
+  // The next digests but one, two ... fails; 0: none does.
+  void fail_digest(int in_calls);
+  // The digest function calls back into the core; it must be refused.
+  void intrude(bool on);
+  // Recomputes everything that can be; throws what is wrong.
+  void check();
+  // Off, for repeating what was checked before.
+  void check_calls(bool on);
+
+  std::int64_t committable(const Entry& entry) const;
+  std::int64_t written_until(const Entry& entry) const;
+  const std::vector<EntryPtr>& entries() const { return entries_; }
+  const std::vector<LaunchPtr>& steps() const { return steps_; }
+  const LaunchPtr& open() const { return open_; }
+  int name_of_root(std::uint32_t root) const;
+  std::size_t num_dead() const { return dead_.size(); }
+  const Sequences& core() const { return core_; }
+  std::int64_t calls() const { return calls_; }
+  bool early() const { return config_.early_commit; }
+
+ private:
+  using Outcomes = unsigned;
+  static constexpr Outcomes bit(Outcome outcome) { return 1u << outcome; }
+  using Call = std::function<void()>;
+  Outcome call(Op op, Outcomes due, const Call& run);
+  Outcome outcome_of(const Call& run);
+
+  const Sequence& view(const Entry& entry) const { return core_.view(entry.handle); }
+  std::int64_t slots_of(const Entry& entry) const;
+  std::int64_t blocks_for(std::int64_t slots) const;
+  std::int64_t longest() const;
+  bool ahead(const Entry& entry) const;
+  Outcomes due_growth(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
+  Prompt prompt(const std::vector<Token>& tokens, int name, int extras, std::int64_t slots) const;
+  void extend(Entry& entry, const std::vector<Token>& tokens);
+  void become_fork(Entry& child, const Entry& parent);
+  void settle();
+  [[noreturn]] void fail(const std::string& otherwise) const;
+  void expect_private(const Entry& entry, std::int64_t from);
+  void check_entries();
+  void check_cached();
+  void check_computed();
+  void check_found(const Entry& entry);
+  int extras_prefix(std::uint32_t id) const;
+  void check_fences(Op op);
+  void run_until(const LaunchPtr& launch);
+  void remove_step(const LaunchPtr& launch);
+
+  Settings settings_;
+  const Settings asked_;
+  const Config& config_;
+  TestDigester* digester_;
+  Sequences core_;
+  Device device_;
+  PrefixTrie trie_;
+  Counts* counts_;
+  std::vector<EntryPtr> entries_;
+  std::vector<Handle> dead_;
+  std::vector<LaunchPtr> steps_;  // taken and not completed
+  std::vector<LaunchPtr> queue_;  // launched and not run
+  LaunchPtr open_;                // ticket not resolved
+  std::int64_t num_applied_ = 0;
+  std::int64_t last_ticket_ = 0;
+  std::int64_t calls_ = 0;
+  std::vector<bool> tables_;  // blocks named by a table after the last call
+};
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,291 @@
+// Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
+#include <algorithm>
+
+#include "world.h"
+
+namespace blockmgr::testing {
+
+LaunchPtr World::begin(std::size_t skip, bool applied) {
+  const auto limit = static_cast<std::size_t>(config_.steps_in_flight);
+  const bool full = limit && steps_.size() >= limit;
+  auto launch = std::make_shared<Launch>();
+  const auto run = [&] { launch->ticket = core_.take_copies(launch->copies); };
+  if (call(kTake, bit(open_ || full ? kStepRefused : kDone), run) != kDone) {
+    settle();
+    return nullptr;
+  }
+  last_ticket_ = launch->ticket;
+  launch->blocks.resize(tables_.size());
+  for (const Copy& copy : launch->copies) {
+    for (const Copy& other : launch->copies)
+      EXPECT(copy.source != other.destination &&
+                 (&copy == &other || copy.destination != other.destination),
+             "the order of the copy plan matters");
+    launch->blocks[static_cast<std::size_t>(copy.source)] = true;
+    launch->blocks[static_cast<std::size_t>(copy.destination)] = true;
+  }
+  for (std::size_t index = 0; index < entries_.size(); ++index) {
+    Entry& entry = *entries_[index];
+    const Sequence& s = view(entry);
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+    for (int i = 0; i < s.num_blocks; ++i)
+      launch->blocks[static_cast<std::size_t>(table[i])] = true;
+    const std::int64_t end = std::min(s.num_tokens, slots_of(entry));
+    if (end == 0 || (index == skip && !early())) continue;
+    const std::int64_t start = early() ? entry.start : s.num_computed;
+    Work work{entry.handle,
+              std::vector<std::int64_t>(static_cast<std::size_t>(end)),
+              {entry.prefixes.begin(), entry.prefixes.begin() + end},
+              start};
+    core_.slot_mapping(entry.handle, 0, end, work.slots.data());
+    launch->parts.push_back({entries_[index], entry.version, launch->work.size()});
+    launch->work.push_back(std::move(work));
+    entry.start = s.num_computed;
+  }
+  open_ = launch;
+  steps_.push_back(launch);
+  queue_.push_back(launch);
+  if (applied) resolve();
+  settle();
+  return launch;
+}
+
+void World::resolve() {
+  if (!open_) return;
+  const std::int64_t ticket = open_->ticket;
+  call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
+  ++num_applied_;
+  open_ = nullptr;
+  settle();
+}
+
+void World::run_until(const LaunchPtr& launch) {
+  while (!launch->ran) {
+    const LaunchPtr next = queue_.front();
+    queue_.erase(queue_.begin());
+    device_.run(next->copies, next->work);
+    next->ran = true;
+  }
+}
+
+void World::remove_step(const LaunchPtr& launch) {
+  const auto at = std::find(steps_.begin(), steps_.end(), launch);
+  if (at != steps_.end()) steps_.erase(at);
+}
+
+// Runs the step and those before it, and commits all but some of the tokens it computed.
+void World::finish(const LaunchPtr& chosen, std::int64_t held_back) {
+  const LaunchPtr launch = chosen;  // the caller's may be the one in steps_
+  const std::vector<LaunchPtr> steps = steps_;
+  for (const LaunchPtr& earlier : steps) {
+    if (earlier == launch) break;
+    if (!earlier->finished) finish(earlier, 0);
+  }
+  run_until(launch);
+  if (launch == open_) resolve();
+  if (launch->finished) return;
+  launch->finished = true;
+  if (!config_.steps_in_flight) remove_step(launch);
+  for (const Launch::Part& part : launch->parts) {
+    Entry& entry = *part.entry;
+    if (!entry.alive || entry.version != part.version) continue;
+    entry.written = launch->work[part.work].slots;
+    if (early()) continue;
+    const std::int64_t computed = view(entry).num_computed;
+    commit(entry, std::max(computed, written_until(entry) - held_back));
+  }
+}
+
+// The device has run the oldest steps in flight.
+void World::complete(std::size_t count) {
+  count = std::min(count, steps_.size());
+  if (!count || steps_[count - 1] == open_) return;
+  const std::vector<LaunchPtr> done(steps_.begin(),
+                                    steps_.begin() + static_cast<std::ptrdiff_t>(count));
+  for (const LaunchPtr& launch : done) finish(launch, 0);
+  const std::int64_t ticket = done.back()->ticket;
+  steps_.erase(steps_.begin(), steps_.begin() + static_cast<std::ptrdiff_t>(count));
+  call(kComplete, bit(kDone), [&] { core_.complete(ticket); });
+  settle();
+}
+
+void World::step(std::size_t skip, std::int64_t held_back) {
+  if (open_) finish(open_, 0);
+  const auto limit = static_cast<std::size_t>(config_.steps_in_flight);
+  if (limit && steps_.size() >= limit) complete(1);
+  const LaunchPtr launch = begin(skip, false);
+  EXPECT(launch != nullptr, "take_copies was refused at the start of a step");
+  finish(launch, held_back);
+}
+
+// The launch failed: neither copies nor forward have run.
+void World::abort() {
+  if (early() && open_) finish(open_, 0);
+  const LaunchPtr launch = open_ ? open_ : begin(SIZE_MAX, false);
+  if (!launch) return;
+  queue_.pop_back();
+  open_ = nullptr;
+  remove_step(launch);
+  const std::int64_t ticket = launch->ticket;
+  call(kAborted, bit(kDone), [&] { core_.copies_aborted(ticket); });
+  for (const Launch::Part& part : launch->parts)
+    part.entry->start = std::min(part.entry->start, launch->work[part.work].start);
+  settle();
+  if (early()) step();  // what was promised must be computed by the very next step
+}
+
+void World::wrong_ticket(Op op, std::int64_t ticket) {
+  const bool open = open_ && open_->ticket == ticket;
+  if (op == kComplete) {
+    // Completing what is open or in flight would be in order; only what cannot be is asked for.
+    const bool known = config_.steps_in_flight && !steps_.empty() &&
+                       ticket >= steps_.front()->ticket && ticket <= last_ticket_;
+    if (!known) call(op, bit(kStepRefused), [&] { core_.complete(ticket); });
+  } else if (!open) {
+    call(op, bit(kWrongTicket),
+         [&] { op == kApplied ? core_.copies_applied(ticket) : core_.copies_aborted(ticket); });
+  }
+  settle();
+}
+
+void World::finish_up() {
+  fail_digest(0);
+  step();
+  while (!entries_.empty()) free(entries_.back());
+  step();
+  if (config_.steps_in_flight) complete(steps_.size());
+  check();
+  const Pool& pool = core_.pool();
+  EXPECT(pool.available() == pool.capacity(), "blocks leaked");
+  EXPECT(core_.num_sequences() == 0, "rows leaked");
+}
+
+void World::fail_digest(int in_calls) {
+  if (digester_) digester_->fails_in = in_calls;
+}
+
+void World::intrude(bool on) {
+  if (!digester_) return;
+  digester_->intrusion = nullptr;
+  if (!on) return;
+  digester_->intrusion = [this] {
+    const Outcome outcome = outcome_of(
+        [&] { core_.handles().empty() ? core_.free(0) : core_.free(core_.handles()[0]); });
+    EXPECT(outcome == kReentered, "a call from inside a digest was not refused");
+    if (counts_) ++(*counts_)[kFree][kReentered];
+  };
+}
+
+// ---- the books ----------------------------------------------------------------------------------
+
+void World::expect_private(const Entry& entry, std::int64_t from) {
+  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  for (std::int64_t i = from / config_.block_size; i < view(entry).num_blocks; ++i) {
+    const Block& block = core_.blocks()[table[i]];
+    EXPECT(block.ref_count == 1 && !block.keyed(), "a block to write into is shared or findable");
+  }
+}
+
+// No block that a launched step may still use is handed out for writing.
+void World::check_fences(Op op) {
+  std::vector<bool> tables(tables_.size());
+  for (const Handle handle : core_.handles()) {
+    const Sequence& s = core_.view(handle);
+    const std::int32_t* table = core_.table_at(Sequences::row_of(handle));
+    for (std::int64_t i = 0; i < s.num_blocks; ++i) {
+      const auto b = static_cast<std::size_t>(table[i]);
+      tables[b] = true;
+      if ((i + 1) * config_.block_size <= s.num_computed || tables_[b]) continue;
+      for (const LaunchPtr& step : steps_)
+        EXPECT(!step->blocks[b], std::string(name_of(op)) + " handed out block " +
+                                     std::to_string(b) + ", which is still in flight");
+    }
+  }
+  tables_ = std::move(tables);
+}
+
+void World::check() {
+  const std::vector<std::string> violations = core_.violations();
+  EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
+  check_entries();
+  check_cached();
+  check_computed();
+}
+
+void World::check_calls(bool on) {
+  settings_.check_every = on ? asked_.check_every : INT32_MAX;
+  settings_.snapshot_every = on ? asked_.snapshot_every : INT32_MAX;
+}
+
+void World::check_entries() {
+  EXPECT(core_.handles().size() == entries_.size(), "sequences appeared or vanished");
+  std::vector<Token> tokens;
+  for (const EntryPtr& entry : entries_) {
+    const Sequence& s = view(*entry);
+    EXPECT((s.state == Sequence::kRunning) == entry->running, "a sequence is in the wrong state");
+    EXPECT(s.num_tokens == static_cast<std::int64_t>(entry->tokens.size()), "tokens went missing");
+    tokens.resize(entry->tokens.size());
+    core_.copy_tokens(entry->handle, tokens.data());
+    EXPECT(tokens == entry->tokens, "tokens changed");
+    check_found(*entry);
+  }
+}
+
+// What is chained is found: nothing that stands in the books is lost to a look-up.
+void World::check_found(const Entry& entry) {
+  const Sequence& s = view(entry);
+  if (!digester_ || digester_->fails_in || digester_->intrusion) return;
+  const std::int64_t due =
+      std::min<std::int64_t>(s.num_chained, (s.num_tokens - 1) / config_.block_size);
+  if (due == 0) return;
+  const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
+  EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
+}
+
+// The memory of every cached block is what its place in the tree of prefixes says. With early
+// commits a block may be findable ahead of the forward that fills it.
+void World::check_cached() {
+  if (early() || !queue_.empty() || !digester_) return;
+  const Blocks& blocks = core_.blocks();
+  std::vector<Prefix> ends(static_cast<std::size_t>(blocks.count));
+  std::vector<BlockId> path;
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    if (!blocks[b].keyed()) continue;
+    NodeId node = b;
+    for (; node >= 0 && !ends[static_cast<std::size_t>(node)]; node = blocks[node].parent)
+      path.push_back(node);
+    Prefix prefix = is_root(node) ? trie_.root(name_of_root(root_index(node)))
+                                  : ends[static_cast<std::size_t>(node)];
+    for (; !path.empty(); path.pop_back()) {
+      const BlockId at = path.back();
+      prefix = trie_.after_extras(prefix, extras_prefix(blocks[at].extras));
+      for (int i = 0; i < blocks[at].key_tokens; ++i) {
+        prefix = trie_.after_token(prefix, blocks.tokens(at)[i]);
+        EXPECT(device_.cell(at, i) == prefix, "block " + std::to_string(at) +
+                                                  " is cached and holds other K/V at word " +
+                                                  std::to_string(i));
+      }
+      ends[static_cast<std::size_t>(at)] = prefix;
+    }
+  }
+}
+
+// Whatever a sequence counts as computed is in memory, or a pending copy brings it there.
+void World::check_computed() {
+  if (early() || !queue_.empty()) return;
+  const int size = config_.block_size;
+  for (const EntryPtr& entry : entries_) {
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    for (std::int64_t at = 0; at < view(*entry).num_computed; ++at) {
+      BlockId b = table[at / size];
+      const auto word = static_cast<int>(at % size);
+      const Block& block = core_.blocks()[b];
+      if (block.in_flight) continue;
+      if (block.copy_source != kNoBlock && word < block.copy_tokens) b = block.copy_source;
+      EXPECT(device_.cell(b, word) == entry->prefixes[static_cast<std::size_t>(at)],
+             "position " + std::to_string(at) + " counts as computed and is not in memory");
+    }
+  }
+}
+
+}  // namespace blockmgr::testing

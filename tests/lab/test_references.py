@@ -1,0 +1,181 @@
+"""Paths through the forest of prefixes: equal numbers are equal prefixes, whatever the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from blockmgr.lab.references import NO_RUN, References, references
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.trace import HashedPrompt, Request, Trace
+from tests.lab.worlds import conversations, prompts
+
+MakeRequest = Callable[..., Request]
+MakeTrace = Callable[..., Trace]
+
+
+def hashed(*prompts_: tuple[list[int], int]) -> Trace:
+    requests = [
+        Request(
+            arrival_ms=number,
+            prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
+            num_output_tokens=0,
+        )
+        for number, (ids, num_tokens) in enumerate(prompts_)
+    ]
+    return Trace("hashed", tuple(requests))
+
+
+def expanded(trace: Trace) -> Trace:
+    return Trace("expanded", tuple(replace(r, prompt=r.tokens()) for r in trace.requests))
+
+
+def node_paths(stream: References) -> list[list[list[int]]]:
+    """The blocks of each request: looked up, of the prompt, and of each sample at its end."""
+    return [
+        [stream.nodes(run) for run in (request.limit, request.prompt, *request.ends)]
+        for request in stream.requests
+    ]
+
+
+def test_numbers_are_equal_exactly_where_whole_prefixes_are() -> None:
+    random = Random(1)
+    for _ in range(300):
+        trace = conversations(random, 8)
+        size = random.choice((1, 2, 3))
+        stream = references(trace, ReplayConfig(block_size=size))
+        prefixes: dict[int, tuple[object, ...]] = {}
+        for request, paths in zip(trace.requests, node_paths(stream), strict=True):
+            prompt = request.tokens().tolist()
+            texts = [[*prompt, *output.tolist()[:-1]] for output in request.outputs]
+            for text, path in zip((prompt[:-1], prompt, *(texts or [prompt])), paths, strict=True):
+                assert len(path) == len(text) // size
+                for depth, node in enumerate(path, start=1):
+                    prefix = (request.namespace, *text[: depth * size])
+                    assert prefixes.setdefault(node, prefix) == prefix
+        assert sorted(prefixes) == list(range(stream.runs.num_nodes))
+        assert len(set(prefixes.values())) == len(prefixes)
+
+
+@pytest.mark.parametrize("rule", ["manager", "served", "ids"])
+@pytest.mark.parametrize("block_size", [64, 128, 512])
+def test_ids_and_the_tokens_they_stand_for_give_the_same_blocks(rule: str, block_size: int) -> None:
+    random = Random(2)
+    for _ in range(40):
+        trace = hashed(
+            *(
+                # By ids, a partial block of tokens is one of its own.
+                (ids, 512 * (len(ids) - 1) + (512 if rule == "ids" else random.randint(1, 512)))
+                for ids in (
+                    [random.randrange(3) for _ in range(random.randint(1, 3))] for _ in range(6)
+                )
+            )
+        )
+        config = ReplayConfig(block_size=block_size)
+        by_ids = references(trace, config, rule)  # type: ignore[arg-type]
+        by_tokens = references(expanded(trace), config, rule)  # type: ignore[arg-type]
+        assert _renumbered(by_ids) == _renumbered(by_tokens)
+        assert by_ids.query_blocks == by_tokens.query_blocks
+        for one, other in zip(by_ids.requests, by_tokens.requests, strict=True):
+            assert replace(one, limit=0, prompt=0, ends=()) == replace(
+                other, limit=0, prompt=0, ends=()
+            )
+
+
+def _renumbered(stream: References) -> list[list[list[int]]]:
+    """Node paths with numbers in order of appearance, which does not depend on runs."""
+    numbers: dict[int, int] = {}
+    return [
+        [[numbers.setdefault(node, len(numbers)) for node in path] for path in paths]
+        for paths in node_paths(stream)
+    ]
+
+
+def test_rules_differ_in_the_last_block_alone(make_trace: MakeTrace) -> None:
+    trace = make_trace([1, 2, 3, 4], [1, 2, 3], [1])
+    config = ReplayConfig(block_size=2)
+    lengths = {
+        rule: [
+            [len(path) for path in paths] for paths in node_paths(references(trace, config, rule))
+        ]
+        for rule in ("manager", "served", "ids")
+    }
+    assert lengths == {
+        "manager": [[1, 2, 2], [1, 1, 1], [0, 0, 0]],
+        "served": [[1, 1, 1], [1, 1, 1], [0, 0, 0]],
+        "ids": [[2, 2, 2], [2, 2, 2], [1, 1, 1]],
+    }
+
+
+def test_a_partial_id_is_the_id_that_begins_alike() -> None:
+    stream = references(hashed(([1, 2], 700), ([1, 2], 1024)), ReplayConfig(block_size=512), "ids")
+    (short, _, _), (long, _, _) = node_paths(stream)
+    assert short == long
+    assert [request.last_tokens for request in stream.requests] == [188, 512]
+
+
+def test_runs_do_not_grow_with_the_blocks_of_a_prompt() -> None:
+    trace = hashed(([1, 2, 3], 1536), ([1, 2, 4], 1300), ([1, 2, 3, 5], 2048))
+    for block_size in (512, 16, 1):
+        stream = references(trace, ReplayConfig(block_size=block_size), "served")
+        # [1 2], [3] but for its end, that end and [5], [4]; at 512 tokens a block, where no prompt
+        # is served its last id, [1 2], [3].
+        assert len(stream.runs) == (4 if block_size < 512 else 2)
+        assert stream.runs.num_nodes == len({n for p in node_paths(stream) for q in p for n in q})
+
+
+def test_a_sample_keeps_all_uses_of_a_block_or_none() -> None:
+    random = Random(3)
+    for _ in range(100):
+        trace = prompts(random, 6, 6)
+        config = ReplayConfig(block_size=1)
+        kept = {n for n in range(64) if random.randrange(2)}
+        numbers: dict[bytes, int] = {}
+
+        def sample(before: bytes, key: bytes) -> tuple[bytes, bool]:
+            number = numbers.setdefault(before + key, len(numbers))  # noqa: B023
+            return before + key, number in kept  # noqa: B023
+
+        whole = node_paths(references(trace, config))
+        part = references(trace, config, sample=sample)
+        names: dict[int, int] = {}
+        for full, thin in zip(whole, node_paths(part), strict=True):
+            for path, left in zip(full, thin, strict=True):
+                expected = [names.get(node) for node in path]
+                assert len(left) <= len(path)
+                known = [node for node in expected if node is not None]
+                assert known == left[: len(known)]
+            for path, request in ((full[1], thin[1]),):
+                prefix_keys = iter(request)
+                for node in path:
+                    key = _key(trace, whole, node)
+                    if numbers[key] in kept:
+                        names.setdefault(node, next(prefix_keys))
+        assert part.looked_at_blocks <= part.query_blocks
+
+
+def _key(trace: Trace, paths: list[list[list[int]]], node: int) -> bytes:
+    for request, (_, path, _) in zip(trace.requests, paths, strict=True):
+        if node in path:
+            text = request.tokens()[: path.index(node) + 1].tobytes()
+            return request.namespace + text
+    raise AssertionError(node)
+
+
+def test_an_empty_prefix_is_no_run(make_trace: MakeTrace) -> None:
+    stream = references(make_trace([1], [2]), ReplayConfig(block_size=4))
+    assert (len(stream.runs), stream.runs.num_nodes) == (0, 0)
+    assert stream.requests[0].limit == NO_RUN
+    assert stream.nodes(NO_RUN) == []
+
+
+def test_an_unknown_rule_and_a_block_size_ids_cannot_be_cut_into_are_refused() -> None:
+    trace = hashed(([1], 5))
+    with pytest.raises(ValueError, match=r"rule must be one of manager, served, ids, got 'all'"):
+        references(trace, ReplayConfig(), "all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="block_size must divide 512"):
+        references(trace, ReplayConfig(block_size=48))

@@ -1,0 +1,131 @@
+"""Optimum and curve on a production trace, to the last hit.
+
+The numbers of the tables are those of an independent simulator; beside them every count is found
+again by the naive simulations of ``brute_force``. The trace is Mooncake's
+``conversation_trace.jsonl`` (FAST'25 release). It is not part of this repository; without it these
+tests are skipped. ``python -m benchmarks.yardsticks`` compares more capacities at 16 tokens a
+block, which takes minutes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.curve import Curve, hit_rate_curve
+from blockmgr.lab.optimum import optimum_of
+from blockmgr.lab.references import Rule, references
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.trace import Trace, read_trace
+from tests.lab.brute_force import farthest_first_hits, lru_hits, unbounded_hits, uses
+from tests.lab.test_anchors import CONVERSATION
+
+pytestmark = pytest.mark.skipif(
+    not CONVERSATION.exists(), reason=f"needs the Mooncake trace at {CONVERSATION}"
+)
+
+# 1, 2, 5, 10, 20 and 50 % of the 182,790 distinct ids.
+CAPACITIES = (1827, 3655, 9139, 18_279, 36_558, 91_395)
+# LRU blocks, LRU tokens, optimum blocks.
+IDS = {
+    1827: (15_136, 7_745_782, 69_181),
+    3655: (22_865, 11_698_647, 89_980),
+    9139: (56_479, 28_900_677, 105_710),
+    18_279: (80_466, 41_178_281, 105_710),
+    36_558: (99_632, 50_988_054, 105_710),
+    91_395: (104_759, 53_611_499, 105_710),
+}
+# The same where only blocks a prompt may be served are ever kept.
+SERVED = {
+    1827: (15_230, 7_797_760, 69_138),
+    3655: (23_768, 12_169_216, 89_910),
+    9139: (58_567, 29_986_304, 105_584),
+    18_279: (81_755, 41_858_560, 105_584),
+    36_558: (100_999, 51_711_488, 105_584),
+    91_395: (104_744, 53_628_928, 105_584),
+}
+AT_512 = ReplayConfig(block_size=512, min_service_ms=0, service_ms_per_token=0)
+AT_16 = ReplayConfig(block_size=16, min_service_ms=0, service_ms_per_token=0)
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Trace:
+    return read_trace(CONVERSATION)
+
+
+def test_an_id_of_this_trace_names_its_prefix(conversation: Trace) -> None:
+    before: dict[int, int] = {}
+    for request in conversation.requests:
+        ids = request.prompt.ids.tolist()  # type: ignore[union-attr]
+        for parent, own in zip((-1, *ids), ids, strict=False):
+            assert before.setdefault(own, parent) == parent
+
+
+@pytest.mark.parametrize(("rule", "table"), [("ids", IDS), ("served", SERVED)])
+def test_every_count_of_the_tables(
+    conversation: Trace, rule: Rule, table: dict[int, tuple[int, int, int]]
+) -> None:
+    curve = hit_rate_curve(conversation, AT_512, rule)
+    stream = references(conversation, AT_512, rule)
+    found = {
+        blocks: (
+            curve.hit_blocks_at(blocks),
+            curve.hit_tokens_at(blocks),
+            optimum_of(stream, blocks, AT_512).hit_blocks,
+        )
+        for blocks in CAPACITIES
+    }
+    assert found == table
+
+
+@pytest.mark.parametrize("rule", ["ids", "served", "manager"])
+def test_naive_simulations_count_the_same_at_512_tokens_a_block(
+    conversation: Trace, rule: Rule
+) -> None:
+    known = list(uses(conversation, 512, rule))
+    curve = hit_rate_curve(conversation, AT_512, rule)
+    stream = references(conversation, AT_512, rule)
+    assert curve.hit_blocks[-1] == unbounded_hits(known)
+    assert optimum_of(stream, 10**6, AT_512).hit_blocks == unbounded_hits(known)
+    for blocks in CAPACITIES:
+        assert curve.hit_blocks_at(blocks) == lru_hits(known, blocks)
+        assert optimum_of(stream, blocks, AT_512).hit_blocks == farthest_first_hits(known, blocks)
+
+
+def test_the_manager_replayed_at_512_tokens_a_block_is_on_the_curve(conversation: Trace) -> None:
+    curve = hit_rate_curve(conversation, AT_512)
+    assert curve.longest_request_blocks == 247
+    assert curve.hit_tokens[-1] == unbounded(conversation, AT_512).hit_tokens
+    for blocks in (247, 248, 1827, 18_279):
+        assert replay(conversation, blocks, AT_512).hit_tokens == curve.hit_tokens_at(blocks)
+
+
+def test_the_manager_with_requests_that_overlap_is_on_the_curve(conversation: Trace) -> None:
+    config = ReplayConfig(block_size=512)
+    curve = hit_rate_curve(conversation, config)
+    for blocks in (curve.exact_from, *CAPACITIES[1:]):
+        result = replay(conversation, blocks, config)
+        assert (result.waited, result.hit_tokens) == (0, curve.hit_tokens_at(blocks))
+        assert (
+            result.hit_tokens
+            <= optimum_of(references(conversation, config), blocks, config).hit_tokens
+        )
+    assert replay(conversation, curve.exact_from - 1, config).waited > 0
+
+
+@pytest.fixture(scope="module")
+def curve_at_16(conversation: Trace) -> Curve:
+    return hit_rate_curve(conversation, AT_16)
+
+
+def test_naive_simulations_count_the_same_at_16_tokens_a_block(
+    conversation: Trace, curve_at_16: Curve
+) -> None:
+    known = list(uses(conversation, 16, "manager"))
+    stream = references(conversation, AT_16)
+    assert stream.query_blocks == sum(use.looked_up for use in known) == 9_043_202
+    assert curve_at_16.hit_blocks[-1] == unbounded_hits(known) == 3_381_090
+    one, ten = 56_629, 566_291  # per cent of 5,662,916 distinct blocks
+    assert curve_at_16.hit_blocks_at(ten) == lru_hits(known, ten)
+    for blocks in (one, ten):
+        assert optimum_of(stream, blocks, AT_16).hit_blocks == farthest_first_hits(known, blocks)
