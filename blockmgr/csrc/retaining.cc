@@ -7,6 +7,7 @@ namespace blockmgr {
 
 std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity,
                                                  const PolicyMaker& make) {
+  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
   std::unique_ptr<Policy> policy =
       make ? make(blocks_, index_) : make_policy(config.eviction, blocks_, index_, capacity);
   if (!config.retention) return policy;
