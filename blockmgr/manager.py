@@ -327,7 +327,9 @@ class BlockManager:
     ) -> npt.NDArray[np.int64]:
         """One decode step for a batch: commits all present tokens, then appends one each.
 
-        All or nothing for the whole batch.
+        All or nothing for the whole batch, of several namespaces as well: with ``quotas``, the
+        numbers of a shortage are those of one namespace that lacks blocks, and a call for each
+        namespace keeps one from refusing another.
 
         Args:
             handles: ``int64[batch]``, distinct, running, with slots for all their tokens.
