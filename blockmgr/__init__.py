@@ -40,7 +40,7 @@ from blockmgr.errors import (
 )
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import HitRateCurve, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -70,6 +70,7 @@ __all__ = [
     "PinBudgetError",
     "PolicyError",
     "Priority",
+    "QuotaUsage",
     "ReentrancyError",
     "Remap",
     "Sequence",

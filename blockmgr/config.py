@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import integer, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
+__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas"]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
@@ -22,6 +23,8 @@ MAX_STEPS_IN_FLIGHT = 200
 # Ticks are uint32, and there are two for each place.
 MAX_PLACES = 2**30
 MAX_DEBUG = 2
+MAX_NAMESPACE = 1024
+MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be given up."""
@@ -30,6 +33,67 @@ EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive
 def _most_columns(block_size: int) -> int:
     """Blocks a sequence can have with its length still an int32."""
     return (2**31 - 1) // block_size
+
+
+class Quotas(Mapping[bytes, int]):
+    """Blocks set apart, by namespace; immutable, and never printed.
+
+    A namespace may hold a tenant's secret, so ``repr`` and ``str`` show only the numbers.
+
+    Args:
+        blocks: Namespaces, at most 1024 bytes each, and the blocks of each, at least 1.
+
+    Raises:
+        ValueError: A namespace is too long, a number too small, or there are too many of them.
+        TypeError: No mapping, a namespace is not bytes, or a number is not an int.
+
+    >>> Quotas({b"secret": 20, b"other": 5})
+    <Quotas: 2 namespaces, 20 and 5 blocks>
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Mapping[bytes, int]) -> None:
+        if not isinstance(blocks, Mapping):
+            raise TypeError(
+                f"quotas must map namespaces to numbers of blocks, got {type(blocks).__name__}"
+            )
+        if len(blocks) > MAX_QUOTAS:
+            raise ValueError(f"quotas must be at most {MAX_QUOTAS}, got {len(blocks)}")
+        self._blocks: dict[bytes, int] = {}
+        for position, namespace in enumerate(blocks):
+            if not isinstance(namespace, bytes):
+                raise TypeError(
+                    "quotas must have bytes as namespaces, "
+                    f"got {type(namespace).__name__} at position {position}"
+                )
+            if len(namespace) > MAX_NAMESPACE:
+                raise ValueError(
+                    f"quotas must have namespaces of at most {MAX_NAMESPACE} bytes, "
+                    f"got {len(namespace)} at position {position}"
+                )
+            self._blocks[namespace] = _blocks_of(blocks[namespace], position)
+
+    def __getitem__(self, namespace: bytes) -> int:
+        if namespace in self._blocks:
+            return self._blocks[namespace]
+        raise KeyError("no quota for this namespace")  # a plain one would show it
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._blocks.items()))
+
+    def __repr__(self) -> str:
+        if not self._blocks:
+            return "<Quotas: none>"
+        *most, last = map(str, self._blocks.values())
+        sizes = f"{', '.join(most)} and {last}" if most else last
+        return f"<Quotas: {len(self)} namespace{'s' * bool(most)}, {sizes} blocks>"
 
 
 class ManagerOptions(TypedDict, total=False):
@@ -44,12 +108,28 @@ class ManagerOptions(TypedDict, total=False):
     eviction: str | PolicyFactory
     retention: bool
     max_pinned_blocks: int
+    quotas: Mapping[bytes, int]
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
     null_block: bool
     ghost_blocks: int
     debug: int
+
+
+def _blocks_of(value: object, position: int) -> int:
+    """A number of blocks. Shown only if it is one: a mapping the wrong way round holds secrets."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"quotas must map to ints, got {type(value).__name__} at position {position}"
+        )
+    number = integer("quotas", value)
+    if number < 1:
+        raise ValueError(f"quotas must be at least 1 block, got {number} at position {position}")
+    return number
+
+
+_NO_QUOTAS = Quotas({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +157,11 @@ class ManagerConfig:
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
             only with ``retention``.
-        watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
+        quotas: Blocks set apart for single namespaces. Each of these uses its own blocks and no
+            others, with an eviction order of its own; all other namespaces share what is left.
+            Not together with ``retention``, ``ghost_blocks`` or an eviction policy of one's own.
+        watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
+            quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
@@ -105,6 +189,7 @@ class ManagerConfig:
     eviction: str | PolicyFactory = "lru"
     retention: bool = False
     max_pinned_blocks: int = 0
+    quotas: Mapping[bytes, int] = _NO_QUOTAS
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -131,6 +216,7 @@ class ManagerConfig:
             )
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
+        self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         if not callable(self.eviction):
@@ -150,6 +236,27 @@ class ManagerConfig:
 
     def _whole(self, name: str, low: int, high: int) -> None:
         object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
+
+    def _set_quotas(self) -> None:
+        quotas = self.quotas if isinstance(self.quotas, Quotas) else Quotas(self.quotas)
+        object.__setattr__(self, "quotas", quotas)
+        total = sum(quotas.values())
+        if total > self.capacity:
+            raise ValueError(
+                f"quotas must add up to at most {self.capacity}, the capacity, got {total}"
+            )
+        if quotas and self.num_blocks > MAX_BLOCKS - 2 * len(quotas):
+            raise ValueError(
+                f"quotas must be at most {(MAX_BLOCKS - self.num_blocks) // 2} for this num_blocks,"
+                f" got {len(quotas)}"
+            )
+        for name, alone in (
+            ("retention", self.retention),
+            ("ghost_blocks", self.ghost_blocks),
+            ("an eviction policy of one's own", callable(self.eviction)),
+        ):
+            if quotas and alone:
+                raise ValueError(f"quotas must be empty with {name}, which knows no shares")
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

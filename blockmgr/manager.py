@@ -23,7 +23,7 @@ from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.explain import Explanation, explanation
 from blockmgr.policy import policy_of
-from blockmgr.stats import HitRateCurve, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -118,6 +118,7 @@ class BlockManager:
             python_policy=policy_of(config.eviction, config.capacity),
             retention=config.retention,
             max_pinned_blocks=config.max_pinned_blocks,
+            quotas=list(config.quotas.items()),
             digest=function,
             digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
@@ -326,7 +327,9 @@ class BlockManager:
     ) -> npt.NDArray[np.int64]:
         """One decode step for a batch: commits all present tokens, then appends one each.
 
-        All or nothing for the whole batch.
+        All or nothing for the whole batch, of several namespaces as well: with ``quotas``, the
+        numbers of a shortage are those of one namespace that lacks blocks, and a call for each
+        namespace keeps one from refusing another.
 
         Args:
             handles: ``int64[batch]``, distinct, running, with slots for all their tokens.
@@ -719,12 +722,33 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out now: free and idle."""
+        """Blocks that could be handed out now: free and idle. With quotas, none gets them all."""
         return self._core.num_available()
 
     def stats(self) -> Stats:
         """A snapshot of every gauge and counter."""
         return Stats(**self._core.stats())
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        """What becomes of the blocks that prompts of this namespace are given.
+
+        For the operator. A namespace without a quota shares with all others that have none, so for
+        it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.
+
+        Args:
+            namespace: As ``admit`` has it.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
+        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
+        (3, 5)
+        """
+        return QuotaUsage(**self._core.quota_usage(namespace))
 
     def blocks(self) -> BlockSnapshot:
         """A snapshot of every block: its state, who shares it, what it continues.

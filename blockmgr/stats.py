@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["HitRateCurve", "Stats"]
+__all__ = ["HitRateCurve", "QuotaUsage", "Stats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,35 @@ class Stats:
     def hit_rate(self) -> float:
         """Hit tokens over query tokens, in ``0 … 1``; 0 before the first admission."""
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUsage:
+    """What becomes of one share of the blocks; in blocks.
+
+    ``limit`` = ``free_blocks`` + ``idle_blocks`` + ``fenced_blocks`` + ``used_blocks``. It names
+    neither its namespace nor any token.
+
+    Attributes:
+        limit: Blocks set apart; of namespaces without a quota, what no quota sets apart.
+        free_blocks: In no use, holding nothing.
+        idle_blocks: In no use, holding content that can be found.
+        fenced_blocks: Released, waiting for a launched step to complete.
+        used_blocks: Named by a block table, or pinned.
+        evicted_blocks: Idle blocks given up for new content so far.
+    """
+
+    limit: int
+    free_blocks: int
+    idle_blocks: int
+    fenced_blocks: int
+    used_blocks: int
+    evicted_blocks: int
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out: free and idle."""
+        return self.free_blocks + self.idle_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

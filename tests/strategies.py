@@ -28,6 +28,17 @@ ttls = st.sampled_from([None, None, 1, 2.5])
 
 
 @st.composite
+def quotas(draw: st.DrawFn, capacity: int) -> dict[bytes, int]:
+    """Of none, one or both of the namespaces, up to all blocks."""
+    left, chosen = capacity, {}
+    for namespace in draw(st.sampled_from([(), (b"tenant",), (b"tenant", b""), (b"",)])):
+        if left:
+            chosen[namespace] = draw(st.integers(1, left))
+            left -= chosen[namespace]
+    return chosen
+
+
+@st.composite
 def configs(
     draw: st.DrawFn, digest: str = "any", evictions: Sequence[Any] = ("lru",)
 ) -> dict[str, Any]:
@@ -38,6 +49,9 @@ def configs(
     retention = draw(st.booleans())
     block_size = draw(st.integers(1, 4))
     names = sorted(DIGESTS) if digest == "any" else [digest]
+    eviction = draw(st.sampled_from(evictions))
+    ghost_blocks = draw(st.sampled_from([0, 0, 1, 5]))
+    alone = retention or ghost_blocks or callable(eviction)
     return {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -51,8 +65,9 @@ def configs(
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
-        "ghost_blocks": draw(st.sampled_from([0, 0, 1, 5])),
-        "eviction": draw(st.sampled_from(evictions)),
+        "ghost_blocks": ghost_blocks,
+        "eviction": eviction,
+        "quotas": {} if alone else draw(quotas(capacity)),
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
     }

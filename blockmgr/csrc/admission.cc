@@ -75,28 +75,32 @@ Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) cons
   return d;
 }
 
-bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots,
+bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                            std::int64_t watermark) const {
   const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
-  return blocks > config_.row_width || blocks > pool_.capacity() - watermark;
+  return blocks > config_.row_width || blocks > pool_.partition(partition).capacity - watermark;
 }
 
-void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const {
+void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition) const {
   const std::int64_t most = std::max(num_tokens, slots);
+  const char* whose = partitions_.empty() ? "the pool has "
+                      : partition         ? "the quota of its namespace is "
+                                          : "the quotas leave other namespaces ";
   std::string message = "slots for " + std::to_string(most) + " tokens take " +
                         std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
-                        std::to_string(config_.row_width) + " and the pool has " +
-                        std::to_string(pool_.capacity());
-  if (config_.watermark_blocks)
-    message += ", " + std::to_string(config_.watermark_blocks) +
-               " of them held back from admission by the watermark";
+                        std::to_string(config_.row_width) + " and " + whose +
+                        std::to_string(pool_.partition(partition).capacity);
+  if (const std::int64_t held_back = watermark(partition))
+    message +=
+        ", " + std::to_string(held_back) + " of them held back from admission by the watermark";
   throw Error(ErrorKind::kNeverFits, message);
 }
 
 std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
-                                      std::int64_t watermark) const {
+                                      int partition, std::int64_t watermark) const {
   const std::int64_t slots = num_slots ? num_slots : num_tokens;
-  if (never_fits(num_tokens, slots, watermark)) throw_never_fits(num_tokens, slots);
+  if (never_fits(num_tokens, slots, partition, watermark))
+    throw_never_fits(num_tokens, slots, partition);
   return slots;
 }
 
@@ -107,15 +111,15 @@ Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t cou
   Found found = find_prefix(tokens, count, root, extras);
   if (blocks_for(slots) > found.num_full) find_partial(tokens, count, extras, found);
   d = demand(found, slots);
-  if (found.partial >= 0 && !d.fits(pool_.available(), watermark)) {
+  const std::int64_t left = available(partition_of(root_index(root)));
+  if (found.partial >= 0 && !d.fits(left, watermark)) {
     // A copy holds its source as well; without it the prompt may still fit.
     found.partial = kNoBlock;
     found.num_partial = 0;
     found.take_over = false;
     d = demand(found, slots);
   }
-  if (!d.fits(pool_.available(), watermark))
-    throw OutOfBlocks(d.needed(), pool_.available(), watermark);
+  if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
   if (pool_.reuse()) found.num_ghosts = find_ghosts(tokens, count, extras, found);
   return found;
 }
@@ -156,7 +160,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
   // Before anything is taken into use, which may drop a ghost.
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
     pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
-  s.context = pool_.admitted(found_.data(), found.num_full, d.num_blocks);
+  s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; i < found.num_full; ++i) {
     const BlockId b = found_[static_cast<std::size_t>(i)];
@@ -171,12 +175,12 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     t[i++] = found.partial;
   } else if (found.partial >= 0) {
     pool_.pin(found.partial);  // before anything is taken: it may be the next victim
-    const BlockId fresh = pool_.take();
+    const BlockId fresh = pool_.take(s.partition);
     copies_.plan(found.partial, fresh, found.num_partial);
     pool_.unpin(found.partial);
     t[i++] = fresh;
   }
-  for (; i < d.num_blocks; ++i) t[i] = pool_.take();
+  for (; i < d.num_blocks; ++i) t[i] = pool_.take(s.partition);
 
   const std::int64_t size = config_.block_size;
   s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
@@ -190,8 +194,10 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
 
 Handle Sequences::admit(const Prompt& prompt) {
   Call call(*this);
-  const std::int64_t watermark = config_.watermark_blocks;
-  const std::int64_t slots = checked_slots(prompt.num_tokens, prompt.num_slots, watermark);
+  const std::uint16_t partition = partition_of(prompt.name);
+  const std::int64_t held_back = watermark(partition);
+  const std::int64_t slots =
+      checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
   if (unused_rows_.empty()) throw OutOfSequences(1, 0);
 
   struct RootReference {
@@ -209,7 +215,7 @@ Handle Sequences::admit(const Prompt& prompt) {
   }
   Demand d;
   const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, watermark, d);
+                                     extras ? &extras->ids() : nullptr, held_back, d);
   std::vector<Token> waiting;
   if (d.num_blocks * config_.block_size < prompt.num_tokens)
     waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
@@ -220,6 +226,7 @@ Handle Sequences::admit(const Prompt& prompt) {
   unused_rows_.pop_back();
   Sequence& s = sequences_[static_cast<std::size_t>(index)];
   s.root = root.root;
+  s.partition = partition;
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
@@ -238,13 +245,14 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
   if (s.state != Sequence::kPreempted)
     throw Error(ErrorKind::kSequenceState,
                 "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
-  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, 0);
+  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
   // A sequence that grew past the watermark must be able to come back to an empty pool.
-  const std::int64_t watermark = std::min<std::int64_t>(
-      config_.watermark_blocks, pool_.capacity() - blocks_for(std::max(s.num_tokens, slots)));
+  const std::int64_t held_back =
+      std::min<std::int64_t>(watermark(s.partition), pool_.partition(s.partition).capacity -
+                                                         blocks_for(std::max(s.num_tokens, slots)));
   Demand d;
   const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
-                                     s.extras_ids(), watermark, d);
+                                     s.extras_ids(), held_back, d);
   occupy(s, s.waiting.data(), found, d);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
@@ -258,7 +266,8 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
 MatchResult Sequences::match(const Prompt& prompt) {
   Call call(*this);
   MatchResult result;
-  if (blocks_for(prompt.num_tokens) > config_.row_width) throw_never_fits(prompt.num_tokens, 0);
+  if (blocks_for(prompt.num_tokens) > config_.row_width)
+    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root == kUnknownId) return result;
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
@@ -273,17 +282,19 @@ MatchResult Sequences::match(const Prompt& prompt) {
 Admission Sequences::can_admit(const Prompt& prompt) {
   Call call(*this);
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
-  if (never_fits(prompt.num_tokens, slots, config_.watermark_blocks)) return Admission::kNever;
+  const std::uint32_t root = index_.find_root(prompt.name);
+  const std::uint16_t partition = partition_of(root);
+  const std::int64_t held_back = watermark(partition);
+  if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
   Found found;
-  const std::uint32_t root = index_.find_root(prompt.name);
   if (root != kUnknownId) {
     const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
     found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   }
   // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even
   // an idle tail that is taken over counts once, as the block taken or as the tail.
-  const bool fits = demand(found, slots).fits(pool_.available(), config_.watermark_blocks);
+  const bool fits = demand(found, slots).fits(available(partition), held_back);
   return fits ? Admission::kNow : Admission::kLater;
 }
 
@@ -325,7 +336,7 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
-  pool_.enter(s.context);
+  pool_.enter(s.partition, s.context);
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
   blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);

@@ -15,6 +15,7 @@ class Audit : private BlockAudit {
   std::vector<std::string> run() {
     check_sequences();
     check_blocks();
+    check_quotas();
     check_steps();
     return result();
   }
@@ -65,11 +66,18 @@ class Audit : private BlockAudit {
       }
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
+      BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
+                      who + " is given blocks of another quota");
+      for (std::int32_t i = 0; i < s.num_blocks; ++i)
+        BLOCKMGR_EXPECT(pool_.partition(s.partition).holds(t[i]),
+                        who + " holds " + name(t[i]) + " outside its quota");
       if (s.extras) extras_holders_.insert(s.extras.get());
     }
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
     BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
+    for (std::uint32_t root = 0; root < core_.partitions_.size(); ++root)
+      if (core_.partitions_[root]) ++root_refs(root);
   }
 
   void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
@@ -86,6 +94,16 @@ class Audit : private BlockAudit {
                     what + " differs from its twin");
     BLOCKMGR_EXPECT(blocks_[node].extras == extras_at(s.extras_ids(), i),
                     what + " has other extra keys");
+  }
+
+  void check_quotas() {
+    for (BlockId b = 0; b < count_; ++b) {
+      if (!blocks_[b].keyed()) continue;
+      const NodeId parent = blocks_[b].parent;
+      const int due =
+          is_root(parent) ? core_.partition_of(root_index(parent)) : pool_.partition_of(parent);
+      BLOCKMGR_EXPECT(pool_.partition_of(b) == due, name(b) + " is cached outside its quota");
+    }
   }
 
   void check_steps() {
@@ -114,15 +132,15 @@ std::string Sequences::fingerprint() const {
   for (const Sequence& s : sequences_) {
     put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, s.num_written, s.committed_step, s.root,
-                s.num_waiting());
+                s.partition, s.num_waiting());
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
   }
   const Counters& n = counters_;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
-              n.forks, n.preemptions, n.touched_blocks, remaps_.size(), remaps_lost_, step_, last_ticket_,
-              open_steps_.size());
+              n.forks, n.preemptions, n.touched_blocks, remaps_.size(), remaps_lost_, step_,
+              last_ticket_, open_steps_.size());
   return out;
 }
 

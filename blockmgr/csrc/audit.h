@@ -50,6 +50,8 @@ class BlockAudit {
 
   static std::string name(BlockId b) { return "block " + std::to_string(b); }
   bool valid(BlockId b) const { return b >= first_ && b < count_; }
+  // Whether the policy that is being audited has to know of this block.
+  bool concerns(BlockId b) const { return !partition_ || partition_->holds(b); }
 
  protected:
   const Blocks& blocks_;
@@ -65,11 +67,13 @@ class BlockAudit {
   void check_references();
   void check_list(const BlockList& list, int number);
   void check_queues();
+  void check_partition(const Pool::Partition& own);
   void check_index();
   void check_children();
   void check_order();
 
   BlockId first_;  // id that is not kept back
+  const Pool::Partition* partition_ = nullptr;
   std::vector<std::uint32_t> refs_;
   std::vector<std::uint32_t> pins_;
   std::vector<int> listed_;

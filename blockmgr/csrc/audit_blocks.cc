@@ -79,8 +79,7 @@ void BlockAudit::check_list(const BlockList& list, int number) {
 }
 
 void BlockAudit::check_queues() {
-  check_list(pool_.free_list(), 0);
-  check_list(pool_.idle_list(), 1);
+  for (int i = 0; i < pool_.num_partitions(); ++i) check_partition(pool_.partition(i));
   int fenced = 0;
   for (int fence = 1; fence <= pool_.num_fences(); ++fence) {
     check_list(pool_.fence_list(fence), 1 + fence);
@@ -102,8 +101,26 @@ void BlockAudit::check_queues() {
   }
   BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
                   "used, free, idle and fenced blocks do not add up to the capacity");
-  if (pool_.policy()) pool_.policy()->audit(*this);
   if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);
+}
+
+// A partition lists its own blocks, and all of them add up to what it was given.
+void BlockAudit::check_partition(const Pool::Partition& own) {
+  partition_ = &own;
+  check_list(own.free, 0);
+  check_list(own.idle, 1);
+  int used = 0, fenced = 0;
+  for (BlockId b = own.first; b < own.first + own.capacity; ++b) {
+    used += blocks_[b].used();
+    fenced += !blocks_[b].used() && blocks_[b].fence;
+  }
+  for (const BlockList* list : {&own.free, &own.idle})
+    for (BlockId b = list->front(); b != list->end() && valid(b); b = list->after(b))
+      BLOCKMGR_EXPECT(own.holds(b), name(b) + " waits in a partition it does not belong to");
+  BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
+  BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
+                  "the blocks of a partition do not add up to what was set apart");
+  if (own.policy) own.policy->audit(*this);
 }
 
 void BlockAudit::check_index() {
@@ -182,9 +199,13 @@ std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const Copy
     out += "| ";
     for (BlockId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
   };
-  put_list(pool.free_list());
-  put_list(pool.idle_list());
-  if (pool.policy()) pool.policy()->fingerprint(out);
+  for (int i = 0; i < pool.num_partitions(); ++i) {
+    const Pool::Partition& own = pool.partition(i);
+    put_list(own.free);
+    put_list(own.idle);
+    put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
+    if (own.policy) own.policy->fingerprint(out);
+  }
   if (pool.reuse()) pool.reuse()->fingerprint(out);
   for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
   copies.each_pending(

@@ -310,6 +310,25 @@ nb::dict stats(Core& self) {
   return d;
 }
 
+nb::dict quota_usage(Core& self, nb::handle name) {
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([&](const Sequences& core) {
+    const Pool::Partition& own = core.quota(bytes);
+    return std::to_array<Fact>({
+        {"limit", own.capacity},
+        {"free_blocks", own.free.size()},
+        {"idle_blocks", own.idle.size()},
+        {"fenced_blocks", own.num_fenced},
+        {"used_blocks", own.capacity - own.available() - own.num_fenced},
+        {"evicted_blocks", own.num_evicted},
+    });
+  });
+  nb::dict d;
+  for (const auto& [fact, value] : facts) d[fact] = value;
+  return d;
+}
+
 std::vector<Handle> handles(Core& self) {
   return self.read([](const Sequences& core) { return core.handles(); });
 }
@@ -336,8 +355,10 @@ nb::object policy_error(Core& self) {
 // Steps that searches for victims have taken; for tests of what they cost.
 std::int64_t victim_steps(Core& self) {
   return self.read([](const Sequences& core) {
-    const Policy* policy = core.pool().policy();
-    return policy ? policy->num_steps() : 0;
+    std::int64_t steps = 0;
+    for (int i = 0; i < core.pool().num_partitions(); ++i)
+      if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
+    return steps;
   });
 }
 
@@ -491,6 +512,8 @@ NB_MODULE(_core, m) {
       .def("debug", debug)
       .def("handles", handles)
       .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
+      .def("quota_usage", quota_usage,
+           nb::sig("def quota_usage(self, namespace: object, /) -> dict[str, int]"), any())
       .def("num_available", num_available)
       .def("memory_usage", memory_usage)
       .def("violations", violations)

@@ -60,6 +60,9 @@ void init_core(Core* self, nb::kwargs options) {
   config.retention = flag("retention");
   config.max_pinned_blocks = whole("max_pinned_blocks");
   config.eviction = nb::cast<std::string>(options["eviction"]);
+  for (const nb::handle quota : options["quotas"])
+    config.quotas.push_back({std::string(bytes_argument(quota[0], "quotas", 0)),
+                             static_cast<int>(int_argument(quota[1], "quotas"))});
   config.ghost_blocks = whole("ghost_blocks");
   new (self)
       Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));

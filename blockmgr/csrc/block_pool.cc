@@ -26,7 +26,7 @@ class BlockPool::RootReference {
 BlockPool::BlockPool(int num_blocks, int block_size, bool null_block,
                      std::unique_ptr<Digester> digester)
     : digester_(std::move(digester)),
-      blocks_(num_blocks, block_size, digester_ ? digester_->size() : 0, Pool::num_lists(0)),
+      blocks_(num_blocks, block_size, digester_ ? digester_->size() : 0, Pool::num_lists(0, 0)),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, null_block ? 1 : 0, 0, nullptr),
       copies_(blocks_, pool_),

@@ -79,7 +79,7 @@ std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t 
 ExplainResult Sequences::explain(const Prompt& prompt) {
   Call call(*this);
   const std::int64_t count = prompt.num_tokens;
-  if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0);
+  if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0, partition_of(prompt.name));
   ExplainResult result;
   if (!digester_) {
     result.missed.push_back({Miss::kCachingOff, count});
@@ -113,7 +113,8 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
       index_.digest_root(prompt.name, digest);
     }
   }
-  const bool all_known = reuse ? !reuse->num_forgotten() : !pool_.num_evicted();
+  const std::int64_t evicted = pool_.partition(partition_of(root)).num_evicted;
+  const bool all_known = reuse ? !reuse->num_forgotten() : !evicted;
   Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
   auto keys = prompt.extras.begin();
   for (std::int64_t i = found.num_full; i < limit; ++i) {

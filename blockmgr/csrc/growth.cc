@@ -32,7 +32,7 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   if (config_.early_commit && block.keyed() &&
       block.promoted_step == static_cast<std::uint16_t>(step_))
     num_valid = start;  // promoted ahead of the forward that fills it
-  const BlockId fresh = pool_.take();
+  const BlockId fresh = pool_.take(s.partition);
   std::copy_n(blocks_.tokens(shared),
               std::min<std::int64_t>(s.num_tokens - start, config_.block_size),
               blocks_.tokens(fresh));
@@ -49,17 +49,18 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
 // the present ones, the block they will be written to is made private first.
 void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens) {
   const std::int64_t target = blocks_for(slots);
-  if (target > longest()) throw_never_fits(slots, 0);
+  if (target > longest(s.partition)) throw_never_fits(slots, 0, s.partition);
   const std::int64_t logical = s.num_tokens / config_.block_size;
   const bool writes = std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks;
   const bool copies = writes && must_copy(s, logical);
   const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
-  if (fresh + copies > pool_.available()) throw OutOfBlocks(fresh + copies, pool_.available(), 0);
+  if (fresh + copies > available(s.partition))
+    throw OutOfBlocks(fresh + copies, available(s.partition), 0);
 
   if (writes) make_private(s, logical, copyable(s));
   const std::int64_t had_slots = num_slots(s);
   std::int32_t* t = table(s);
-  for (std::int64_t i = 0; i < fresh; ++i) t[s.num_blocks++] = pool_.take();
+  for (std::int64_t i = 0; i < fresh; ++i) t[s.num_blocks++] = pool_.take(s.partition);
   const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
   if (moved > 0) {
     store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
@@ -90,10 +91,17 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   set_length(s);
 }
 
-// The blocks the batch takes. Changes nothing.
+// The blocks the batch takes, by partition in needs_ if there are any. Changes nothing.
 std::int64_t Sequences::count_decode(const Handle* handles, std::int64_t count) {
   const std::int64_t size = config_.block_size;
   std::int64_t needed = 0;
+  const bool by_partition = !needs_.empty();
+  if (by_partition) std::fill(needs_.begin(), needs_.end(), 0);
+  const auto need_block = [&](const Sequence& s) {
+    ++needed;
+    if (by_partition) [[unlikely]]
+      ++needs_[s.partition];
+  };
   // A sharer that moves away may leave the next one alone: count as the commit will find it.
   leaving_.clear();
   leaving_.reserve(static_cast<std::size_t>(count));
@@ -127,19 +135,26 @@ std::int64_t Sequences::count_decode(const Handle* handles, std::int64_t count) 
         const BlockId b = table(s)[logical];
         Block& block = blocks_[b];
         if (block.keyed()) {
-          ++needed;
+          need_block(s);
         } else if (block.ref_count > 1) {
-          ++needed;
+          need_block(s);
           --block.ref_count;
           leaving_.push_back(b);
         }
       } else {
-        if (logical >= longest()) throw_never_fits(s.num_tokens + 1, 0);
-        ++needed;
+        if (logical >= longest(s.partition)) throw_never_fits(s.num_tokens + 1, 0, s.partition);
+        need_block(s);
       }
     }
   }
   return needed;
+}
+
+void Sequences::check_needs() const {
+  for (std::size_t p = 0; p < needs_.size(); ++p) {
+    const std::int64_t left = available(static_cast<int>(p));
+    if (needs_[p] > left) throw OutOfBlocks(needs_[p], left, 0);
+  }
 }
 
 void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t count,
@@ -147,7 +162,11 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   Call call(*this);
   refuse_open_ticket("decode");
   const std::int64_t needed = count_decode(handles, count);
-  if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
+  if (needs_.empty()) {
+    if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
+  } else {
+    check_needs();
+  }
   const std::int64_t size = config_.block_size;
   digests_.clear();
   promotions_.clear();
@@ -169,7 +188,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
       if (block.ref_count > 1 || block.keyed() || block.parent >= 0)
         make_private(s, logical, s.num_tokens);
     } else {
-      t[s.num_blocks++] = pool_.take();
+      t[s.num_blocks++] = pool_.take(s.partition);
     }
     blocks_.tokens(t[logical])[offset] = tokens[i];
     slots[i] = static_cast<std::int64_t>(t[logical]) * size + offset;

@@ -33,9 +33,11 @@ std::vector<BlockFacts> inspect(const Blocks& blocks, const Pool& pool, const Co
     (block.keyed() ? fact.parent : fact.twin) = block.parent;
     if (block.keyed() && block.parent >= 0) ++at(block.parent).num_children;
   }
-  std::int32_t rank = 0;
-  const BlockList& idle = pool.idle_list();
-  for (BlockId b = idle.front(); b != idle.end(); b = idle.after(b)) at(b).eviction_rank = rank++;
+  for (int i = 0; i < pool.num_partitions(); ++i) {
+    const BlockList& idle = pool.idle_list(i);
+    std::int32_t rank = 0;
+    for (BlockId b = idle.front(); b != idle.end(); b = idle.after(b)) at(b).eviction_rank = rank++;
+  }
   const auto add_copy = [&](const Copy& copy, bool taken) {
     at(copy.destination).copy_source = copy.source;
     at(copy.destination).copy_tokens = copy.num_tokens;

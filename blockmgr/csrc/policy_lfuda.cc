@@ -72,10 +72,10 @@ void LfudaPolicy::audit(BlockAudit& audit) const {
     const Block& block = blocks_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool is_idle = block.keyed() && !block.used() && !block.fence;
+    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool is_idle = keyed && !block.used() && !block.fence;
     idle += is_idle;
-    audit.expect((f.uses > 0) == block.keyed(),
-                 who + " is cached and not counted, or counted only");
+    audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
     audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
     audit.expect(!f.uses || (f.key <= age_ + f.uses && f.key > f.uses - 1),
                  who + " has a wrong key");

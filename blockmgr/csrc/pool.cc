@@ -20,20 +20,37 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
     : blocks_(blocks),
       index_(index),
       num_reserved_(num_reserved),
-      free_(blocks, blocks.count),
-      idle_(blocks, blocks.count + 1),
-      policy_(std::move(policy)),
-      idles_unheard_(!policy_) {
+      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)),
+      idles_unheard_(!common_.policy) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
-  for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
+  for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
 }
 
-BlockId Pool::take() noexcept {
-  if (free_.empty()) return take_idle();
-  const BlockId b = free_.front();
-  free_.remove(b);
-  prefetch(&blocks_[free_.front()]);
+void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
+  if (!owners_) {
+    owners_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(blocks_.count));
+    num_queued_ = common_.available();
+    idles_unheard_ = false;
+  }
+  const int before = static_cast<int>(apart_.size());
+  common_.capacity -= count;
+  const BlockId first = common_.first + common_.capacity;
+  apart_.emplace_back(blocks_, first, count, blocks_.count + num_lists(num_fences(), before),
+                      std::move(policy));
+  for (BlockId b = first; b < first + count; ++b) {
+    common_.free.remove(b);
+    apart_.back().free.push_back(b);
+    owners_[static_cast<std::size_t>(b)] = static_cast<std::uint16_t>(before + 1);
+  }
+}
+
+// Without partitions, as nearly always, everything below is about members of the pool itself.
+inline BlockId Pool::take_from(Partition& own) noexcept {
+  if (own.free.empty()) return evict_from(own);
+  const BlockId b = own.free.front();
+  own.free.remove(b);
+  prefetch(&blocks_[own.free.front()]);
   if (debug_) [[unlikely]]
     check_taken(b);
   blocks_[b].ref_count = 1;
@@ -42,22 +59,38 @@ BlockId Pool::take() noexcept {
   return b;
 }
 
-BlockId Pool::take_idle() noexcept {
-  const BlockId b = victim();
+BlockId Pool::take(int partition) noexcept {
+  if (owners_) [[unlikely]]
+    return take_apart(partition);
+  return take_from(common_);
+}
+
+BlockId Pool::take_apart(int partition) noexcept {
+  --num_queued_;
+  return take_from(at(partition));
+}
+
+BlockId Pool::take_idle(int partition) noexcept {
+  if (owners_) --num_queued_;
+  return evict_from(at(partition));
+}
+
+BlockId Pool::evict_from(Partition& own) noexcept {
+  const BlockId b = victim_of(own);
   if (debug_) [[unlikely]] {
     expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
            "a block that is not idle is evicted", b);
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
-  idle_.remove(b);
+  own.idle.remove(b);
   if (reuse_) [[unlikely]]
     reuse_->on_evicted(b);
-  if (policy_) policy_->on_uncached(b, true);
+  if (own.policy) own.policy->on_uncached(b, true);
   index_.erase(b);
-  ++num_evicted_;
+  ++own.num_evicted;
   // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
   // a policy of its own that is a guess.)
-  BlockId ahead = idle_.front();
+  BlockId ahead = own.idle.front();
   for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
   if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
   blocks_[b].ref_count = 1;
@@ -96,19 +129,40 @@ void Pool::unuse(BlockId b) noexcept {
 }
 
 void Pool::enqueue(BlockId b, int fence) noexcept {
+  if (!owners_) [[likely]]
+    return enqueue_in(common_, b, fence);
+  num_queued_ += !fence;
+  enqueue_in(of(b), b, fence);
+}
+
+void Pool::dequeue(BlockId b) noexcept {
+  if (!idles_unheard_) [[unlikely]]
+    return dequeue_aloud(b);
+  common_.idle.remove(b);  // a free block is only ever taken
+}
+
+void Pool::dequeue_aloud(BlockId b) noexcept {
+  num_queued_ -= !blocks_[b].fence;
+  dequeue_from(of(b), b);
+}
+
+inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
   Block& block = blocks_[b];
   block.fence = static_cast<std::uint8_t>(fence);
   if (fence) {
     fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
     ++num_fenced_;
-  } else if (block.keyed()) {
-    idle_.push_back(b);
-    if (policy_) policy_->on_idle(b);
+    ++own.num_fenced;
+    return;
+  }
+  if (block.keyed()) {
+    own.idle.push_back(b);
+    if (own.policy) own.policy->on_idle(b);
   } else {
     ++block.generation;
     if (debug_) [[unlikely]]
       poison(b);
-    free_.push_front(b);
+    own.free.push_front(b);
   }
 }
 
@@ -121,17 +175,17 @@ void Pool::tell_unused(BlockId b, int fence) noexcept {
   }
 }
 
-void Pool::dequeue(BlockId b) noexcept {
+inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.fence) {
     fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
     block.fence = 0;
     --num_fenced_;
-  } else {
-    idle_.remove(b);  // a free block is only ever taken
-    if (policy_) [[unlikely]]
-      policy_->on_used(b);
+    --own.num_fenced;
+    return;
   }
+  own.idle.remove(b);  // a free block is only ever taken
+  if (own.policy) own.policy->on_used(b);
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
@@ -140,13 +194,13 @@ void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexce
   index_.insert(b, key, digest);
   if (reuse_) [[unlikely]]
     reuse_->on_cached(digest);
-  if (policy_) policy_->on_cached(b);
+  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
-  if (policy_) policy_->on_cached(b);
+  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
   if (key.parent >= 0) ++blocks_[key.parent].pins;
 }
 
@@ -155,7 +209,7 @@ void Pool::forget(BlockId b) noexcept {
   const NodeId parent = blocks_[b].parent;
   const int fence = blocks_[b].fence;
   if (!used) dequeue(b);
-  if (policy_) policy_->on_uncached(b, false);
+  if (Policy* policy = of(b).policy.get()) policy->on_uncached(b, false);
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
@@ -178,6 +232,25 @@ void Pool::exchange(BlockId own, BlockId twin) noexcept {
   if (reuse) reuse_ = std::move(reuse);
 }
 
+int Pool::num_free() const {
+  return sum([](const Partition& p) { return p.free.size(); });
+}
+
+int Pool::num_idle() const {
+  return sum([](const Partition& p) { return p.idle.size(); });
+}
+
+std::int64_t Pool::num_evicted() const {
+  return sum([](const Partition& p) { return p.num_evicted; });
+}
+
+std::size_t Pool::memory() const {
+  const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
+  return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
+         (reuse_ ? reuse_->memory() : 0) +
+         sum([](const Partition& p) { return p.policy ? p.policy->memory() : 0; });
+}
+
 void Pool::set_twin(BlockId b, BlockId twin) noexcept {
   pin(twin);
   blocks_[b].parent = twin;
@@ -192,14 +265,16 @@ void Pool::drop_twin(BlockId b) noexcept {
 void Pool::take_over(BlockId tail) noexcept {
   if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
   dequeue(tail);
-  if (policy_) policy_->on_uncached(tail, false);
+  if (Policy* policy = of(tail).policy.get()) policy->on_uncached(tail, false);
   index_.erase(tail);
   blocks_[tail].ref_count = 1;
 }
 
 void Pool::set_debug(bool debug) noexcept {
-  if (debug && !debug_)
-    for (BlockId b = free_.front(); b != free_.end(); b = free_.after(b)) poison(b);
+  for (int i = 0; debug && !debug_ && i < num_partitions(); ++i) {
+    const BlockList& free = partition(i).free;
+    for (BlockId b = free.front(); b != free.end(); b = free.after(b)) poison(b);
+  }
   debug_ = debug;
   fault_ = nullptr;
 }
@@ -236,6 +311,7 @@ void Pool::move_fence(int from, int to) noexcept {
     const BlockId b = list.front();
     list.remove(b);
     --num_fenced_;
+    --of(b).num_fenced;
     enqueue(b, to);
     if (reuse_) [[unlikely]]
       tell_unused(b, to);

@@ -2,6 +2,10 @@
 //
 //   capacity = free + idle + fenced + used
 //
+// Blocks can be set apart: a partition is a range of block ids with queues and an eviction order of
+// its own, so that nothing that happens in one partition is felt in another. Partition 0 is what is
+// left to everybody else; most pools have no other.
+//
 // Every function here is noexcept and allocates nothing: callers count first, then commit.
 #pragma once
 
@@ -24,27 +28,54 @@ class Pool {
   // idle blocks are given up least recently used first.
   Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
        std::unique_ptr<Policy> policy);
-  // Records needed past the last block: free list, idle list, pending copies, fences.
-  static int num_lists(int num_fences) { return 3 + num_fences; }
+  // Records needed past the last block: free list, idle list, pending copies, fences, and two for
+  // each partition.
+  static int num_lists(int num_fences, int num_apart) { return 3 + num_fences + 2 * num_apart; }
   BlockId copies_sentinel() const { return blocks_.count + 2; }
 
   int capacity() const { return blocks_.count - num_reserved_; }
-  int available() const { return free_.size() + idle_.size(); }
-  int num_free() const { return free_.size(); }
-  int num_idle() const { return idle_.size(); }
+  int available() const {
+    return owners_ ? num_queued_ : common_.free.size() + common_.idle.size();
+  }
+  int num_free() const;
+  int num_idle() const;
   int num_fenced() const { return num_fenced_; }
   int num_used() const { return capacity() - available() - num_fenced_; }
-  std::int64_t num_evicted() const { return num_evicted_; }
+  std::int64_t num_evicted() const;
 
-  // An unused block with one reference, for new content. There must be one: see available().
-  BlockId take() noexcept;
-  // The next idle block in the eviction order, likewise; free ones are left alone.
-  BlockId take_idle() noexcept;
-  // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept {
-    const BlockId chosen = policy_ ? policy_->victim() : kNoBlock;
-    return chosen >= 0 ? chosen : idle_.front();
+  struct Partition {
+    Partition(Blocks& blocks, BlockId first, int capacity, BlockId sentinels,
+              std::unique_ptr<Policy> policy)
+        : first(first),
+          capacity(capacity),
+          free(blocks, sentinels),
+          idle(blocks, sentinels + 1),
+          policy(std::move(policy)) {}
+    int available() const { return free.size() + idle.size(); }
+    bool holds(BlockId b) const { return b >= first && b < first + capacity; }
+
+    BlockId first;
+    int capacity;
+    BlockList free;
+    BlockList idle;  // by recency: what became idle first is in front, children before parents
+    std::unique_ptr<Policy> policy;
+    int num_fenced = 0;
+    std::int64_t num_evicted = 0;
+  };
+  // Makes a partition of this many blocks that were left to everybody. Before anything is taken.
+  void set_apart(int count, std::unique_ptr<Policy> policy);
+  int num_partitions() const { return 1 + static_cast<int>(apart_.size()); }
+  const Partition& partition(int number) const {
+    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
   }
+  int partition_of(BlockId b) const { return owners_ ? owners_[static_cast<std::size_t>(b)] : 0; }
+
+  // An unused block with one reference, for new content. The partition must have one available.
+  BlockId take(int partition = 0) noexcept;
+  // The next idle block in the eviction order, likewise; free ones are left alone.
+  BlockId take_idle(int partition = 0) noexcept;
+  // That block, left where it is. There must be an idle one.
+  BlockId victim(int partition = 0) noexcept { return victim_of(at(partition)); }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]
@@ -62,7 +93,7 @@ class Pool {
     // told.
     const NodeId parent = block.parent;
     if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
-      idle_.push_back(b);
+      common_.idle.push_back(b);
       --blocks_[parent].pins;
       return;
     }
@@ -80,31 +111,30 @@ class Pool {
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
-  // What the policy needs to hear of sequences: see there.
-  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
+  // What the policy of a partition needs to hear of sequences: see there.
+  std::uint32_t admitted(int number, const BlockId* found, std::int64_t num_found,
                          std::int64_t num_blocks) noexcept {
-    return policy_ ? policy_->admitted(found, num_found, num_blocks) : 0;
+    Policy* policy = at(number).policy.get();
+    return policy ? policy->admitted(found, num_found, num_blocks) : 0;
   }
   void hit(BlockId b) noexcept {
-    if (policy_) policy_->on_hit(b);
+    if (Policy* policy = of(b).policy.get()) policy->on_hit(b);
   }
-  void enter(std::uint32_t context) noexcept {
-    if (policy_) policy_->enter(context);
+  void enter(int number, std::uint32_t context) noexcept {
+    if (Policy* policy = at(number).policy.get()) policy->enter(context);
   }
   // Makes an idle block the one that was used last; of a chain, the deepest first.
   void touch(BlockId b) noexcept {
-    idle_.remove(b);
-    idle_.push_back(b);
-    if (policy_) policy_->on_touched(b);
+    Partition& own = of(b);
+    own.idle.remove(b);
+    own.idle.push_back(b);
+    if (own.policy) own.policy->on_touched(b);
     if (reuse_) [[unlikely]] {
       reuse_->on_used(b);
       reuse_->on_idle(b);
     }
   }
-  std::size_t memory() const {
-    return (policy_ ? policy_->memory() : 0) + (reuse_ ? reuse_->memory() : 0);
-  }
-  const Policy* policy() const { return policy_.get(); }
+  std::size_t memory() const;
   // Has all that happens to the queues told to a tracker. Before anything is taken.
   void follow(std::unique_ptr<ReuseTracker> reuse) {
     reuse_ = std::move(reuse);
@@ -133,7 +163,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    idles_unheard_ = !fence && !policy_ && !reuse_;
+    idles_unheard_ = !fence && !common_.policy && !reuse_ && !owners_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -144,15 +174,25 @@ class Pool {
   // The first thing such a look found wrong since the last time; empty: nothing.
   std::string take_fault();
 
-  const BlockList& free_list() const { return free_; }
-  // By recency: the block that became idle first is in front, children before parents.
-  const BlockList& idle_list() const { return idle_; }
+  const BlockList& free_list(int number = 0) const { return partition(number).free; }
+  const BlockList& idle_list(int number = 0) const { return partition(number).idle; }
+  const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
   int num_fences() const { return static_cast<int>(fences_.size()); }
 
  private:
+  Partition& at(int number) {
+    return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
+  }
+  Partition& of(BlockId b) { return owners_ ? at(owners_[static_cast<std::size_t>(b)]) : common_; }
+  template <class Count>
+  auto sum(Count count) const {
+    auto total = count(common_);
+    for (const Partition& p : apart_) total += count(p);
+    return total;
+  }
   // Remembers the first thing that does not hold. Nothing here may throw.
   bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
   void poison(BlockId b) noexcept;
@@ -162,19 +202,30 @@ class Pool {
   void enqueue(BlockId b, int fence) noexcept;
   void tell_unused(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
+  BlockId take_apart(int partition) noexcept;
+  void dequeue_aloud(BlockId b) noexcept;
+  BlockId take_from(Partition& own) noexcept;
+  BlockId evict_from(Partition& own) noexcept;
+  void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
+  void dequeue_from(Partition& own, BlockId b) noexcept;
+  static BlockId victim_of(Partition& own) noexcept {
+    const BlockId chosen = own.policy ? own.policy->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : own.idle.front();
+  }
 
   Blocks& blocks_;
   PrefixIndex& index_;
   int num_reserved_;
-  BlockList free_;
-  BlockList idle_;
-  std::unique_ptr<Policy> policy_;
+  Partition common_;
+  std::vector<Partition> apart_;
+  std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
+  int num_queued_ = 0;                       // free and idle blocks; with partitions only
   std::unique_ptr<ReuseTracker> reuse_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
-  bool idles_unheard_;  // no fence is open, and nobody is to be told
+  // No fence is open, without which no block is fenced; nobody is to be told, and none are apart.
+  bool idles_unheard_;
   int num_fenced_ = 0;
-  std::int64_t num_evicted_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;
   BlockId fault_block_ = kNoBlock;

@@ -57,7 +57,7 @@ void Sequences::promote(const Promotion& promotion) noexcept {
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
   std::int32_t* t = table(s);
-  pool_.enter(s.context);
+  pool_.enter(s.partition, s.context);
   NodeId node = chain_node(s, s.num_chained);
   for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
     if (i + kInsertAhead < promotion.until) {

@@ -32,10 +32,11 @@ void Queues::audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) cons
   }
   for (BlockId b = 0; b < count_; ++b) {
     const Block& block = blocks[b];
-    const bool idle = block.keyed() && !block.used() && !block.fence;
+    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool idle = keyed && !block.used() && !block.fence;
     const std::string who = BlockAudit::name(b);
-    audit.expect((queue_of(b) != kNone) == block.keyed(),
-                 who + (block.keyed() ? " is in no eviction queue" : " is left in a queue"));
+    audit.expect((queue_of(b) != kNone) == keyed,
+                 who + (keyed ? " is in no eviction queue" : " is left in a queue"));
     audit.expect(linked(b) == (listed[at(b)] == 1), who + " has a wrong link");
     audit.expect(!idle || linked(b), who + " is idle and can never be a victim");
     audit.expect(idle || !only_idle || !linked(b), who + " is in use and may be a victim");

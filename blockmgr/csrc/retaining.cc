@@ -5,10 +5,11 @@
 
 namespace blockmgr {
 
-std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, const PolicyMaker& make) {
+std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity,
+                                                 const PolicyMaker& make) {
+  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
   std::unique_ptr<Policy> policy =
-      make ? make(blocks_, index_)
-           : make_policy(config.eviction, blocks_, index_, config.num_blocks - config.null_block);
+      make ? make(blocks_, index_) : make_policy(config.eviction, blocks_, index_, capacity);
   if (!config.retention) return policy;
   auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, std::move(policy),
                                                      config.max_pinned_blocks);
@@ -45,7 +46,8 @@ std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t s
 
 // The full blocks of the prompt that are cached, into found_.
 std::int64_t Sequences::find_cached(const Prompt& prompt) {
-  if (blocks_for(prompt.num_tokens) > config_.row_width) throw_never_fits(prompt.num_tokens, 0);
+  if (blocks_for(prompt.num_tokens) > config_.row_width)
+    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root == kUnknownId || !digester_) return 0;
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
@@ -91,7 +93,8 @@ RetainingPolicy::Pin Sequences::view_pin(std::int64_t pin) const {
 
 std::int64_t Sequences::touch(const Prompt& prompt) {
   Call call(*this);
-  if (blocks_for(prompt.num_tokens) > config_.row_width) throw_never_fits(prompt.num_tokens, 0);
+  if (blocks_for(prompt.num_tokens) > config_.row_width)
+    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root == kUnknownId) return 0;
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
@@ -104,7 +107,7 @@ std::int64_t Sequences::touch(const Prompt& prompt) {
     pool_.touch(b);
     ++count;
   };
-  pool_.enter(0);
+  pool_.enter(partition_of(root), 0);
   if (found.partial >= 0) touch_idle(found.partial);
   for (std::int64_t i = found.num_full; i-- > 0;) touch_idle(found_[static_cast<std::size_t>(i)]);
   counters_.touched_blocks += count;

@@ -13,6 +13,13 @@ std::size_t remap_limit(const Config& config) {
   return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
+// What no quota sets apart.
+int common_capacity(const Config& config) {
+  int left = config.num_blocks - config.null_block;
+  for (const Quota& quota : config.quotas) left -= quota.blocks;
+  return left;
+}
+
 // Rows of every manager in the process start at another generation, so that a handle given to
 // the wrong manager is unknown there instead of naming one of its own sequences.
 std::uint32_t next_first_generation() {
@@ -28,10 +35,10 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
     : config_(config),
       digester_(std::move(digester)),
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
-              Pool::num_lists(config.steps_in_flight)),
+              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_eviction(config, make)),
+            make_eviction(config, common_capacity(config), make)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
@@ -48,7 +55,26 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
   if (config.remap) remaps_.reserve(max_remaps_);
   if (config.ghost_blocks && digester_)
     pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
-                                                pool_.policy() == nullptr));
+                                                !pool_.policy()));
+  set_apart(config);
+}
+
+// The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
+// number of the root tells them from all others.
+void Sequences::set_apart(const Config& config) {
+  if (config.quotas.empty()) return;
+  partitions_.resize(1 + config.quotas.size());
+  needs_.resize(1 + config.quotas.size());
+  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
+    const Quota& quota = config.quotas[i];
+    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
+    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks, nullptr));
+  }
+}
+
+std::int64_t Sequences::watermark(int partition) const {
+  const std::int64_t all = config_.watermark_blocks;
+  return partitions_.empty() ? all : all * pool_.partition(partition).capacity / pool_.capacity();
 }
 
 const Sequence& Sequences::live(Handle handle) const {
@@ -119,7 +145,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
   std::int64_t last = s.num_blocks;
-  pool_.enter(s.context);
+  pool_.enter(s.partition, s.context);
   while (last > keep) {
     --last;
     if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
@@ -337,6 +363,7 @@ std::size_t Sequences::memory() const {
   total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
+  total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
   return total;

@@ -25,6 +25,12 @@ namespace blockmgr {
 
 using Handle = std::int64_t;  // generation of the row in the high half, row in the low half
 
+// Blocks set apart for one namespace.
+struct Quota {
+  std::string name;
+  int blocks;
+};
+
 struct Config {
   int num_blocks = 0;
   int block_size = 0;
@@ -41,6 +47,7 @@ struct Config {
   int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
   bool retention = false;
   int max_pinned_blocks = 0;
+  std::vector<Quota> quotas;
 };
 
 struct Prompt {
@@ -130,8 +137,9 @@ struct Sequence {
   std::int64_t num_written = 0;  // early commit: num_computed when committed_step began
   std::int64_t committed_step = -1;
   std::uint32_t root = 0;
-  std::uint32_t context = 0;  // of the eviction policy
-  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
+  std::uint32_t context = 0;    // of the eviction policy
+  std::uint16_t partition = 0;  // of the pool: the root's
+  std::uint64_t mark = 0;       // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
   std::size_t waiting_start = 0;
@@ -208,6 +216,10 @@ class Sequences {
   const Config& config() const { return config_; }
   const Blocks& blocks() const { return blocks_; }
   const Pool& pool() const { return pool_; }
+  // The blocks that sequences of this namespace are given.
+  const Pool::Partition& quota(std::string_view name) const {
+    return pool_.partition(partition_of(name));
+  }
   const CopyTracker& copies() const { return copies_; }
   const PrefixIndex& index() const { return index_; }
   const Counters& counters() const { return counters_; }
@@ -279,10 +291,23 @@ class Sequences {
   void refuse_open_ticket(const char* call) const;
   void set_length(const Sequence& s);
   // Blocks that a sequence can have at the most.
-  std::int64_t longest() const { return std::min(config_.row_width, pool_.capacity()); }
+  std::int64_t longest(int partition) const {
+    return std::min(config_.row_width, pool_.partition(partition).capacity);
+  }
+  std::int64_t available(int partition) const { return pool_.partition(partition).available(); }
+  std::uint16_t partition_of(std::uint32_t root) const {
+    return root < partitions_.size() ? partitions_[root] : std::uint16_t{0};
+  }
+  std::uint16_t partition_of(std::string_view name) const {
+    return partitions_.empty() ? std::uint16_t{0} : partition_of(index_.find_root(name));
+  }
+  // Blocks held back from admission: of a partition, its share of all, rounded down.
+  std::int64_t watermark(int partition) const;
+  void set_apart(const Config& config);
 
   // retaining.cc
-  std::unique_ptr<Policy> make_eviction(const Config& config, const PolicyMaker& make);
+  std::unique_ptr<Policy> make_eviction(const Config& config, int capacity,
+                                        const PolicyMaker& make);
   RetainingPolicy& retaining(const char* call) const;
   std::int64_t find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
@@ -293,10 +318,12 @@ class Sequences {
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
   Demand demand(const Found& found, std::int64_t slots) const;
-  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
+  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
                              std::int64_t watermark) const;
-  bool never_fits(std::int64_t num_tokens, std::int64_t slots, std::int64_t watermark) const;
-  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots) const;
+  bool never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                  std::int64_t watermark) const;
+  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots,
+                                     int partition) const;
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
                        const ExtrasIds* extras, std::int64_t watermark, Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
@@ -322,6 +349,7 @@ class Sequences {
   std::int64_t copyable(const Sequence& s) const;
   void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens);
   std::int64_t count_decode(const Handle* handles, std::int64_t count);
+  void check_needs() const;
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
@@ -338,6 +366,7 @@ class Sequences {
   RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   Pool pool_;
   CopyTracker copies_;
+  std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
 
   std::vector<Sequence> sequences_;
   std::vector<std::int32_t> unused_rows_;
@@ -349,6 +378,7 @@ class Sequences {
   std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode
+  std::vector<std::int64_t> needs_;    // scratch of decode: by partition; empty without quotas
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;

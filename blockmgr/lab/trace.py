@@ -18,7 +18,7 @@ Source: Qin et al., "Mooncake", FAST 2025, and the traces released with it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,7 +103,7 @@ class Request:
     prompt: Tokens | HashedPrompt
     num_output_tokens: int
     outputs: tuple[Tokens, ...] = ()
-    namespace: bytes = b""
+    namespace: bytes = field(default=b"", repr=False)  # may be a secret
 
     def __post_init__(self) -> None:
         for name in ("arrival_ms", "num_output_tokens"):
@@ -358,8 +358,13 @@ class _Line:
         try:
             return bytes.fromhex(value)
         except (TypeError, ValueError):
-            found = f"namespace {_show(value)}"
+            # A namespace may be a secret, a mistyped one too: its kind must do.
+            found = f"a namespace that is {_kind(value)}"
             raise self.error("namespace", found, "a string of hexadecimal bytes") from None
+
+
+def _kind(value: Any) -> str:
+    return f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
 
 
 def _show(value: Any) -> str:

@@ -29,6 +29,7 @@ __all__ = ["DivergenceError", "Entry", "Launched", "LockStep"]
 
 # A TypeError is never in order: no rule passes a value of the wrong type.
 REFUSALS = (BlockMgrError, ValueError)
+NOBODY = b"a namespace without a quota"
 VIEW = (
     "num_tokens",
     "num_computed_tokens",
@@ -179,6 +180,10 @@ class LockStep:
         if ours != theirs:
             different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
             raise DivergenceError(f"stats (manager, model): {different}")
+        for namespace in (*self.model.config.quotas, NOBODY):
+            usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
+            if usage != due:
+                raise DivergenceError(f"quota of {namespace!r} (manager, model): {usage}, {due}")
         if set(self.manager.handles()) != {e.handle for e in self.entries}:
             raise DivergenceError("live handles")
         owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}

@@ -64,17 +64,20 @@ class ModelManager(RetentionModel):
         moving: list[Block] = []
         wanted: list[tuple[int, bool]] = []
         for seq, num_slots in zip(seqs, slots, strict=True):
-            self.check_fits(num_slots)
+            self.check_fits(seq, num_slots)
             shared = self.must_copy(seq, moving) if write else None
             moving += [shared] if shared else []
             more = max(0, -(-num_slots // self.size) - len(seq.blocks))
             wanted.append((more, shared is not None))
-        needed = sum(more + copy for more, copy in wanted)
-        if needed > self.num_available:
-            raise OutOfBlocksError(needed, self.num_available)
+        shares = [self.share(seq.namespace) for seq in seqs]
+        for share in (None, *self.config.quotas):
+            pairs = zip(shares, wanted, strict=True)
+            needed = sum(more + copy for own, (more, copy) in pairs if own == share)
+            if needed > self.available(share):
+                raise OutOfBlocksError(needed, self.available(share))
         taken = [
-            (self.take() if copy else None, [self.take() for _ in range(more)])
-            for more, copy in wanted
+            (self.take(share) if copy else None, [self.take(share) for _ in range(more)])
+            for share, (more, copy) in zip(shares, wanted, strict=True)
         ]
         for seq, (fresh, more_blocks) in zip(seqs, taken, strict=True):
             if write:
@@ -248,10 +251,11 @@ class ModelManager(RetentionModel):
         seq = self.sequence(handle)
         if not seq.is_preempted:
             raise SequenceStateError(f"sequence {handle} is running")
-        slots = self.checked_slots(seq.tokens, num_slots, watermark=0)
+        slots = self.checked_slots(seq, num_slots, watermark=0)
         # What grew past the watermark must be able to come back to an empty pool.
-        spare = self.capacity - -(-max(seq.num_tokens, slots) // self.size)
-        plan = self.fitting_plan(seq, slots, min(self.config.watermark_blocks, spare))
+        share = self.share(seq.namespace)
+        spare = self.limit(share) - -(-max(seq.num_tokens, slots) // self.size)
+        plan = self.fitting_plan(seq, slots, min(self.watermark(share), spare))
         self.settle_in(seq, plan, "resumed_")
 
     def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
@@ -264,7 +268,7 @@ class ModelManager(RetentionModel):
             if seq.num_slots < seq.num_tokens:
                 raise SequenceStateError(f"sequence {handle} has tokens without slots")
             self.check_not_promised(seq)
-            self.check_fits(seq.num_tokens + 1)
+            self.check_fits(seq, seq.num_tokens + 1)
             seqs.append(seq)
         before = [seq.num_computed_tokens for seq in seqs], [seq.settled for seq in seqs]
         for seq in seqs:

@@ -122,14 +122,16 @@ class ModelAdmission(ModelPool):
 
     def fitting_plan(self, seq: Seq, num_slots: int, watermark: int) -> Plan:
         """The best plan there is room for: a copy holds its source as well as its destination."""
+        available = self.available(self.share(seq.namespace))
         for partial in (True, False):
             plan = self.plan(seq, num_slots, partial)
-            if plan.needed == 0 or plan.needed <= self.num_available - watermark:
+            if plan.needed == 0 or plan.needed <= available - watermark:
                 return plan
-        raise OutOfBlocksError(plan.needed, self.num_available, watermark)
+        raise OutOfBlocksError(plan.needed, available, watermark)
 
-    def check_fits(self, num_slots: int, watermark: int = 0) -> None:
-        if -(-num_slots // self.size) > min(self.width, self.capacity - watermark):
+    def check_fits(self, seq: Seq, num_slots: int, watermark: int = 0) -> None:
+        most = self.limit(self.share(seq.namespace)) - watermark
+        if -(-num_slots // self.size) > min(self.width, most):
             raise NeverFitsError(f"{num_slots} slots never fit")
 
     def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
@@ -145,7 +147,8 @@ class ModelAdmission(ModelPool):
             seq.blocks.append(plan.source)
         elif plan.source is not None:
             plan.source.stamp = None  # in use from here on, so that it is not evicted below
-        seq.blocks += [self.take() for _ in range(plan.num_blocks - len(seq.blocks))]
+        share = self.share(seq.namespace)
+        seq.blocks += [self.take(share) for _ in range(plan.num_blocks - len(seq.blocks))]
         if plan.source is not None and not plan.take_over:
             self.record(plan.source, seq.blocks[len(plan.hits)], plan.num_partial)
         self.settle_down()
@@ -156,9 +159,10 @@ class ModelAdmission(ModelPool):
         if not counters:
             self.count["partial_hit_tokens"] += plan.num_partial
 
-    def checked_slots(self, tokens: list[int], num_slots: int | None, watermark: int) -> int:
-        slots = len(tokens) if num_slots is None else whole("num_slots", num_slots, 1, 2**63 - 1)
-        self.check_fits(max(len(tokens), slots), watermark)
+    def checked_slots(self, seq: Seq, num_slots: int | None, watermark: int) -> int:
+        length = len(seq.tokens)
+        slots = length if num_slots is None else whole("num_slots", num_slots, 1, 2**63 - 1)
+        self.check_fits(seq, max(length, slots), watermark)
         return slots
 
     def new_rows(self, n: int) -> list[int]:
@@ -180,9 +184,10 @@ class ModelAdmission(ModelPool):
         num_slots: int | None = None,
     ) -> int:
         seq = self.prompt(tokens, namespace, extras)
-        slots = self.checked_slots(seq.tokens, num_slots, self.config.watermark_blocks)
+        watermark = self.watermark(self.share(seq.namespace))
+        slots = self.checked_slots(seq, num_slots, watermark)
         [seq.handle] = self.new_rows(1)
-        plan = self.fitting_plan(seq, slots, self.config.watermark_blocks)
+        plan = self.fitting_plan(seq, slots, watermark)
         self.settle_in(seq, plan, "")
         return seq.handle
 
@@ -208,10 +213,11 @@ class ModelAdmission(ModelPool):
         num_slots: int | None = None,
     ) -> Admission:
         seq = self.prompt(tokens, namespace, extras)
+        watermark = self.watermark(self.share(seq.namespace))
         try:
-            slots = self.checked_slots(seq.tokens, num_slots, self.config.watermark_blocks)
+            slots = self.checked_slots(seq, num_slots, watermark)
             self.new_rows(1)
-            self.fitting_plan(seq, slots, self.config.watermark_blocks)
+            self.fitting_plan(seq, slots, watermark)
         except NeverFitsError:
             return Admission.NEVER
         except (OutOfSequencesError, OutOfBlocksError):

@@ -18,7 +18,7 @@ import numpy as np
 from blockmgr.blocks import CopyPlan, Priority, Remap
 from blockmgr.config import ManagerConfig
 from blockmgr.errors import StepError, TicketError
-from blockmgr.stats import Stats
+from blockmgr.stats import QuotaUsage, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,7 @@ class Block:
     retention: tuple[int, float] | None = None  # a level, and the time it ends
     hint: int = Priority.NORMAL  # what its last user said of its next use
     fence: int = 0  # the ticket that must complete before it is handed out
+    share: bytes | None = None  # whose quota it counts in; None: what is left to everybody
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -106,6 +107,8 @@ class ModelPool:
         self.live: list[Block] = []  # in use, or findable
         self.leaving: list[Block] = []  # table entries on their way out within a call
         self.fence_of_id: dict[int, int] = {}  # of blocks that are neither
+        self.share_of_id: dict[int, bytes | None] = {}
+        self.evicted_of: dict[bytes | None, int] = {}
         self.seqs: dict[int, Seq] = {}
         self.generations = [0] * self.config.max_seqs
         self.pending: list[Copy] = []
@@ -166,6 +169,7 @@ class ModelPool:
         if block.stamp is not None:
             self.live.remove(block)
             self.fence_of_id[block.id] = block.fence
+            self.share_of_id[block.id] = block.share
 
     def find(self, content: Content) -> Block | None:
         return next((block for block in self.live if block.content == content), None)
@@ -194,30 +198,69 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
+    # A quota is a number: nobody owns a block that is free, and whose it was is forgotten with its
+    # content. It works out because no share is ever charged for more than its limit.
+
+    def share(self, namespace: bytes) -> bytes | None:
+        return namespace if namespace in self.config.quotas else None
+
+    def limit(self, share: bytes | None) -> int:
+        quotas = self.config.quotas
+        return self.capacity - sum(quotas.values()) if share is None else quotas[share]
+
+    def free_of(self, share: bytes | None) -> int:
+        """Blocks it may still take without giving one up."""
+        live = {block.id for block in self.live}
+        fenced = [i for i, f in self.fence_of_id.items() if f in self.in_flight and i not in live]
+        charged = sum(block.share == share for block in self.live)
+        return self.limit(share) - charged - sum(self.share_of_id[i] == share for i in fenced)
+
+    def idle_of(self, share: bytes | None) -> list[Block]:
+        return [block for block in self.idle() if block.share == share]
+
+    def available(self, share: bytes | None) -> int:
+        return self.free_of(share) + len(self.idle_of(share))
+
+    def watermark(self, share: bytes | None) -> int:
+        return self.config.watermark_blocks * self.limit(share) // self.capacity
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        share = self.share(namespace)
+        used = sum(block.stamp is None for block in self.live if block.share == share)
+        return QuotaUsage(
+            limit=self.limit(share),
+            free_blocks=self.free_of(share),
+            idle_blocks=len(self.idle_of(share)),
+            fenced_blocks=self.limit(share) - self.available(share) - used,
+            used_blocks=used,
+            evicted_blocks=self.evicted_of.get(share, 0),
+        )
+
     def level(self, block: Block) -> int:
         raise NotImplementedError
 
     def level_gauges(self) -> dict[str, int]:
         raise NotImplementedError
 
-    def victims(self) -> list[Block]:
-        """The idle blocks that may go next, whatever the policy."""
+    def victims(self, share: bytes | None) -> list[Block]:
+        """The idle blocks of a share that may go next, whatever the policy."""
         raise NotImplementedError
 
     def choose_victim(self, idle: list[Block]) -> Block:
         """The least recently used; whoever compares managers of other policies says another."""
         return min(idle, key=lambda block: block.stamp or 0)
 
-    def take(self) -> Block:
+    def take(self, share: bytes | None) -> Block:
         ids = self.free_ids()
-        if not ids:
-            victim = self.choose_victim(self.victims())
+        if not self.free_of(share):
+            victim = self.choose_victim(self.victims(share))
             if self.level(victim) == Priority.PINNED:
                 self.count["evicted_pinned_blocks"] += 1
             self.forget(victim)
             self.count["evicted_blocks"] += 1
+            self.evicted_of[share] = self.evicted_of.get(share, 0) + 1
             ids = [victim.id]
-        block = Block(ids[-1], next(self.clock))
+        block = Block(ids[-1], next(self.clock), share=share)
         self.live.append(block)
         return block
 
@@ -310,3 +353,6 @@ class ModelPool:
         assert len({block.id for block in self.live}) == len(self.live) <= self.capacity
         contents = [block.content for block in self.live if block.content]
         assert len(set(contents)) == len(contents)
+        for share in (None, *self.config.quotas):
+            assert 0 <= self.free_of(share) <= len(self.free_ids())
+        assert all(b.share == self.share(b.content[0]) for b in self.live if b.content)

@@ -63,10 +63,10 @@ class RetentionModel(ModelAdmission):
         """At least that of every block that continues it."""
         return max(self.own_level(other) for other in self.live if self.is_below(other, block))
 
-    def victims(self) -> list[Block]:
+    def victims(self, share: bytes | None) -> list[Block]:
         """The idle blocks of the lowest level that has any."""
         self.expire()
-        idle = self.idle()
+        idle = self.idle_of(share)
         lowest = min(map(self.level, idle))
         return [block for block in idle if self.level(block) == lowest]
 

@@ -62,6 +62,7 @@ class Profile:
         weights: Where they differ from ``BALANCED``.
         namespaces: Namespaces of the prompts.
         vocabulary: Numbers of different tokens; one is drawn for each run.
+        quotas: Whether some of the namespaces have blocks set apart.
         swarm: Weights are multiplied by 2 to a power of at most this, drawn for each run.
     """
 
@@ -72,6 +73,7 @@ class Profile:
     weights: dict[str, float] = field(default_factory=dict)
     namespaces: tuple[bytes, ...] = (b"", b"tenant")
     vocabulary: tuple[int, ...] = (2, 2, 3, 50)
+    quotas: bool = False
     swarm: float = 0.5
 
 
@@ -85,7 +87,9 @@ PROFILES = {
     ),
     "tiny_pool": Profile(blocks=(1, 6), sizes=(1, 2, 3), max_seqs=(2, 5), prompt=9),
     "exact_fit": Profile(blocks=(4, 12), sizes=(1, 2, 4), weights={"append": 6, "free": 16}),
-    "multi_tenant": Profile(namespaces=(b"", b"a", b"b", b"c"), weights={"admit": 24, "free": 18}),
+    "multi_tenant": Profile(
+        namespaces=(b"", b"a", b"b", b"c"), quotas=True, weights={"admit": 24, "free": 18}
+    ),
     "aborts": Profile(
         sizes=(2, 3, 4, 8),
         weights={"begin": 25, "abort": 16, "fork": 25, "append": 40, "step": 8, "admit": 8},
@@ -99,6 +103,16 @@ PROFILES = {
     "swarm": Profile(blocks=(2, 64), sizes=(1, 2, 3, 5, 8, 16), swarm=3.0),
 }
 """The kinds of run, by name."""
+
+
+def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
+    """Blocks set apart for some of the namespaces, as text; now and then of all there are."""
+    quotas = {}
+    for namespace in rng.sample(profile.namespaces, rng.randint(0, len(profile.namespaces))):
+        if capacity:
+            quotas[namespace.decode()] = rng.randint(1, capacity)
+            capacity -= quotas[namespace.decode()]
+    return quotas
 
 
 def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) -> dict[str, Any]:
@@ -119,8 +133,10 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
     }
     if default:
         return {**sizes, "digest": "xxh3_128"}
+    quotas = draw_quotas(rng, profile, num_blocks) if profile.quotas else {}
     return {
         **sizes,
+        **({"quotas": quotas} if quotas else {}),
         "num_blocks": num_blocks + null_block,
         "max_blocks_per_seq": rng.choice([None, None, None, 8]),
         "prefix_caching": rng.random() < 0.9,

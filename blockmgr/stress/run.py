@@ -107,10 +107,11 @@ def build_world(
 ) -> CountingWorld:
     """A world for a configuration whose digest is given by name."""
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
+    quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     if not modelled:
         detectors = detectors.replace("D", "")
     world = CountingWorld(
-        {**config, "digest": DIGESTS[config["digest"]]},
+        {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
         model=ModelManager,
         seed=seed,

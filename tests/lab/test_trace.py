@@ -196,8 +196,12 @@ OWN = {"arrival_ms": 1, "namespace": "", "num_output_tokens": 2, "outputs": [[8,
         ({"outputs": [3]}, "3 in outputs", "a list of integers"),
         ({"outputs": [[8.5]]}, "8.5 in outputs", "integers in"),
         ({"num_output_tokens": 3}, "num_output_tokens 3", "2, the length of the longest"),
-        ({"namespace": "xy"}, 'namespace "xy"', "a string of hexadecimal bytes"),
-        ({"namespace": 7}, "namespace 7", "a string of hexadecimal bytes"),
+        (
+            {"namespace": "xy"},
+            "a namespace that is a string of 2 characters",
+            "a string of hexadecimal bytes",
+        ),
+        ({"namespace": 7}, "a namespace that is no string", "a string of hexadecimal bytes"),
     ],
 )
 def test_a_malformed_record_of_the_own_format_is_named(

@@ -143,8 +143,8 @@ CORE = (
     Mutant(
         "never_fits_too_late",
         "admission.cc",
-        "blocks > config_.row_width || blocks > pool_.capacity() - watermark;",
-        "blocks > config_.row_width || blocks > pool_.capacity();",
+        "blocks > pool_.partition(partition).capacity - watermark;",
+        "blocks > pool_.partition(partition).capacity;",
     ),
     Mutant(
         "grows_before_it_counts",
@@ -251,8 +251,8 @@ CORE = (
     Mutant(
         "evicted_blocks_stay_findable",
         "pool.cc",
-        ("  index_.erase(b);\n  ++num_evicted_;"),
-        "  ++num_evicted_;",
+        "  index_.erase(b);\n  ++own.num_evicted;",
+        "  ++own.num_evicted;",
     ),
     Mutant(
         "used_blocks_stay_idle",
@@ -272,8 +272,8 @@ CORE = (
     Mutant(
         "releases_the_head_first",
         "pool.cc",
-        "    idle_.push_back(b);\n",
-        "    idle_.push_front(b);\n",
+        "    own.idle.push_back(b);\n",
+        "    own.idle.push_front(b);\n",
     ),
     Mutant(
         "does_not_keep_parents",

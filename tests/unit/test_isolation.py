@@ -1,0 +1,228 @@
+"""What one tenant can do to another, and learn of it: nothing, or what is written down here.
+
+Namespaces are tested in pairs, for that another namespace misses would also hold with the cache
+off. What a tenant's quota promises is tested in two worlds: its random calls with and without the
+others, which must answer alike; and likewise without quotas, where they must not, or the test
+would show nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from blockmgr import Admission, BlockManager, namespace_key
+from blockmgr.config import EVICTION_POLICIES
+from tests.conftest import MakeManager
+from tests.unit.engine import cache, ids, serve
+from tests.unit.tenant import Observation, Tenant, Translate, play
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+# Two tenants each, by what tells them apart.
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "salt": ({"namespace": b"salt-1"}, {"namespace": b"salt-2"}),
+    "no salt": ({"namespace": b"salt-1"}, {}),
+    "adapter": (
+        {"namespace": namespace_key(adapter=b"lora-1")},
+        {"namespace": namespace_key(adapter=b"lora-2")},
+    ),
+    "salt and adapter of one text": (
+        {"namespace": namespace_key(salt=b"x")},
+        {"namespace": namespace_key(adapter=b"x")},
+    ),
+    "salt, under one adapter": (
+        {"namespace": namespace_key(salt=b"1", adapter=b"a")},
+        {"namespace": namespace_key(salt=b"2", adapter=b"a")},
+    ),
+    "adapter, under one salt": (
+        {"namespace": namespace_key(salt=b"1", adapter=b"a")},
+        {"namespace": namespace_key(salt=b"1", adapter=b"b")},
+    ),
+    "where one name ends": ({"namespace": b"ab"}, {"namespace": b"a", "extras": {0: b"b"}}),
+    "extras": ({"extras": {0: b"image-1"}}, {"extras": {0: b"image-2"}}),
+    "salt, with one image": (
+        {"namespace": b"1", "extras": {0: b"image"}},
+        {"namespace": b"2", "extras": {0: b"image"}},
+    ),
+    "image, under one salt": (
+        {"namespace": b"1", "extras": {0: b"image-1"}},
+        {"namespace": b"1", "extras": {0: b"image-2"}},
+    ),
+}
+
+
+@pytest.fixture(params=list(PAIRS), ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    return PAIRS[request.param]
+
+
+@pytest.fixture(params=[False, True], ids=["shared", "quotas"])
+def quotas(request: pytest.FixtureRequest, pair: Any) -> dict[bytes, int]:
+    """None, or some for the first of the pair."""
+    return {pair[0]["namespace"]: 20} if request.param and "namespace" in pair[0] else {}
+
+
+def test_the_one_hits_and_the_other_misses(
+    make_manager: MakeManager, pair: Any, quotas: dict[bytes, int]
+) -> None:
+    manager = make_manager(40, 2, quotas=quotas, min_partial_tokens=1)
+    one, other = pair
+    cache(manager, PROMPT, **one)
+    assert manager.match(PROMPT, **one).num_cached_tokens == 8
+    assert manager.match(PROMPT, **other).num_cached_tokens == 0
+    assert serve(manager, PROMPT, **other).num_cached_tokens == 0
+    assert serve(manager, PROMPT, **one).num_cached_tokens == 8
+
+
+def test_equal_blocks_of_the_one_are_merged_and_of_the_other_are_not(
+    make_manager: MakeManager, pair: Any, quotas: dict[bytes, int]
+) -> None:
+    manager = make_manager(40, 2, quotas=quotas)
+    one, other = pair
+    handles = [manager.admit(PROMPT, **key) for key in (one, one, other)]
+    for handle in handles:
+        manager.commit(handle, 9)
+    first, second, third = (ids(manager.sequence(handle)) for handle in handles)
+    assert first[:4] == second[:4]
+    assert not {*first, *second} & {*third}
+
+
+def test_a_tail_of_the_one_is_continued_and_never_by_the_other(
+    make_manager: MakeManager, pair: Any, quotas: dict[bytes, int]
+) -> None:
+    manager = make_manager(40, 4, quotas=quotas, min_partial_tokens=1)
+    one, other = pair
+    cache(manager, [1, 2, 3], **one)
+    assert manager.match([1, 2, 3, 4], **other).num_partial_tokens == 0
+    assert serve(manager, [1, 2, 3, 4], **other).num_cached_tokens == 0
+    assert serve(manager, [1, 2, 3, 4], **one).num_cached_tokens == 3
+
+
+def test_a_waiting_prompt_of_the_one_touches_nothing_of_the_other(
+    make_manager: MakeManager, pair: Any, quotas: dict[bytes, int]
+) -> None:
+    manager = make_manager(40, 2, quotas=quotas)
+    one, other = pair
+    cache(manager, PROMPT, **one)
+    assert manager.touch(PROMPT, **other) == 0
+    assert manager.touch(PROMPT, **one) == 4
+
+
+def test_a_resumed_sequence_of_the_one_finds_its_own_blocks_only(
+    make_manager: MakeManager, pair: Any, quotas: dict[bytes, int]
+) -> None:
+    manager = make_manager(40, 2, quotas=quotas)
+    one, other = pair
+    mine, theirs = manager.admit(PROMPT, **one), manager.admit(PROMPT, **other)
+    manager.preempt(theirs)
+    manager.commit(mine, 9)
+    manager.preempt(mine)
+    manager.resume(theirs)
+    manager.resume(mine)
+    assert manager.sequence(theirs).num_cached_tokens == 0
+    assert manager.sequence(mine).num_cached_tokens == 8
+
+
+def test_can_admit_counts_what_the_one_has_cached_and_not_what_the_other_has(
+    make_manager: MakeManager, pair: Any
+) -> None:
+    manager = make_manager(6, 2)
+    one, other = pair
+    serve(manager, PROMPT, **one)  # in use: one block is left
+    assert manager.can_admit(PROMPT, **one) is Admission.NOW
+    assert manager.can_admit(PROMPT, **other) is Admission.LATER
+
+
+# ---- two worlds ------------------------------------------------------------------------------
+
+SHARES = {b"a": 9, b"b": 7}
+ROUNDS = 40
+SEEDS = range(10)
+
+
+def options(seed: int, eviction: str) -> dict[str, Any]:
+    rng = random.Random(seed)
+    return {
+        "block_size": rng.choice([1, 2, 3]),
+        "eviction": eviction,
+        "max_seqs": 512,
+        "dedup": rng.choice(["remap", "append_only"]),
+        "min_partial_tokens": rng.choice([0, 1]),
+        "early_commit": rng.choice([False, False, True]),
+        "steps_in_flight": rng.choice([0, 0, 2]),
+        "null_block": rng.choice([False, True]),
+        "watermark_blocks": rng.choice([0, 5]),
+    }
+
+
+def observe(
+    seed: int,
+    eviction: str,
+    watched: bytes,
+    others: list[bytes],
+    *,
+    quotas: dict[bytes, int],
+    translate: Translate = int,
+) -> list[Observation]:
+    """All that one tenant sees, beside others who want more than there is."""
+    manager = BlockManager(25, quotas=quotas, **options(seed, eviction))
+    tenant = Tenant(manager, watched, seed)
+    crowd = [
+        Tenant(manager, name, seed * 100 + i, translate=translate, greed=2)
+        for i, name in enumerate(others)
+    ]
+    play(manager, [tenant, *crowd], ROUNDS)
+    return tenant.seen
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+@pytest.mark.parametrize(
+    ("watched", "others"),
+    [(b"a", [b"b"]), (b"a", [b"x", b"y"]), (b"x", [b"a", b"b"]), (b"a", [b"b", b""])],
+    ids=["from-another-quota", "from-the-rest", "the-rest", "from-everybody"],
+)
+def test_with_quotas_a_tenant_sees_the_same_with_and_without_the_others(
+    eviction: str, watched: bytes, others: list[bytes]
+) -> None:
+    """Hits, block ids, shortages, copies: all of it, whatever the others do."""
+    for seed in SEEDS:
+        alone = observe(seed, eviction, watched, [], quotas=SHARES)
+        beside = observe(seed, eviction, watched, others, quotas=SHARES)
+        assert beside == alone, f"seed {seed}"
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_without_quotas_a_tenant_feels_the_others(eviction: str) -> None:
+    """What the test before would show if quotas did nothing."""
+    felt = [
+        observe(seed, eviction, b"a", [], quotas={})
+        != observe(seed, eviction, b"a", [b"b"], quotas={})
+        for seed in SEEDS
+    ]
+    assert all(felt)
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_even_without_quotas_the_content_of_others_makes_no_difference(eviction: str) -> None:
+    """Only how much they hold: the same calls with other tokens look the same from outside."""
+    for seed in SEEDS:
+        world = [
+            observe(seed, eviction, b"a", [b"b"], quotas={}, translate=translate)
+            for translate in (int, lambda token: token + 1_000, lambda token: 7 - token)
+        ]
+        assert world[0] == world[1] == world[2], f"seed {seed}"
+
+
+def test_a_tenant_that_floods_the_cache_leaves_what_another_has_in_its_quota(
+    make_manager: MakeManager,
+) -> None:
+    """The same flood, without quotas, takes everything."""
+    for quotas, expected in (({b"a": 4}, 8), ({}, 0)):
+        manager = make_manager(12, 2, quotas=quotas)
+        cache(manager, PROMPT[:8], namespace=b"a")
+        for start in range(100, 400, 10):
+            cache(manager, list(range(start, start + 8)), namespace=b"b")
+        assert manager.match(PROMPT, namespace=b"a").num_cached_tokens == expected

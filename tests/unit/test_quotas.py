@@ -1,0 +1,359 @@
+"""Blocks set apart for single namespaces: whose they are, what is left, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import Admission, BlockManager, ManagerConfig, NeverFitsError, OutOfBlocksError
+from blockmgr.config import EVICTION_POLICIES, Quotas
+from tests.conftest import MakeManager
+from tests.unit.engine import cache, ids, serve, step
+from tests.unit.snapshot import refused
+
+A, B = b"tenant-a", b"tenant-b"
+
+
+def usage(manager: BlockManager, namespace: bytes) -> tuple[int, int, int, int, int]:
+    own = manager.quota_usage(namespace)
+    return own.limit, own.free_blocks, own.idle_blocks, own.fenced_blocks, own.used_blocks
+
+
+# ---- whose blocks ----------------------------------------------------------------------------
+
+
+def test_a_namespace_uses_all_of_its_quota_and_no_more(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={A: 4})
+    manager.admit(range(8), namespace=A)
+    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
+        manager.admit([1], namespace=A)
+    manager.admit(range(12), namespace=B)
+
+
+def test_namespaces_without_a_quota_share_what_is_left(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={A: 4})
+    manager.admit(range(8), namespace=B)
+    manager.admit(range(4))
+    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
+        manager.admit([1])
+    assert usage(manager, B) == usage(manager, b"") == (6, 0, 0, 0, 6)
+    assert usage(manager, A) == (4, 4, 0, 0, 0)
+
+
+def test_the_empty_namespace_can_have_a_quota(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={b"": 3})
+    manager.admit(range(6))
+    assert usage(manager, b"") == (3, 0, 0, 0, 3)
+    assert usage(manager, A) == (7, 7, 0, 0, 0)
+
+
+def test_where_nothing_is_left_other_namespaces_never_fit(make_manager: MakeManager) -> None:
+    manager = make_manager(6, 2, quotas={A: 4, B: 2})
+    with refused(manager, NeverFitsError, "the quotas leave other namespaces 0"):
+        manager.admit([1])
+    assert manager.can_admit([1]) is Admission.NEVER
+    assert manager.match([1, 2, 3]).num_cached_tokens == 0
+    manager.admit(range(8), namespace=A)
+    manager.admit(range(4), namespace=B)
+
+
+def test_a_prompt_larger_than_its_quota_never_fits(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={A: 4})
+    with refused(manager, NeverFitsError, "the quota of its namespace is 4"):
+        manager.admit(range(9), namespace=A)
+    assert manager.can_admit(range(9), namespace=A) is Admission.NEVER
+    assert manager.can_admit(range(8), namespace=A) is Admission.NOW
+    handle = manager.admit(range(8), namespace=A)
+    for call, argument in ((manager.append, [1]), (manager.reserve, 9)):
+        with refused(manager, NeverFitsError, "the quota of its namespace is 4"):
+            call(handle, argument)  # type: ignore[operator]
+    with refused(manager, NeverFitsError, "the quota of its namespace is 4"):
+        manager.decode([handle], [1])
+
+
+def test_later_is_said_of_a_full_quota_whatever_others_have_left(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={A: 4})
+    manager.admit(range(8), namespace=A)
+    assert manager.can_admit([1], namespace=A) is Admission.LATER
+    assert manager.can_admit([1], namespace=B) is Admission.NOW
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_a_namespace_evicts_its_own_blocks_only(make_manager: MakeManager, eviction: str) -> None:
+    manager = make_manager(12, 1, quotas={A: 4, B: 4}, eviction=eviction)
+    for namespace in (A, B, b""):
+        cache(manager, [1, 2, 3, 4], namespace=namespace)
+    for token in range(10, 20):
+        cache(manager, [token, token], namespace=A)
+    assert manager.match([1, 2, 3, 4, 5], namespace=B).num_cached_tokens == 4
+    assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
+    evicted = [manager.quota_usage(name).evicted_blocks for name in (A, B, b"")]
+    assert evicted[0] >= 8
+    assert evicted[1:] == [0, 0]
+    assert manager.stats().evicted_blocks == evicted[0]
+
+
+def test_each_quota_has_an_eviction_order_of_its_own(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, quotas={A: 3, B: 3})
+    cache(manager, [1, 1], namespace=A)
+    cache(manager, [2, 2], namespace=A)
+    cache(manager, [3, 3], namespace=B)
+    cache(manager, [4] * 4, namespace=A)  # evicts the oldest of A, though B's is newer than both
+    found = [manager.match([t] * 3, namespace=A).num_cached_tokens for t in (1, 2, 4)]
+    assert found == [0, 2, 2]
+    assert manager.match([3] * 3, namespace=B).num_cached_tokens == 2
+
+
+# ---- the accounting, call by call ------------------------------------------------------------
+
+
+def test_usage_adds_up_to_the_limit_through_every_state(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, quotas={A: 6}, steps_in_flight=1)
+    handle = manager.admit(range(5), namespace=A)
+    assert usage(manager, A) == (6, 3, 0, 0, 3)
+    plan = manager.take_copies()
+    manager.copies_applied(plan.ticket)
+    manager.commit(handle, 5)
+    manager.free(handle)
+    assert usage(manager, A) == (6, 3, 0, 3, 0)
+    assert usage(manager, B) == (4, 4, 0, 0, 0)
+    manager.complete(plan.ticket)
+    assert usage(manager, A) == (6, 4, 2, 0, 0)
+    assert manager.quota_usage(A).available == 6
+
+
+def test_a_fenced_block_counts_against_its_quota_until_the_step_is_complete(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(10, 2, quotas={A: 2}, steps_in_flight=1)
+    handle = manager.admit(range(4), namespace=A)
+    plan = manager.take_copies()
+    manager.copies_applied(plan.ticket)
+    manager.free(handle)
+    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
+        manager.admit([1], namespace=A)
+    manager.complete(plan.ticket)
+    manager.admit(range(4), namespace=A)
+
+
+def test_forks_and_their_copies_stay_in_the_quota(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, quotas={A: 4})
+    parent = serve(manager, [1, 2, 3], namespace=A)
+    children = manager.fork(parent.handle, 3)
+    assert usage(manager, A) == (4, 2, 0, 0, 2)
+    for child in children[:2]:
+        manager.append(child, [4])
+    assert usage(manager, A) == (4, 0, 0, 0, 4)
+    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
+        manager.append(children[2], [4])
+    step(manager)
+
+
+def test_a_sequence_reparented_to_another_namespace_is_given_blocks_there(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, 2, quotas={A: 4, B: 5})
+    mine, theirs = serve(manager, [1] * 4, namespace=A), serve(manager, [2] * 4, namespace=B)
+    manager.reparent([mine.handle, theirs.handle], [1, 1])
+    assert ids(mine) == ids(theirs)
+    assert usage(manager, A) == (4, 2, 2, 0, 0)
+    mine.append([3])
+    assert usage(manager, A) == (4, 2, 2, 0, 0)
+    assert usage(manager, B) == (5, 2, 0, 0, 3)
+
+
+def test_what_is_preempted_truncated_and_resumed_returns_to_its_quota(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, 2, quotas={A: 4})
+    seq = serve(manager, [1] * 7, namespace=A)
+    seq.truncate(3)
+    assert usage(manager, A) == (4, 1, 1, 0, 2)
+    seq.preempt()
+    assert usage(manager, A) == (4, 1, 3, 0, 0)
+    blocker = manager.admit([9] * 6, namespace=A)
+    with refused(manager, OutOfBlocksError, "need 2 blocks, 1 available"):
+        seq.resume()
+    manager.free(blocker)
+    seq.resume()
+    assert usage(manager, A)[4] == 2
+
+
+def test_private_twins_count_in_the_quota(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, quotas={A: 4}, dedup="append_only")
+    first, second = (serve(manager, [1] * 4, namespace=A) for _ in range(2))
+    assert set(ids(first)).isdisjoint(ids(second)) or first.num_cached_tokens == 0
+    first.free()
+    second.free()
+    assert usage(manager, A)[0] == sum(usage(manager, A)[1:])
+
+
+def test_a_tail_that_is_continued_is_of_the_quota_and_its_copy_too(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, 4, quotas={A: 2}, min_partial_tokens=1)
+    cache(manager, [1, 2, 3], namespace=A)
+    taken_over = serve(manager, [1, 2, 3, 4], namespace=A)
+    assert taken_over.num_cached_tokens == 3
+    assert usage(manager, A) == (2, 1, 0, 0, 1)
+    copied = serve(manager, [1, 2, 9], namespace=A)
+    assert copied.num_cached_tokens == 2
+    assert usage(manager, A) == (2, 0, 0, 0, 2)
+
+
+def test_the_null_block_is_nobodys(make_manager: MakeManager) -> None:
+    manager = make_manager(9, 2, quotas={A: 4}, null_block=True)
+    assert usage(manager, A)[0] + usage(manager, B)[0] == manager.config.capacity == 8
+    handles = [manager.admit(range(8), namespace=name) for name in (A, B)]
+    assert 0 not in {block for h in handles for block in ids(manager.sequence(h))}
+
+
+# ---- batches ---------------------------------------------------------------------------------
+
+
+def test_a_batch_of_several_namespaces_is_counted_for_each(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 1, quotas={A: 4, B: 4})
+    manager.admit([5], namespace=A)
+    handles = [manager.admit([1, 2], namespace=name) for name in (A, B, b"")]
+    slots = manager.decode(handles, [7, 8, 9])
+    assert len(set(slots.tolist())) == 3
+    with refused(manager, OutOfBlocksError) as caught:
+        manager.decode(handles, [7, 8, 9])
+    assert (caught.value.needed, caught.value.available) == (1, 0)
+    manager.decode(handles[1:], [8, 9])
+
+
+def test_a_batch_tells_what_the_namespace_that_lacks_would_need(make_manager: MakeManager) -> None:
+    manager = make_manager(20, 1, quotas={A: 5, B: 9})
+    handles = [manager.admit([i, i], namespace=A) for i in range(2)]
+    handles += [manager.admit([i, i], namespace=B) for i in range(3)]
+    with refused(manager, OutOfBlocksError, "need 2 blocks, 1 available"):
+        manager.decode(handles, [1] * 5)
+
+
+def test_a_sharer_that_moves_away_is_counted_where_it_belongs(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, quotas={A: 2, B: 3})
+    shared = [manager.admit([1], namespace=A), manager.admit([1], namespace=B)]
+    everybody = shared + [child for handle in shared for child in manager.fork(handle)]
+    manager.decode(everybody, [1, 2, 3, 4])
+    assert usage(manager, A) == (2, 0, 0, 0, 2)
+    assert usage(manager, B) == (3, 1, 0, 0, 2)
+
+
+# ---- the watermark ---------------------------------------------------------------------------
+
+
+def test_each_share_holds_back_its_part_of_the_watermark(make_manager: MakeManager) -> None:
+    """Of 20 blocks 6: of the quota of 10 three, of that of 3 none, of the 7 that are left two."""
+    manager = make_manager(20, 1, quotas={A: 10, B: 3}, watermark_blocks=6)
+    for namespace, most in ((A, 7), (B, 3), (b"", 5)):
+        with refused(manager, NeverFitsError):
+            manager.admit([1] * (most + 1), namespace=namespace)
+        manager.admit([1] * most, namespace=namespace)
+
+
+def test_a_sequence_that_grew_past_the_watermark_comes_back(make_manager: MakeManager) -> None:
+    manager = make_manager(20, 1, quotas={A: 10}, watermark_blocks=6)
+    handle = manager.admit([1] * 7, namespace=A)
+    manager.append(handle, [2, 3, 4])
+    manager.preempt(handle)
+    manager.resume(handle)
+    assert manager.sequence(handle).num_blocks == 10
+
+
+# ---- the option ------------------------------------------------------------------------------
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (None, TypeError, "quotas must map namespaces to numbers of blocks, got NoneType"),
+    ([(A, 1)], TypeError, "quotas must map .* got list"),
+    (A, TypeError, "quotas must map .* got bytes"),
+    (5, TypeError, "quotas must map .* got int"),
+    ({"tenant": 1}, TypeError, "quotas must have bytes as namespaces, got str at position 0"),
+    ({A: 1, None: 1}, TypeError, "quotas must have bytes .* got NoneType at position 1"),
+    ({bytes(1025): 1}, ValueError, "quotas must have namespaces of at most 1024 bytes, got 1025"),
+    ({A: 0}, ValueError, "quotas must be at least 1 block, got 0 at position 0"),
+    ({A: 1, B: -1}, ValueError, "quotas must be at least 1 block, got -1 at position 1"),
+    ({A: True}, TypeError, "quotas must map to ints, got bool"),
+    ({A: 1.0}, TypeError, "quotas must map to ints, got float"),
+    ({A: "1"}, TypeError, "quotas must map to ints, got str"),
+    ({A: None}, TypeError, "quotas must map to ints, got NoneType"),
+    ({A: 5, B: 4}, ValueError, "quotas must add up to at most 8, the capacity, got 9"),
+    ({A: 2**40}, ValueError, "quotas must add up to at most 8"),
+    ({i.to_bytes(4): 1 for i in range(2**16)}, ValueError, "quotas must be at most 65535"),
+]
+
+
+@pytest.mark.parametrize(("quotas", "error", "message"), WRONG)
+def test_wrong_quotas_are_refused(quotas: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ManagerConfig(num_blocks=8, block_size=2, quotas=quotas)
+    with pytest.raises(error, match=message):
+        BlockManager(8, 2, quotas=quotas)
+
+
+def test_quotas_of_the_whole_pool_leave_out_the_null_block() -> None:
+    with pytest.raises(ValueError, match="at most 7, the capacity"):
+        BlockManager(8, 2, quotas={A: 8}, null_block=True)
+    BlockManager(8, 2, quotas={A: 7}, null_block=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("retention", True), ("ghost_blocks", 1), ("eviction", lambda _: None)]
+)
+def test_quotas_exclude_what_knows_no_shares(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"quotas must be empty with .*{option}"):
+        BlockManager(8, 2, quotas={A: 4}, **{option: value})
+
+
+def test_the_longest_namespace_and_any_whole_number_will_do(make_manager: MakeManager) -> None:
+    longest = bytes(1024)
+    manager = make_manager(8, 2, quotas={longest: np.int64(3), A: np.uint8(2)})
+    assert usage(manager, longest)[0] == 3
+    assert type(manager.config.quotas[longest]) is int
+
+
+def test_a_config_keeps_its_quotas_whatever_becomes_of_the_mapping() -> None:
+    mine = {A: 4}
+    config = ManagerConfig(num_blocks=8, block_size=2, quotas=mine)
+    mine[B] = 4
+    assert dict(config.quotas) == {A: 4}
+    assert config == ManagerConfig(num_blocks=8, block_size=2, quotas={A: 4})
+    assert config != ManagerConfig(num_blocks=8, block_size=2)
+    assert usage(BlockManager.from_config(config), B)[0] == 4
+
+
+def test_no_quotas_are_one_share_for_all(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, quotas={})
+    assert usage(manager, A) == usage(manager, b"") == (8, 8, 0, 0, 0)
+    assert repr(manager.config.quotas) == "<Quotas: none>"
+
+
+def test_the_sizes_are_all_that_prints() -> None:
+    assert repr(Quotas({A: 5})) == "<Quotas: 1 namespace, 5 blocks>"
+    assert repr(Quotas({A: 5, B: 1, b"": 7})) == "<Quotas: 3 namespaces, 5, 1 and 7 blocks>"
+
+
+def test_thousands_of_quotas_cost_memory_in_proportion() -> None:
+    few = BlockManager(5_000, 1, quotas={A: 1}, max_seqs=1)
+    many = BlockManager(5_000, 1, quotas={i.to_bytes(4): 1 for i in range(4_000)}, max_seqs=1)
+    assert 0 < many.memory_usage() - few.memory_usage() < 4_000 * 512
+    many.check_invariants()
+
+
+@pytest.mark.parametrize("namespace", ["text", None, 5, bytearray(b"x")])
+def test_the_usage_of_no_namespace_is_refused(make_manager: MakeManager, namespace: Any) -> None:
+    manager = make_manager(8, 2, quotas={A: 4})
+    with refused(manager, TypeError, "namespace must be bytes"):
+        manager.quota_usage(namespace)
+    with refused(manager, ValueError, "namespace must be 0 to 1024 bytes"):
+        manager.quota_usage(bytes(1025))
+
+
+def test_the_namespaces_with_quotas_outlive_their_last_sequence(make_manager: MakeManager) -> None:
+    manager = make_manager(6, 2, quotas={A: 3})
+    for token in range(5):
+        cache(manager, [token] * 5, namespace=A)
+        cache(manager, [token] * 5, namespace=b"visitor")
+    assert usage(manager, A)[0] == usage(manager, b"visitor")[0] == 3
