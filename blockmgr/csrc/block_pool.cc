@@ -327,8 +327,8 @@ std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view n
 }
 
 std::size_t BlockPool::memory() const {
-  return blocks_.bytes() + index_.memory() + marks_.bytes() + digests_.capacity() +
-         tokens_.capacity() * sizeof(Token);
+  return blocks_.bytes() + index_.memory() + copies_.memory() + marks_.bytes() +
+         digests_.capacity() + tokens_.capacity() * sizeof(Token);
 }
 
 std::vector<std::string> BlockPool::violations() const {
