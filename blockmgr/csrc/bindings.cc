@@ -44,11 +44,13 @@ Prompt& with_tokens(Prompt& prompt, const TokenArray& tokens) {
   return prompt;
 }
 
-std::int64_t admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                   nb::handle num_slots) {
+nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle num_slots) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
   const TokenArray values = token_argument(self, tokens);
-  return self.core.admit(with_tokens(prompt, values));
+  nb::object handle;
+  self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
+  return handle;
 }
 
 nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
@@ -108,20 +110,18 @@ void copies_aborted(Core& self, nb::handle ticket) {
 
 void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(ticket, "ticket")); }
 
-nb::list take_remaps(Core& self) {
-  nb::list result;
-  const std::vector<RemapRecord> remaps = self.core.take_remaps();
-  try {
-    for (const RemapRecord& r : remaps)
-      result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
-  } catch (...) {
-    self.core.return_remaps(remaps);
-    throw;
+// Each as make(handle, index, old, new). The log forgets them once all are made.
+nb::list take_remaps(Core& self, nb::handle make) {
+  for (;;) {
+    const Sequences::Remaps remaps = self.core.remaps();
+    nb::list result;
+    for (const RemapRecord& r : remaps.records)
+      result.append(make(r.handle, r.index, r.old_block, r.new_block));
+    if (self.core.drop_remaps(remaps.version)) return result;
   }
-  return result;
 }
 
-nb::tuple take_copies(Core& self) { return take_plan(self.core); }
+nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core, make); }
 
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
   const HandleArray rows(handles, "handles", 0, self.handles);
@@ -130,11 +130,10 @@ nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
     throw Error(ErrorKind::kValue, "tokens must be as many as handles (" +
                                        std::to_string(rows.size()) + "), got " +
                                        std::to_string(values.size()));
-  auto numbers = new_numbers<std::int64_t>(rows.size());
-  std::int64_t* slots = numbers.get();
-  const nb::object array = to_array(std::move(numbers), rows.size());
-  self.core.decode(rows.data(), values.data(), rows.size(), slots);
-  return array;
+  // Made first: making it can fail, and can run code that calls the manager.
+  const Array<std::int64_t> slots(rows.size());
+  self.core.decode(rows.data(), values.data(), rows.size(), slots.numbers);
+  return slots.array;
 }
 
 void reparent(Core& self, nb::handle handles, nb::handle parents) {
@@ -147,20 +146,23 @@ void reparent(Core& self, nb::handle handles, nb::handle parents) {
   self.core.reparent(rows.data(), from.data(), rows.size());
 }
 
-nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n) {
+// What is returned is made first, from the handles that the children will get; making it may run
+// code that admits or forks, so that they get others after all.
+nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
   const std::int64_t parent = handle_argument(handle);
   const std::int64_t count = int_argument(n, "n");
-  // A count no pool could have is refused by the core before the list is filled.
-  std::vector<Handle> children(
+  // A count no pool could have is refused by the core.
+  std::vector<Handle> expected(
       static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, self.core.config().max_seqs)));
-  self.core.fork(parent, count, children.data());
-  try {
+  std::vector<Handle> children(expected.size());
+  for (;;) {
+    self.read([&](const Sequences& core) {
+      core.next_handles(static_cast<std::int64_t>(expected.size()), expected.data());
+    });
     nb::list result;
-    for (const Handle child : children) result.append(child);
-    return result;
-  } catch (...) {
-    for (const Handle child : children) self.core.free(child);
-    throw;
+    for (const Handle child : expected)
+      result.append(view.is_none() ? nb::object(nb::int_(child)) : view(child));
+    if (self.core.fork(parent, count, children.data(), expected.data())) return result;
   }
 }
 
@@ -349,7 +351,9 @@ NB_MODULE(_core, m) {
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
            any())
       .def("fork", checked<fork_sequence>,
-           nb::sig("def fork(self, handle: object, n: object, /) -> list[int]"), any(), any())
+           nb::sig("def fork(self, handle: object, n: object, view: object, /) -> "
+                   "list[typing.Any]"),
+           any(), any(), any())
       .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
       .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
@@ -368,8 +372,9 @@ NB_MODULE(_core, m) {
                   "int64")),
           any(), any(), any())
       .def("take_copies", checked<take_copies>,
-           nb::sig("def take_copies(self, /) -> tuple[int, " BM_ARRAY("int32") ", " BM_ARRAY(
-               "int32") ", " BM_ARRAY("int32") "]"))
+           nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
+                   "blockmgr.blocks.CopyPlan"),
+           any())
       .def("copies_applied", checked<copies_applied>,
            nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
       .def("copies_aborted", checked<copies_aborted>,
@@ -377,7 +382,9 @@ NB_MODULE(_core, m) {
       .def("complete", checked<complete>, nb::sig("def complete(self, ticket: object, /) -> None"),
            any())
       .def("take_remaps", checked<take_remaps>,
-           nb::sig("def take_remaps(self, /) -> list[tuple[int, int, int, int]]"))
+           nb::sig("def take_remaps(self, make: type[blockmgr.blocks.Remap], /) -> "
+                   "list[blockmgr.blocks.Remap]"),
+           any())
       .def("view", view,
            nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
       .def("block_ids", block_ids,

@@ -36,6 +36,8 @@ class Pool {
 
   // An unused block with one reference, for new content. There must be one: see available().
   BlockId take() noexcept;
+  // What take() hands out next, left where it is; for pools without a policy.
+  BlockId next() const noexcept { return free_.empty() ? idle_.front() : free_.front(); }
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle() noexcept;
   // That block, left where it is. There must be an idle one.
