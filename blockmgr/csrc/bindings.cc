@@ -114,7 +114,7 @@ void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(t
 nb::list take_remaps(Core& self, nb::handle make) {
   for (;;) {
     const Sequences::Remaps remaps = self.core.remaps();
-    nb::list result;
+    nb::list result = made(nb::list());
     for (const RemapRecord& r : remaps.records)
       result.append(make(r.handle, r.index, r.old_block, r.new_block));
     if (self.core.drop_remaps(remaps.version)) return result;
@@ -159,9 +159,9 @@ nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle v
     self.read([&](const Sequences& core) {
       core.next_handles(static_cast<std::int64_t>(expected.size()), expected.data());
     });
-    nb::list result;
+    nb::list result = made(nb::list());
     for (const Handle child : expected)
-      result.append(view.is_none() ? nb::object(nb::int_(child)) : view(child));
+      result.append(view.is_none() ? made(nb::object(nb::int_(child))) : view(child));
     if (self.core.fork(parent, count, children.data(), expected.data())) return result;
   }
 }
@@ -244,7 +244,7 @@ nb::dict stats(Core& self) {
         {"preemptions", n.preemptions},
     });
   });
-  nb::dict d;
+  nb::dict d = made(nb::dict());
   for (const auto& [name, value] : facts) d[name] = value;
   return d;
 }

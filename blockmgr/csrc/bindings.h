@@ -25,6 +25,13 @@ namespace nb = nanobind;
 
 inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
 
+// What nanobind has made, unless there was no memory for it: it does not say so itself.
+template <class Object>
+Object made(Object object) {
+  if (!object.is_valid()) throw nb::python_error();
+  return object;
+}
+
 // A whole number, by name: TypeError and ValueError say which argument is meant.
 std::int64_t int_argument(nb::handle value, const char* name);
 

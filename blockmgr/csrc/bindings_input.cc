@@ -149,6 +149,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, st
     }
   }
   if (PyObject_GetBuffer(owner_.ptr(), &view_, PyBUF_FORMAT | PyBUF_STRIDES)) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
     PyErr_Clear();
     raise(PyExc_TypeError,
           std::string(name) + " must be a readable buffer of ints, got " + kind_of(value));

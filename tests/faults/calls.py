@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from blockmgr import BlockManager, OutOfBlocksError
@@ -32,11 +34,11 @@ class World:
 
 @dataclass(frozen=True)
 class Call:
-    """A call by name: how its world is made, and how it is called there."""
+    """A call by name: how its world is made, and how the call is put together there."""
 
     name: str
     world: Callable[[], World]
-    make: Callable[[World], Any]
+    bind: Callable[[World], Callable[[], Any]]
 
 
 def managed(**options: Any) -> World:
@@ -53,7 +55,9 @@ def managed(**options: Any) -> World:
     [second] = manager.fork(first)
     third = manager.admit([40, 41, 42], num_slots=2)
     manager.preempt(third)
-    return World(manager, {"first": first, "second": second, "third": third})
+    return World(
+        manager, {"first": first, "second": second, "third": third, "too_much": [*range(46)]}
+    )
 
 
 def with_copies() -> World:
@@ -132,27 +136,24 @@ def idle_pool() -> World:
 def _on(name: str, *arguments: Any, **keywords: Any) -> Callable[[World], Any]:
     """The call of that method; a string names what the world knows under it."""
 
-    def known(world: World, value: Any) -> Any:
-        return world.named[value] if isinstance(value, str) else value
+    def bind(world: World) -> Callable[[], Any]:
+        known = [world.named[a] if isinstance(a, str) else a for a in arguments]
+        return partial(getattr(world.subject, name), *known, **keywords)
 
-    def make(world: World) -> Any:
-        return getattr(world.subject, name)(*(known(world, a) for a in arguments), **keywords)
+    return bind
 
-    return make
+
+def _by(make: Callable[[World], Any]) -> Callable[[World], Any]:
+    return lambda world: partial(make, world)
 
 
 def _view(make: Callable[[Any], Any]) -> Callable[[World], Any]:
-    return lambda world: make(world.subject.sequence(world.first))
+    return lambda world: partial(make, world.subject.sequence(world.first))
 
 
-def _refused(make: Callable[[World], Any]) -> Callable[[World], Any]:
-    def refused(world: World) -> None:
-        try:
-            make(world)
-        except OutOfBlocksError:
-            pass
-
-    return refused
+def _admit_too_much(world: World) -> None:
+    with suppress(OutOfBlocksError):
+        world.subject.admit(world.too_much)
 
 
 def _enter_and_leave(world: World) -> None:
@@ -167,27 +168,27 @@ def _set_debug(world: World) -> None:
 FRESH = {"namespace": b"new tenant", "extras": {0: b"other image"}}
 
 MANAGER_CALLS = [
-    Call("BlockManager", managed, lambda _: BlockManager(8, 2)),
+    Call("BlockManager", managed, _by(lambda _: BlockManager(8, 2))),
     Call("admit", managed, _on("admit", [5, 6, 7, 8, 1], **FRESH)),
     Call("admit, found", managed, _on("admit", [1, 2, 3, 4, 5, 6])),
-    Call("admit, refused", managed, _refused(_on("admit", list(range(46))))),
+    Call("admit, refused", managed, _by(_admit_too_much)),
     Call("match", managed, _on("match", PROMPT)),
     Call("can_admit", managed, _on("can_admit", PROMPT)),
     Call("reserve", managed, _on("reserve", "first", 14)),
     Call("append", managed, _on("append", "second", [1, 2, 3])),
     Call("commit", managed, _on("commit", "first", 9)),
     Call("commit, twin", with_remaps, _on("commit", "first", 9)),
-    Call("decode", managed, lambda w: w.subject.decode([w.first, w.second], [400, 401])),
+    Call("decode", managed, _by(lambda w: w.subject.decode([w.first, w.second], [400, 401]))),
     Call("truncate", managed, _on("truncate", "first", 4)),
     Call("fork", managed, _on("fork", "first", 3)),
-    Call("reparent", managed, lambda w: w.subject.reparent([w.first, w.second], [1, 1])),
+    Call("reparent", managed, _by(lambda w: w.subject.reparent([w.first, w.second], [1, 1]))),
     Call("free", managed, _on("free", "first")),
     Call("preempt", managed, _on("preempt", "first")),
     Call("resume", managed, _on("resume", "third")),
     Call("take_copies", with_copies, _on("take_copies")),
-    Call("copies_applied", with_ticket, lambda w: w.subject.copies_applied(w.plan.ticket)),
-    Call("copies_aborted", with_ticket, lambda w: w.subject.copies_aborted(w.plan.ticket)),
-    Call("complete", in_flight, lambda w: w.subject.complete(w.plan.ticket)),
+    Call("copies_applied", with_ticket, _by(lambda w: w.subject.copies_applied(w.plan.ticket))),
+    Call("copies_aborted", with_ticket, _by(lambda w: w.subject.copies_aborted(w.plan.ticket))),
+    Call("complete", in_flight, _by(lambda w: w.subject.complete(w.plan.ticket))),
     Call("take_remaps", with_remaps, _on("take_remaps")),
     Call("slot_mapping", managed, _on("slot_mapping", "first", 0, 9)),
     Call("sequence", managed, _on("sequence", "first")),
@@ -196,9 +197,9 @@ MANAGER_CALLS = [
     Call("stats", managed, _on("stats")),
     Call("blocks", managed, _on("blocks")),
     Call("memory_usage", managed, _on("memory_usage")),
-    Call("debug", managed, _set_debug),
+    Call("debug", managed, _by(_set_debug)),
     Call("check_invariants", managed, _on("check_invariants")),
-    Call("repr", managed, lambda w: repr(w.subject)),
+    Call("repr", managed, _by(lambda w: repr(w.subject))),
 ]
 VIEW_CALLS = [
     Call("Sequence.append", managed, _view(lambda s: s.append([1]))),
@@ -212,9 +213,9 @@ VIEW_CALLS = [
     Call("Sequence.repr", managed, _view(repr)),
 ]
 # What of these calls is done is done by two calls of the manager, one after the other.
-TWO_STEP_CALLS = [Call("with sequence", managed, _enter_and_leave)]
+TWO_STEP_CALLS = [Call("with sequence", managed, _by(_enter_and_leave))]
 POOL_CALLS = [
-    Call("pool.BlockPool", pooled, lambda _: BlockPool(8, 2)),
+    Call("pool.BlockPool", pooled, _by(lambda _: BlockPool(8, 2))),
     Call("pool.take", pooled, _on("take", 3)),
     Call("pool.acquire", pooled, _on("acquire", "idle")),
     Call("pool.release", pooled, _on("release", "chain")),
@@ -222,19 +223,17 @@ POOL_CALLS = [
     Call("pool.find", pooled, _on("find", [1, 2, 3, 4, 5])),
     Call("pool.promote", pooled, _on("promote", "one", [90, 91], **{"extras": b"x"})),
     Call("pool.promote, twin", pooled, _on("promote", "one", [20, 21])),
-    Call("pool.promote_chain", pooled, lambda w: w.subject.promote_chain([w.one], [90, 91])),
+    Call("pool.promote_chain", pooled, _by(lambda w: w.subject.promote_chain([w.one], [90, 91]))),
     Call("pool.evict", pooled, _on("evict", 2)),
     Call("pool.forget", pooled, _on("forget", 2)),
     Call("pool.reset", idle_pool, _on("reset")),
-    Call("pool.make_writable", pooled, lambda w: w.subject.make_writable(int(w.chain[-1]), 2)),
+    Call("pool.make_writable", pooled, _by(lambda w: w.subject.make_writable(int(w.chain[-1]), 2))),
     Call("pool.take_copies", pool_with_copy, _on("take_copies")),
-    Call("pool.copies_applied", pool_with_ticket, lambda w: w.subject.copies_applied(1)),
-    Call("pool.copies_aborted", pool_with_ticket, lambda w: w.subject.copies_aborted(1)),
+    Call("pool.copies_applied", pool_with_ticket, _by(lambda w: w.subject.copies_applied(1))),
+    Call("pool.copies_aborted", pool_with_ticket, _by(lambda w: w.subject.copies_aborted(1))),
     Call("pool.ref_counts", pooled, _on("ref_counts", "chain")),
     Call("pool.children", pooled, _on("children")),
-    Call("pool.tokens", pooled, lambda w: w.subject.tokens(int(w.chain[0]))),
+    Call("pool.tokens", pooled, _by(lambda w: w.subject.tokens(int(w.chain[0])))),
     Call("pool.idle_blocks", pooled, _on("idle_blocks")),
 ]
-CALLS = {
-    call.name: call for call in [*MANAGER_CALLS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS]
-}
+CALLS = {call.name: call for call in [*MANAGER_CALLS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS]}
