@@ -94,10 +94,15 @@ class _Warm:
         *,
         num_blocks: int = POOL_BLOCKS,
         as_list: bool = False,
+        eviction: str = "lru",
     ) -> None:
         self.count = num_tokens // block_size
         self.manager = BlockManager(
-            num_blocks, block_size, max_seqs=16, max_blocks_per_seq=self.count + 1
+            num_blocks,
+            block_size,
+            max_seqs=16,
+            max_blocks_per_seq=self.count + 1,
+            eviction=eviction,
         )
         prompt = Prompts().draw(num_tokens + 1)
         cache(self.manager, prompt[:-1])
@@ -171,9 +176,11 @@ class ColdAdmit:
         *,
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
+        eviction: str = "lru",
     ) -> None:
         self.count = num_tokens // block_size
         self.evicting = evicting
+        self._eviction = eviction
         self._num_tokens = num_tokens
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
@@ -191,6 +198,7 @@ class ColdAdmit:
             block_size,
             max_seqs=num_blocks // self.count + 1,
             max_blocks_per_seq=self.count,
+            eviction=self._eviction,
         )
         _touch(self.manager)
 
@@ -231,8 +239,10 @@ class DecodeStep:
         *,
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
+        eviction: str = "lru",
     ) -> None:
         self.evicting = evicting
+        self._eviction = eviction
         self._num_seqs = num_seqs
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
@@ -250,6 +260,7 @@ class DecodeStep:
             block_size,
             max_seqs=self._num_seqs,
             max_blocks_per_seq=num_blocks // self._num_seqs + 8,
+            eviction=self._eviction,
         )
         _touch(self.manager)
 

@@ -11,6 +11,8 @@ from blockmgr.blocks import (
     BlockState,
     CopyPlan,
     Match,
+    Pin,
+    Priority,
     Remap,
 )
 from blockmgr.config import ManagerConfig
@@ -25,16 +27,20 @@ from blockmgr.errors import (
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
+    PinBudgetError,
+    PolicyError,
     ReentrancyError,
     SequenceStateError,
     StepError,
     TicketError,
     TraceFormatError,
+    UnknownPinError,
     UnknownSequenceError,
     UnsupportedModelError,
 )
+from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import Stats
+from blockmgr.stats import HitRateCurve, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -47,15 +53,23 @@ __all__ = [
     "BlockStateError",
     "CopyError",
     "CopyPlan",
+    "Explanation",
+    "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
     "LayoutError",
     "ManagerConfig",
     "Match",
+    "Miss",
+    "MissReason",
     "MissingExtraError",
     "NeverFitsError",
     "OutOfBlocksError",
     "OutOfSequencesError",
+    "Pin",
+    "PinBudgetError",
+    "PolicyError",
+    "Priority",
     "ReentrancyError",
     "Remap",
     "Sequence",
@@ -64,6 +78,7 @@ __all__ = [
     "StepError",
     "TicketError",
     "TraceFormatError",
+    "UnknownPinError",
     "UnknownSequenceError",
     "UnsupportedModelError",
     "namespace_key",

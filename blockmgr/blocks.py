@@ -23,6 +23,8 @@ __all__ = [
     "BlockState",
     "CopyPlan",
     "Match",
+    "Pin",
+    "Priority",
     "Remap",
 ]
 
@@ -108,6 +110,34 @@ class Match:
     block_ids: npt.NDArray[np.int32]
 
 
+class Priority(enum.IntEnum):
+    """How long a cached block is kept: no idle block goes while one of a lower priority is left."""
+
+    LOW = 0
+    """Given up before all others."""
+
+    NORMAL = 1
+    """Nobody said anything."""
+
+    EXPECTED = 2
+    """Its last user expects it to be used again (``free(handle, expect_reuse=True)``)."""
+
+    HIGH = 3
+    """Worth keeping over what is expected."""
+
+    PINNED = 4
+    """Covered by a pin: given up only when nothing else is left. Not for ``retain``."""
+
+
+class Pin(NamedTuple):
+    """What a pin covers."""
+
+    num_blocks: int
+    """Leading full blocks of the prompt that were cached when it was made."""
+    num_cached_blocks: int
+    """Of those, blocks that still are; running work can need the others so badly that they go."""
+
+
 class BlockState(enum.IntEnum):
     """What a block is doing. In use means named by a block table, or pinned."""
 
@@ -136,6 +166,8 @@ class BlockSnapshot:
 
     Attributes:
         state: ``uint8[num_blocks]``: a ``BlockState``.
+        priority: ``uint8[num_blocks]``: of a block that can be found, a ``Priority``, at least that
+            of the blocks that continue it; else ``Priority.NORMAL``.
         ref_count: ``int32[num_blocks]``: block tables that name the block.
         pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in use,
             private twins.
@@ -147,7 +179,8 @@ class BlockSnapshot:
         num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``.
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
             have not run counted as run.
-        eviction_rank: ``int32[num_blocks]``: of an idle block, how many go before it; else ``-1``.
+        eviction_rank: ``int32[num_blocks]``: of an idle block, how many have been idle longer: how
+            many go before it, if the least recently used goes first; else ``-1``.
         copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
             and not resolved; else ``-1``.
         copy_tokens: ``int32[num_blocks]``: leading tokens which that copy brings; else 0.
@@ -155,6 +188,7 @@ class BlockSnapshot:
     """
 
     state: npt.NDArray[np.uint8]
+    priority: npt.NDArray[np.uint8]
     ref_count: npt.NDArray[np.int32]
     pins: npt.NDArray[np.int32]
     parent: npt.NDArray[np.int32]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from blockmgr.arguments import whole
@@ -10,15 +11,19 @@ from blockmgr.arguments import whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.policy import PolicyFactory
+
 __all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions"]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
+# Ticks are uint32, and there are two for each place.
+MAX_PLACES = 2**30
 MAX_DEBUG = 2
 
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be given up."""
 
 
@@ -36,11 +41,14 @@ class ManagerOptions(TypedDict, total=False):
     digest: str | Callable[[bytes], bytes]
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
-    eviction: str
+    eviction: str | PolicyFactory
+    retention: bool
+    max_pinned_blocks: int
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
     null_block: bool
+    ghost_blocks: int
     debug: int
 
 
@@ -62,12 +70,21 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up, one of ``EVICTION_POLICIES``.
+        eviction: Order in which idle blocks are given up: one of ``EVICTION_POLICIES``, or a
+            function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
+        retention: Whether blocks can be kept longer, or given up sooner, than the order says:
+            ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
+            a block, and time to free and admit.
+        max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
+            only with ``retention``.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Keep block 0 back as a target for padded writes.
+        ghost_blocks: Evicted blocks to remember, by digest and time of last use:
+            ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
+            and costs nothing. With ``num_blocks``, 2**30 at most.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -85,15 +102,18 @@ class ManagerConfig:
     digest: str | Callable[[bytes], bytes] = "xxh3_128"
     dedup: Literal["remap", "append_only"] = "remap"
     min_partial_tokens: int = 0
-    eviction: str = "lru"
+    eviction: str | PolicyFactory = "lru"
+    retention: bool = False
+    max_pinned_blocks: int = 0
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
     null_block: bool = False
+    ghost_blocks: int = 0
     debug: int = 0
 
     def __post_init__(self) -> None:
-        for flag in ("prefix_caching", "early_commit", "null_block"):
+        for flag in ("prefix_caching", "retention", "early_commit", "null_block"):
             value = getattr(self, flag)
             if not isinstance(value, bool):
                 raise TypeError(f"{flag} must be a bool, got {value!r}")
@@ -104,10 +124,17 @@ class ManagerConfig:
             self._whole("max_blocks_per_seq", 1, _most_columns(self.block_size))
         self._whole("min_partial_tokens", 0, self.block_size)
         self._whole("watermark_blocks", 0, self.capacity)
+        self._whole("max_pinned_blocks", 0, self.capacity)
+        if self.max_pinned_blocks and not self.retention:
+            raise ValueError(
+                f"max_pinned_blocks must be 0 without retention, got {self.max_pinned_blocks}"
+            )
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
+        self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
-        self._one_of("eviction", EVICTION_POLICIES)
+        if not callable(self.eviction):
+            self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
             self._one_of("digest", ("xxh3_128", "sha256"))
 
@@ -129,4 +156,6 @@ class ManagerConfig:
         if not isinstance(value, str):
             raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+            near = get_close_matches(value, choices, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

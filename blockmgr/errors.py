@@ -7,11 +7,14 @@
     ├── OutOfSequencesError                    ordinary shortage of sequence rows
     ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
     ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
+    ├── PinBudgetError                         ordinary shortage: unpin something first
+    ├── UnknownPinError      (also KeyError)        never made, or given back
     ├── SequenceStateError                     the handle is right, the sequence's state is not
     ├── BlockStateError                        the block id is right, the block's state is not
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
+    ├── PolicyError                            an eviction policy of one's own has failed
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
@@ -33,11 +36,14 @@ __all__ = [
     "NeverFitsError",
     "OutOfBlocksError",
     "OutOfSequencesError",
+    "PinBudgetError",
+    "PolicyError",
     "ReentrancyError",
     "SequenceStateError",
     "StepError",
     "TicketError",
     "TraceFormatError",
+    "UnknownPinError",
     "UnknownSequenceError",
     "UnsupportedModelError",
 ]
@@ -114,6 +120,47 @@ class UnknownSequenceError(BlockMgrError, KeyError):
         return type(self), (self.handle,)
 
 
+class PinBudgetError(BlockMgrError):
+    """More pins than ``max_pinned_blocks`` allows. Unpin something, or pin less.
+
+    Attributes:
+        needed: Blocks the call would have pinned that no pin covers yet; 1 if it is the number of
+            pins that is exhausted.
+        available: Blocks, or pins, that are left of the budget.
+        budget: ``max_pinned_blocks``.
+    """
+
+    def __init__(self, needed: int, available: int, budget: int) -> None:
+        self.needed = needed
+        self.available = available
+        self.budget = budget
+        super().__init__(
+            f"need {needed} more of the pin budget, {available} left; max_pinned_blocks is {budget}"
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
+        return type(self), (self.needed, self.available, self.budget)
+
+
+class UnknownPinError(BlockMgrError, KeyError):
+    """The pin was never made, or was given back already.
+
+    Attributes:
+        pin: The pin as it was passed.
+    """
+
+    def __init__(self, pin: int) -> None:
+        self.pin = pin
+        super().__init__(f"pin {pin} is not held; it was given back, or never made")
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return type(self), (self.pin,)
+
+
 class SequenceStateError(BlockMgrError):
     """The call needs the sequence running, preempted, or with slots for all its tokens."""
 
@@ -144,6 +191,24 @@ class TicketError(BlockMgrError):
 
 class ReentrancyError(BlockMgrError):
     """A manager was called from inside one of its own calls, by a digest function."""
+
+
+class PolicyError(BlockMgrError):
+    """An eviction policy written in Python has raised, or named an impossible victim.
+
+    Raised by ``check_policy()`` and ``check_invariants()``, never by the call that met it: that one
+    has finished.
+
+    Attributes:
+        error: What was raised first.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(f"the eviction policy failed: {type(error).__name__}: {error}")
+
+    def __reduce__(self) -> tuple[type, tuple[BaseException]]:
+        return type(self), (self.error,)
 
 
 class TraceFormatError(BlockMgrError, ValueError):

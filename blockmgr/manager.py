@@ -6,6 +6,7 @@ calls promise; what they do is in ``csrc``.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as IntSequence
@@ -17,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
-from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
+from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
-from blockmgr.errors import InvariantError, UnknownSequenceError
-from blockmgr.stats import Stats
+from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
+from blockmgr.explain import Explanation, explanation
+from blockmgr.policy import policy_of
+from blockmgr.stats import HitRateCurve, Stats
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -111,7 +114,11 @@ class BlockManager:
             steps_in_flight=config.steps_in_flight,
             early_commit=config.early_commit,
             null_block=config.null_block,
-            eviction=config.eviction,
+            eviction=config.eviction if isinstance(config.eviction, str) else "lru",
+            ghost_blocks=config.ghost_blocks,
+            python_policy=policy_of(config.eviction, config.capacity),
+            retention=config.retention,
+            max_pinned_blocks=config.max_pinned_blocks,
             digest=function,
             digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
             digest_size=digest_size(function) if config.prefix_caching else 0,
@@ -201,6 +208,60 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         return _ADMISSIONS[self._core.can_admit(tokens, namespace, _extras(extras), num_slots)]
+
+    def explain(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Explanation:
+        """How far ``admit`` would find the prompt in the cache, and why no further.
+
+        Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
+        that was never cached, and by how many blocks the pool is too small to have kept it. It says
+        that the same tokens are cached in another namespace, never in which, nor with what extra
+        keys; even so that is more than tenants should learn of each other, so this call is for who
+        runs the engine.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest for each whole block that is not found, with ``ghost_blocks``; and if there
+        is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
+        end at the first token.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
+        >>> manager.explain([1, 2, 3, 4, 7]).reason
+        <MissReason.NOT_COMMITTED: 'computed but not committed'>
+        """
+        return explanation(self._core.explain(tokens, namespace, _extras(extras)))
+
+    def hit_rate_curve(self) -> HitRateCurve:
+        """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
+
+        Exact for requests that come one after another, and under any load for the size the pool
+        has, if it evicts the least recently used block and reuses whole blocks only. Where requests
+        overlap, blocks that several compute at once after an eviction count as missed by larger
+        pools as well.
+
+        Raises:
+            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching.
+
+        Cost: O(num_blocks + ghost_blocks).
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
+        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(3)
+        >>> manager.hit_rate_curve().hit_tokens.tolist()
+        [0, 0, 0, 0, 0, 2, 2, 2, 2]
+        """
+        counts = self._core.reuse_counts()
+        if counts is None:
+            raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
+        query_tokens, found = counts
+        hit_tokens = np.cumsum(found) * self._config.block_size
+        return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
 
     # Growth.
 
@@ -350,17 +411,33 @@ class BlockManager:
 
     # Release.
 
-    def free(self, handle: int) -> None:
+    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
         """Ends a sequence and releases its blocks, the last first.
 
         Full computed blocks stay findable until evicted; so does the partial tail, with
         ``min_partial_tokens``.
 
+        Args:
+            handle: A live sequence.
+            expect_reuse: Whether the conversation will go on. True moves its blocks to
+                ``Priority.EXPECTED``; False moves those at its end that nobody else uses,
+                continues or expects to ``Priority.LOW``; None says nothing. The next admission
+                that finds a block uses up what was said of it.
+
         Raises:
             UnknownSequenceError: The handle is not live (freeing twice ends here).
             StepError: The sequence was committed ahead of this step's forward.
+            ValueError: ``expect_reuse`` without ``retention``.
+            TypeError: ``expect_reuse`` is no bool.
+
+        Cost: O(blocks). With ``expect_reuse``, they are gone through twice.
         """
-        self._core.free(handle)
+        if expect_reuse is None:
+            self._core.free(handle)
+        elif isinstance(expect_reuse, bool):
+            self._core.free_expecting(handle, expect_reuse)
+        else:
+            raise TypeError(f"expect_reuse must be a bool or None, got {expect_reuse!r}")
 
     def preempt(self, handle: int) -> None:
         """Releases a sequence's blocks and keeps its tokens, for ``resume``.
@@ -390,6 +467,168 @@ class BlockManager:
             A planned copy, if part of a cached block is reused (``min_partial_tokens``).
         """
         self._core.resume(handle, num_slots)
+
+    # Retention.
+
+    def retain(
+        self,
+        handle: int,
+        start: int,
+        stop: int,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+    ) -> int:
+        """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
+
+        Each block that lies wholly or partly in the range remembers it, until it loses its content
+        or is retained anew: the last call holds. What is not cached yet has it from when it is. A
+        block goes no sooner than the blocks that continue it, whatever is said of it, and when two
+        with equal content are merged the higher priority holds. A copy made for a writer starts
+        with nothing.
+
+        Args:
+            handle: A running sequence.
+            start: First token position.
+            stop: Position after the last, up to ``min(num_tokens, num_slots)``.
+            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws what
+                was said.
+            ttl: Seconds, by ``set_time``, after which it is as if it had never been said; None
+                for no end.
+
+        Returns:
+            The number of blocks in the range.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
+        """
+        return self._core.retain(handle, start, stop, *_retention(priority, ttl))
+
+    def retain_prefix(
+        self,
+        tokens: Tokens,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+    ) -> int:
+        """``retain`` for the full blocks of a prompt that are cached at the moment.
+
+        Args:
+            tokens: The prompt, at least one token.
+            priority: As ``retain`` has it.
+            ttl: As ``retain`` has it.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The number of leading blocks that are cached; nothing is remembered of the rest.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+        """
+        key = (tokens, namespace, _extras(extras))
+        return self._core.retain_prefix(*key, *_retention(priority, ttl))
+
+    def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+        """Keeps the full blocks of a prompt that are cached at the moment, before all else.
+
+        A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
+        running work that could have no other block gets them, the deepest and least recently used
+        first. ``evicted_pinned_blocks`` counts that, and ``pinned`` shows it. Blocks cached later
+        are not covered; pin the prompt again for those.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The pin, for ``unpin``. Pins may overlap: a block that several cover counts once
+            against the budget, and stays pinned until the last of them is given back.
+
+        Raises:
+            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``.
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+        """
+        return self._core.pin(tokens, namespace, _extras(extras))
+
+    def unpin(self, pin: int) -> None:
+        """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
+
+        Raises:
+            UnknownPinError: It was given back already, or never made.
+            ValueError: No ``retention``.
+        """
+        self._core.unpin(pin)
+
+    def pinned(self, pin: int) -> Pin:
+        """What a pin covers, and what of it is still cached.
+
+        Raises:
+            UnknownPinError: It was given back already, or never made.
+            ValueError: No ``retention``.
+        """
+        return Pin(*self._core.view_pin(pin))
+
+    def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+        """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
+
+        It counts as just used, but not as looked up or found, however often it is touched; so
+        orders of eviction that go by use alone do not notice. Works without ``retention``.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The number of blocks moved: those that are idle.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: That of ``match``, and O(1) for each idle block found.
+        """
+        return self._core.touch(tokens, namespace, _extras(extras))
+
+    @property
+    def time(self) -> float:
+        """The time set last, in seconds; 0 before the first.
+
+        Raises:
+            ValueError: No ``retention``.
+        """
+        return self._core.time()
+
+    def set_time(self, seconds: float) -> None:
+        """Tells the manager the time, for ``ttl``: it has no clock of its own.
+
+        Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
+        expired is noticed when a block is evicted or somebody looks.
+
+        Args:
+            seconds: Finite, and no less than the time set last.
+
+        Raises:
+            ValueError: Out of that range, or no ``retention``.
+            TypeError: No number.
+
+        Cost: O(1).
+        """
+        self._core.set_time(_number(seconds, "seconds"))
 
     # A step.
 
@@ -533,11 +772,24 @@ class BlockManager:
 
         Raises:
             InvariantError: Something does not hold, which is a bug here.
+            PolicyError: As ``check_policy`` does.
 
         Cost: O(blocks + entries of all block tables). For tests and debugging.
         """
         if violations := self._core.violations():
             raise InvariantError(tuple(violations))
+        self.check_policy()
+
+    def check_policy(self) -> None:
+        """Asks whether an eviction policy of one's own has worked so far.
+
+        Raises:
+            PolicyError: It has raised, or named a victim that cannot be evicted. The call inside
+                which it happened has finished, and so has every one since, with the least recently
+                used block evicted first.
+        """
+        if error := self._core.policy_error():
+            raise PolicyError(error) from error
 
 
 class Sequence:
@@ -665,9 +917,15 @@ class Sequence:
         """``BlockManager.resume`` of this sequence."""
         self._manager.resume(self.handle, num_slots=num_slots)
 
-    def free(self) -> None:
+    def retain(
+        self, start: int, stop: int, *, priority: Priority | None, ttl: float | None = None
+    ) -> int:
+        """``BlockManager.retain`` of this sequence."""
+        return self._manager.retain(self.handle, start, stop, priority=priority, ttl=ttl)
+
+    def free(self, *, expect_reuse: bool | None = None) -> None:
         """``BlockManager.free`` of this sequence."""
-        self._manager.free(self.handle)
+        self._manager.free(self.handle, expect_reuse=expect_reuse)
 
 
 def _extras(extras: Extras | None) -> list[tuple[int, bytes]] | None:
@@ -676,6 +934,30 @@ def _extras(extras: Extras | None) -> list[tuple[int, bytes]] | None:
     if not isinstance(extras, Mapping):
         raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
     return [(block, extras[block]) for block in extras]
+
+
+def _number(value: float, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
+
+
+def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
+    if priority is not None and not isinstance(priority, Priority):
+        raise TypeError(f"priority must be a Priority or None, got {priority!r}")
+    if priority is Priority.PINNED:
+        raise ValueError("priority must be at most Priority.HIGH, got Priority.PINNED; see pin")
+    if ttl is None:
+        return (-1 if priority is None else priority.value), math.inf
+    seconds = _number(ttl, "ttl")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"ttl must be above 0 and finite, got {ttl!r}")
+    if priority is None:
+        raise ValueError(f"ttl must be None where priority is None, got {ttl!r}")
+    return priority.value, seconds
 
 
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Stats"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["HitRateCurve", "Stats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,14 @@ class Stats:
         cancelled_copies: Of those, copies dropped because nobody needed them any more.
         forks: Sequences made by ``fork``.
         preemptions: Calls of ``preempt``.
+        low_priority_blocks: Cached blocks that go before all others (``Priority.LOW``); a gauge.
+        expected_blocks: Cached blocks at ``Priority.EXPECTED``; a gauge.
+        high_priority_blocks: Cached blocks at ``Priority.HIGH``; a gauge.
+        pinned_blocks: Cached blocks that pins cover, each counted once; a gauge.
+        pins: Pins held; a gauge.
+        expired_blocks: Blocks whose retention ran out.
+        evicted_pinned_blocks: Pinned blocks given up because running work could have no other.
+        touched_blocks: Idle blocks that ``touch`` made the last to go.
     """
 
     capacity: int
@@ -61,6 +74,14 @@ class Stats:
     cancelled_copies: int
     forks: int
     preemptions: int
+    low_priority_blocks: int
+    expected_blocks: int
+    high_priority_blocks: int
+    pinned_blocks: int
+    pins: int
+    expired_blocks: int
+    evicted_pinned_blocks: int
+    touched_blocks: int
 
     @property
     def available(self) -> int:
@@ -76,3 +97,60 @@ class Stats:
     def hit_rate(self) -> float:
         """Hit tokens over query tokens, in ``0 … 1``; 0 before the first admission."""
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HitRateCurve:
+    """What pools of other sizes would have found of everything that was looked up so far.
+
+    Whole blocks only, at first admissions, in pools that evict the least recently used block. Like
+    the counters of ``Stats`` these only grow, so that the difference of two snapshots is the curve
+    of the time between.
+
+    Attributes:
+        num_blocks: Blocks in the pool that was asked, without the null block.
+        query_tokens: Prompt tokens looked up.
+        hit_tokens: ``int64[num_blocks + ghost_blocks + 1]`` on the host: of those, tokens that a
+            pool of so many blocks would have found, by number of blocks. A pool too small for what
+            was in use at a time would have made requests wait; that is left out.
+    """
+
+    num_blocks: int
+    query_tokens: int
+    hit_tokens: npt.NDArray[np.int64]
+
+    @property
+    def max_blocks(self) -> int:
+        """Largest pool the curve tells of."""
+        return len(self.hit_tokens) - 1
+
+    def hit_rate_at(self, num_blocks: int) -> float:
+        """Hit tokens over query tokens of a pool of this size; 0 before the first admission.
+
+        Args:
+            num_blocks: In ``[0, max_blocks]``.
+
+        Raises:
+            ValueError: The curve does not tell of such a pool.
+        """
+        if not 0 <= num_blocks <= self.max_blocks:
+            bound = f"[0, {self.max_blocks}], num_blocks and ghost_blocks of the manager together"
+            raise ValueError(f"num_blocks must be in {bound}, got {num_blocks}")
+        return int(self.hit_tokens[num_blocks]) / self.query_tokens if self.query_tokens else 0.0
+
+    def __sub__(self, earlier: HitRateCurve) -> HitRateCurve:
+        """The curve of what was looked up since ``earlier``, a snapshot of the same manager.
+
+        Raises:
+            ValueError: ``earlier`` is of a manager of another size, or later than this one.
+        """
+        if not isinstance(earlier, HitRateCurve):
+            return NotImplemented
+        sizes = (self.num_blocks, self.max_blocks), (earlier.num_blocks, earlier.max_blocks)
+        if sizes[0] != sizes[1] or earlier.query_tokens > self.query_tokens:
+            raise ValueError("only an earlier curve of the same manager can be subtracted")
+        return HitRateCurve(
+            self.num_blocks,
+            self.query_tokens - earlier.query_tokens,
+            self.hit_tokens - earlier.hit_tokens,
+        )

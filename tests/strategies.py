@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+from blockmgr.blocks import Priority
 from blockmgr.stress.profiles import DIGESTS
 
 # Two token values and a few blocks: prefixes collide and the pool runs dry on almost every run,
@@ -21,11 +23,19 @@ extras = st.one_of(
 slots = st.one_of(st.none(), st.none(), st.integers(1, 14))
 
 
+retained = st.sampled_from([None, Priority.LOW, Priority.NORMAL, Priority.EXPECTED, Priority.HIGH])
+ttls = st.sampled_from([None, None, 1, 2.5])
+
+
 @st.composite
-def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
+def configs(
+    draw: st.DrawFn, digest: str = "any", evictions: Sequence[Any] = ("lru",)
+) -> dict[str, Any]:
     """Options of a tiny manager."""
     null_block = draw(st.booleans())
-    num_blocks = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1])) + null_block
+    capacity = draw(st.sampled_from([4, 6, 8, 3, 2, 5, 7, 1]))
+    num_blocks = capacity + null_block
+    retention = draw(st.booleans())
     block_size = draw(st.integers(1, 4))
     names = sorted(DIGESTS) if digest == "any" else [digest]
     return {
@@ -41,4 +51,8 @@ def configs(draw: st.DrawFn, digest: str = "any") -> dict[str, Any]:
         "steps_in_flight": draw(st.sampled_from([0, 0, 0, 1, 2])),
         "early_commit": draw(st.sampled_from([False, False, True])),
         "null_block": null_block,
+        "ghost_blocks": draw(st.sampled_from([0, 0, 1, 5])),
+        "eviction": draw(st.sampled_from(evictions)),
+        "retention": retention,
+        "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
     }

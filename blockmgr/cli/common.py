@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -20,7 +21,7 @@ from rich.progress import (
 )
 
 from blockmgr.errors import MissingExtraError, TraceFormatError
-from blockmgr.lab.study import Capacity
+from blockmgr.lab.study import Capacity, parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -30,6 +31,7 @@ __all__ = [
     "WrongCommand",
     "WrongInput",
     "one_line_errors",
+    "percent",
     "progress_bar",
     "repeat_command",
 ]
@@ -131,6 +133,8 @@ def repeat_command(
         value = values.get(name, ctx.params[name])
         if isinstance(value, bool):
             words.append(parameter.opts[0])
+        elif isinstance(parameter, click.Argument):
+            words += [] if value is None else [_word(value)]
         elif isinstance(value, tuple):
             words += [parameter.opts[0], ",".join(map(_word, value))]
         elif value is not None:
@@ -138,5 +142,13 @@ def repeat_command(
     return shlex.join(words)
 
 
+def percent(share: Fraction) -> str:
+    """A share as people write it, or exactly where that would be another one."""
+    text = f"{float(100 * share):g}%"
+    return text if parse_share(text) == share else str(share)
+
+
 def _word(value: object) -> str:
+    if isinstance(value, Fraction):
+        return percent(value)
     return value.text if isinstance(value, Capacity) else str(value)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from blockmgr.lab.study import parse_share
+from blockmgr.config import EVICTION_POLICIES
+from blockmgr.lab.choices import hint, parse_policies, pick
+from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workloads import WORKLOADS, generate
 
@@ -17,11 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_WORKLOAD",
+    "Source",
+    "block_sizes",
+    "capacities",
     "check_one_source",
+    "chosen_source",
     "chosen_trace",
     "debug_option",
     "how_options",
+    "how_options_without",
+    "one_capacity",
+    "policies",
     "share",
+    "source_options",
     "trace_options",
 ]
 
@@ -50,11 +61,27 @@ def trace_options(command: F) -> F:
     return command
 
 
+def source_options(command: F) -> F:
+    """``[SOURCE]``, a trace or a workload, as ``source``; and ``trace_options``."""
+    argument = click.argument("source", required=False)
+    return argument(trace_options(command))
+
+
 def how_options(command: F) -> F:
     """``--seed``, and the fields of ``ReplayConfig``."""
-    for option in reversed(_HOW):
-        command = option(command)
-    return command
+    return how_options_without()(command)
+
+
+def how_options_without(*names: str) -> Callable[[F], F]:
+    """``how_options`` but for some, for commands that take several of them at once."""
+
+    def add(command: F) -> F:
+        for name, option in reversed(_HOW.items()):
+            if name not in names:
+                command = option(command)
+        return command
+
+    return add
 
 
 def debug_option(command: F) -> F:
@@ -70,6 +97,48 @@ def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Fra
         raise click.BadParameter(str(error)) from None
 
 
+def _policy(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
+    try:
+        return pick("policy", name, EVICTION_POLICIES)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def policies(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+    """The callback of an option that takes names of eviction policies."""
+    try:
+        return parse_policies(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def capacities(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Capacity, ...]:
+    """The callback of an option that takes pool sizes."""
+    try:
+        return parse_capacities(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def one_capacity(ctx: click.Context, param: click.Parameter, text: str) -> Capacity:
+    """The callback of an option that takes one pool size."""
+    sizes = capacities(ctx, param, text)
+    if len(sizes) > 1:
+        raise click.BadParameter(f"capacity must be one pool size, got {text!r}")
+    return sizes[0]
+
+
+def block_sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    """The callback of an option that takes block sizes, such as ``16,512``."""
+    try:
+        sizes = tuple(int(item) for item in text.split(","))
+    except ValueError:
+        sizes = (0,)
+    if min(sizes) < 1:
+        raise click.BadParameter(f"block sizes must be whole numbers above 0, got {text!r}")
+    return sizes
+
+
 def check_one_source(ctx: click.Context, trace_path: Path | None, workload: str | None) -> None:
     """Refuse a trace and a workload at once.
 
@@ -78,6 +147,51 @@ def check_one_source(ctx: click.Context, trace_path: Path | None, workload: str 
     """
     if trace_path is not None and workload is not None:
         raise click.UsageError("--trace and --workload exclude each other", ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a command works on.
+
+    Attributes:
+        trace_path: The file, or None.
+        workload: The generator's name, or None.
+    """
+
+    trace_path: Path | None
+    workload: str | None
+
+    def trace(self, seed: int) -> Trace:
+        """The requests; raises what ``chosen_trace`` does."""
+        return chosen_trace(self.trace_path, self.workload, seed)
+
+    @property
+    def repeated(self) -> dict[str, object]:
+        """Parameters of ``source_options`` as a repeated command spells them out."""
+        found = self.workload or DEFAULT_WORKLOAD if self.trace_path is None else self.trace_path
+        return {"source": found, "trace_path": None, "workload": None}
+
+
+def chosen_source(
+    ctx: click.Context, source: str | None, trace_path: Path | None, workload: str | None
+) -> Source:
+    """What ``source_options`` name, the built-in workload if nothing.
+
+    Raises:
+        click.UsageError: Several are named, or SOURCE is neither a file nor a workload.
+    """
+    check_one_source(ctx, trace_path, workload)
+    if source is None:
+        return Source(trace_path, workload)
+    if trace_path is not None or workload is not None:
+        raise click.UsageError("SOURCE excludes --trace and --workload", ctx)
+    if Path(source).is_file():
+        return Source(Path(source), None)
+    if source in WORKLOADS:
+        return Source(None, source)
+    known = ", ".join(WORKLOADS)
+    message = f"SOURCE must be a file or one of {known}, got {source!r}{hint(source, WORKLOADS)}"
+    raise click.UsageError(message, ctx)
 
 
 def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Trace:
@@ -92,48 +206,65 @@ def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Tr
     return generate(workload or DEFAULT_WORKLOAD, seed)
 
 
-_HOW: Final = (
-    click.option("--block-size", default=16, show_default=True, help="Tokens per block."),
-    click.option(
+_HOW: Final = {
+    "block_size": click.option(
+        "--block-size", default=16, show_default=True, help="Tokens per block."
+    ),
+    "seed": click.option(
         "--seed",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
         help="Seed of the workload.",
     ),
-    click.option(
+    "service_ms_per_token": click.option(
         "--service-ms-per-token",
         default=30,
         show_default=True,
         help="How long a request holds its blocks, for each output token.",
     ),
-    click.option(
+    "min_service_ms": click.option(
         "--min-service-ms",
         default=500,
         show_default=True,
         help="Shortest time a request holds its blocks.",
     ),
-    click.option(
+    "max_seqs": click.option(
         "--max-seqs", default=1024, show_default=True, help="Sequences running at once, at most."
     ),
-    click.option(
+    "min_partial_tokens": click.option(
         "--min-partial-tokens",
         default=0,
         show_default=True,
         help="Reuse parts of blocks from this many tokens on; 0 is off.",
     ),
-    click.option(
+    "dedup": click.option(
         "--dedup",
         type=click.Choice(["remap", "append_only"]),
         default="remap",
         show_default=True,
         help="What happens to a block that is found to be cached already.",
     ),
-    click.option(
+    "digest": click.option(
         "--digest",
         type=click.Choice(["xxh3_128", "sha256"]),
         default="xxh3_128",
         show_default=True,
         help="What finds candidates; hits are proved either way.",
     ),
-)
+    "eviction": click.option(
+        "--eviction",
+        callback=_policy,
+        default="lru",
+        show_default=True,
+        metavar="NAME",
+        help=f"Order in which idle blocks are given up: {', '.join(EVICTION_POLICIES)}.",
+    ),
+    "hints": click.option(
+        "--hints",
+        type=click.Choice(["none", "truth"]),
+        default="none",
+        show_default=True,
+        help="What is known when a request ends: nothing, or whether its conversation goes on.",
+    ),
+}

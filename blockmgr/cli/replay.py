@@ -18,12 +18,15 @@ from blockmgr.cli.options import (
     share,
     trace_options,
 )
+from blockmgr.cli.options import capacities as parse_sizes
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, as_json, print_study
-from blockmgr.lab.study import Capacity, parse_capacities, study
+from blockmgr.lab.study import study
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from blockmgr.lab.study import Capacity
 
 __all__ = ["replay"]
 
@@ -32,19 +35,12 @@ RESULT_SAYS_NO: Final = 1
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "seed"})
 
 
-def _capacities(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Capacity, ...]:
-    try:
-        return parse_capacities(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command()
 @trace_options
 @click.option(
     "--capacity",
     "capacities",
-    callback=_capacities,
+    callback=parse_sizes,
     default="5%,10%,20%,50%,100%",
     show_default=True,
     metavar="SIZES",

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from blockmgr.blocks import BlockState
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.common import one_line_errors, percent, progress_bar, repeat_command
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
     check_one_source,
     chosen_trace,
     debug_option,
     how_options,
+    one_capacity,
     share,
     trace_options,
 )
@@ -28,9 +29,9 @@ from blockmgr.lab.block_map import block_map, check_path, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.report import Provenance
-from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 
 if TYPE_CHECKING:
+    from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
 
 __all__ = ["show"]
@@ -48,21 +49,11 @@ STYLES: Final = {
 }
 
 
-def _capacity(_ctx: click.Context, _param: click.Parameter, text: str) -> Capacity:
-    try:
-        capacities = parse_capacities(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if len(capacities) > 1:
-        raise click.BadParameter(f"capacity must be one pool size, got {text!r}")
-    return capacities[0]
-
-
 @click.command()
 @trace_options
 @click.option(
     "--capacity",
-    callback=_capacity,
+    callback=one_capacity,
     default="10%",
     show_default=True,
     metavar="SIZE",
@@ -121,7 +112,7 @@ def show(
             step = _step_at(at, trace, blocks, config)
         with progress_bar("replaying", "requests", len(trace.requests)) as progress:
             moment = replay_until(trace, blocks, config, step, progress=progress)
-        chosen: dict[str, object] = {} if at is None else {"at": _percent(at)}
+        chosen: dict[str, object] = {} if at is None else {"at": percent(at)}
         if trace_path is None:
             chosen["workload"] = workload or DEFAULT_WORKLOAD
         _print_or_draw(ctx, moment, trace.name, chosen, output)
@@ -181,9 +172,3 @@ def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextI
     else:
         # Without colours rich would still write bold, which some ask to be spared as well.
         click.echo(text.plain, file=file, nl=False)
-
-
-def _percent(share: Fraction) -> str:
-    """A share as people write it, or exactly where that would be another one."""
-    text = f"{float(100 * share):g}%"
-    return text if parse_share(text) == share else str(share)

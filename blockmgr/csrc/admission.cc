@@ -116,7 +116,25 @@ Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t cou
   }
   if (!d.fits(pool_.available(), watermark))
     throw OutOfBlocks(d.needed(), pool_.available(), watermark);
+  if (pool_.reuse()) found.num_ghosts = find_ghosts(tokens, count, extras, found);
   return found;
+}
+
+// The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
+// them, and one more.
+std::int64_t Sequences::find_ghosts(const Token* tokens, std::int64_t count,
+                                    const ExtrasIds* extras, const Found& found) {
+  const std::int64_t limit = (count - 1) / config_.block_size;
+  std::uint8_t digest[kMaxDigest];
+  const std::uint8_t* before = index_.digest_of(found.node);
+  std::int64_t n = 0;
+  for (std::int64_t i = found.num_full; i < limit; ++i, ++n, before = digest) {
+    index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
+    const std::int32_t ghost = pool_.reuse()->find(digest);
+    if (ghost < 0) break;
+    ghosts_[static_cast<std::size_t>(n)] = ghost;
+  }
+  return n;
 }
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
@@ -135,6 +153,9 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
 void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
                        const Demand& d) noexcept {
   std::int32_t* t = table(s);
+  // Before anything is taken into use, which may drop a ghost.
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
+    pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
   s.context = pool_.admitted(found_.data(), found.num_full, d.num_blocks);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; i < found.num_full; ++i) {
@@ -204,6 +225,8 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
+  if (ReuseTracker* reuse = pool_.reuse())
+    reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
   occupy(s, prompt.tokens, found, d);
   counters_.query_tokens += s.num_tokens;
   counters_.hit_tokens += s.num_cached;

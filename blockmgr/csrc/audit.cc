@@ -121,8 +121,8 @@ std::string Sequences::fingerprint() const {
   const Counters& n = counters_;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
-              n.forks, n.preemptions, remaps_.size(), remaps_lost_, step_, last_ticket_,
-              open_steps_.size());
+              n.forks, n.preemptions, n.touched_blocks, remaps_.size(), remaps_lost_, step_,
+              last_ticket_, open_steps_.size());
   return out;
 }
 

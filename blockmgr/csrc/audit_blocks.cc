@@ -103,6 +103,7 @@ void BlockAudit::check_queues() {
   BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
                   "used, free, idle and fenced blocks do not add up to the capacity");
   if (pool_.policy()) pool_.policy()->audit(*this);
+  if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);
 }
 
 void BlockAudit::check_index() {
@@ -184,6 +185,7 @@ std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const Copy
   put_list(pool.free_list());
   put_list(pool.idle_list());
   if (pool.policy()) pool.policy()->fingerprint(out);
+  if (pool.reuse()) pool.reuse()->fingerprint(out);
   for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
   copies.each_pending(
       [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });

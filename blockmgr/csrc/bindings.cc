@@ -63,6 +63,12 @@ nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extra
   return nb::make_tuple(result.num_cached, result.num_partial, to_array(std::move(ids), count));
 }
 
+nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  const TokenArray values = token_argument(self, tokens);
+  return explained(self.core.explain(with_tokens(prompt, values)));
+}
+
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
               nb::handle num_slots) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
@@ -92,6 +98,51 @@ void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
 }
 
 void free_sequence(Core& self, nb::handle handle) { self.core.free(handle_argument(handle)); }
+
+void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
+  self.core.free(handle_argument(handle), expect_reuse);
+}
+
+std::int64_t retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
+                    double ttl) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  return self.core.retain(h, first, int_argument(stop, "stop"), level, ttl);
+}
+
+std::int64_t retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                           int level, double ttl) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  const TokenArray values = token_argument(self, tokens);
+  return self.core.retain_prefix(with_tokens(prompt, values), level, ttl);
+}
+
+std::int64_t pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  const TokenArray values = token_argument(self, tokens);
+  return self.core.pin(with_tokens(prompt, values));
+}
+
+void unpin(Core& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
+
+// (num_blocks, num_cached_blocks)
+nb::tuple view_pin(Core& self, nb::handle pin) {
+  const std::int64_t id = int_argument(pin, "pin");
+  const auto facts = self.read([&](const Sequences& core) { return core.view_pin(id); });
+  return nb::make_tuple(facts.num_blocks, facts.num_cached);
+}
+
+std::int64_t touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  const TokenArray values = token_argument(self, tokens);
+  return self.core.touch(with_tokens(prompt, values));
+}
+
+void set_time(Core& self, double seconds) { self.core.set_time(seconds); }
+
+double time_set(Core& self) {
+  return self.read([](const Sequences& core) { return core.time(); });
+}
 
 void preempt(Core& self, nb::handle handle) { self.core.preempt(handle_argument(handle)); }
 
@@ -217,6 +268,10 @@ nb::object tokens_of(Core& self, nb::handle handle) {
 nb::dict stats(Core& self) {
   using Fact = std::pair<const char*, std::int64_t>;
   const auto facts = self.read([](const Sequences& core) {
+    core.settle();
+    const RetainingPolicy* retention = core.retention();
+    const auto at_level = [&](Level level) { return retention ? retention->num_cached(level) : 0; };
+    const auto counts = retention ? retention->counts() : RetainingPolicy::Counts();
     const Counters& n = core.counters();
     const Pool& pool = core.pool();
     return std::to_array<Fact>({
@@ -242,6 +297,14 @@ nb::dict stats(Core& self) {
         {"cancelled_copies", core.copies().num_cancelled()},
         {"forks", n.forks},
         {"preemptions", n.preemptions},
+        {"low_priority_blocks", at_level(kLow)},
+        {"expected_blocks", at_level(kExpected)},
+        {"high_priority_blocks", at_level(kHigh)},
+        {"pinned_blocks", at_level(kPinned)},
+        {"pins", retention ? retention->num_pins() : 0},
+        {"expired_blocks", counts.expired},
+        {"evicted_pinned_blocks", counts.pinned_evicted},
+        {"touched_blocks", n.touched_blocks},
     });
   });
   nb::dict d = made(nb::dict());
@@ -265,6 +328,19 @@ std::size_t memory_usage(Core& self) {
 
 std::vector<std::string> violations(Core& self) {
   return self.read([](const Sequences& core) { return core.violations(); });
+}
+
+// What first went wrong in an eviction policy written in Python, or None.
+nb::object policy_error(Core& self) {
+  return self.policy ? nb::borrow(self.policy->error()) : nb::none();
+}
+
+// Steps that searches for victims have taken; for tests of what they cost.
+std::int64_t victim_steps(Core& self) {
+  return self.read([](const Sequences& core) {
+    const Policy* policy = core.pool().policy();
+    return policy ? policy->num_steps() : 0;
+  });
 }
 
 nb::bytes fingerprint(Core& self) {
@@ -336,6 +412,11 @@ NB_MODULE(_core, m) {
            nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, " BM_ARRAY("int32") "]"),
            any(), any(), any())
+      .def("explain", explain,
+           nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(
+                       "int64") ", " BM_ARRAY("int64") "]"),
+           any(), any(), any())
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
@@ -358,6 +439,28 @@ NB_MODULE(_core, m) {
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
       .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
            any())
+      .def("free_expecting", checked<free_expecting>,
+           nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, /) -> None"),
+           any(), nb::arg())
+      .def("retain", checked<retain>,
+           nb::sig("def retain(self, handle: object, start: object, stop: object, level: int, "
+                   "ttl: float, /) -> int"),
+           any(), any(), any(), nb::arg(), nb::arg())
+      .def("retain_prefix", checked<retain_prefix>,
+           nb::sig("def retain_prefix(self, tokens: object, namespace: object, extras: object, "
+                   "level: int, ttl: float, /) -> int"),
+           any(), any(), any(), nb::arg(), nb::arg())
+      .def("pin", checked<pin>,
+           nb::sig("def pin(self, tokens: object, namespace: object, extras: object, /) -> int"),
+           any(), any(), any())
+      .def("unpin", checked<unpin>, nb::sig("def unpin(self, pin: object, /) -> None"), any())
+      .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
+           any())
+      .def("touch", checked<touch>,
+           nb::sig("def touch(self, tokens: object, namespace: object, extras: object, /) -> int"),
+           any(), any(), any())
+      .def("set_time", checked<set_time>, nb::sig("def set_time(self, seconds: float, /) -> None"))
+      .def("time", time_set)
       .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
            any())
       .def("resume", checked<resume>,
@@ -398,10 +501,16 @@ NB_MODULE(_core, m) {
       .def("num_available", num_available)
       .def("memory_usage", memory_usage)
       .def("violations", violations)
+      .def("policy_error", policy_error,
+           nb::sig("def policy_error(self, /) -> BaseException | None"))
+      .def("victim_steps", victim_steps)
       .def("fingerprint", fingerprint)
       .def("blocks", inspect_blocks,
            nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
+      .def("reuse_counts", reuse_counts,
+           nb::sig("def reuse_counts(self, /) -> tuple[int, " BM_ARRAY("int64") "] | None"))
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
   bind_block_pool(m);
+  bind_adaptive(m);
 }

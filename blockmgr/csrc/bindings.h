@@ -119,8 +119,8 @@ class PythonDigest : public Digester {
 // The digest function among the options, or nullptr without a prefix cache.
 std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size);
 
-// What a class with a member `digest` needs to take part in garbage collection: a digest function
-// may refer back to the object that calls it.
+// What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
+// collection: a digest function or a policy may refer back to the object that calls it.
 template <class Owner>
 PyType_Slot* collection_slots() {
   struct Collected {
@@ -129,11 +129,18 @@ PyType_Slot* collection_slots() {
       if (!nb::inst_ready(self)) return 0;
       const Owner* owner = nb::inst_ptr<Owner>(self);
       if (owner->digest) Py_VISIT(owner->digest->function().ptr());
+      if constexpr (requires { owner->policy; }) {
+        if (owner->policy) Py_VISIT(owner->policy->policy().ptr());
+        if (owner->policy) Py_VISIT(owner->policy->held_error().ptr());
+      }
       return 0;
     }
     static int clear(PyObject* self) {
       Owner* owner = nb::inst_ptr<Owner>(self);
       if (owner->digest) owner->digest->clear_function();
+      if constexpr (requires { owner->policy; }) {
+        if (owner->policy) owner->policy->clear();
+      }
       return 0;
     }
   };
@@ -214,6 +221,7 @@ void bind_block_pool(nb::module_& m);
 
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
+void bind_adaptive(nb::module_& m);
 
 }  // namespace blockmgr
 

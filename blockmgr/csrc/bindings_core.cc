@@ -57,8 +57,12 @@ void init_core(Core* self, nb::kwargs options) {
   config.steps_in_flight = whole("steps_in_flight");
   config.early_commit = flag("early_commit");
   config.null_block = flag("null_block");
+  config.retention = flag("retention");
+  config.max_pinned_blocks = whole("max_pinned_blocks");
   config.eviction = nb::cast<std::string>(options["eviction"]);
-  new (self) Core(config, digest_option(options, config.block_size));
+  config.ghost_blocks = whole("ghost_blocks");
+  new (self)
+      Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }
 
 }  // namespace blockmgr

@@ -5,14 +5,17 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings_policy.h"
 #include "sequences.h"
 
 namespace blockmgr {
 
 // One manager: the core, and buffers that the conversions of its calls reuse.
 struct Core {
-  Core(const Config& config, std::unique_ptr<PythonDigest> digester)
-      : digest(digester.get()), core(config, std::move(digester)) {}
+  // python_policy: an eviction policy written in Python; None: the one the config names.
+  Core(const Config& config, std::unique_ptr<PythonDigest> digester,
+       const nb::object& python_policy)
+      : digest(digester.get()), core(config, std::move(digester), policy_maker(python_policy)) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the manager.
@@ -32,11 +35,22 @@ struct Core {
     }
   }
 
-  PythonDigest* digest;  // the core's; nullptr without a prefix cache
+  PythonDigest* digest;            // the core's; nullptr without a prefix cache
+  PythonPolicy* policy = nullptr;  // the core's; nullptr for those with a name
   Sequences core;
   std::vector<Token> tokens;
   std::vector<std::int64_t> handles;
   std::vector<std::int64_t> parents;
+
+ private:
+  PolicyMaker policy_maker(const nb::object& python_policy) {
+    if (python_policy.is_none()) return nullptr;
+    return [this, &python_policy](Blocks& blocks, const PrefixIndex& index) {
+      auto made = std::make_unique<PythonPolicy>(blocks, index, python_policy);
+      policy = made.get();
+      return made;
+    };
+  }
 };
 
 void init_core(Core* self, nb::kwargs options);
@@ -44,6 +58,12 @@ void init_core(Core* self, nb::kwargs options);
 // The block tables and sequence lengths as NumPy arrays that share the core's memory.
 nb::object block_tables(Core& self);
 nb::object seq_lens(Core& self);
+
+// explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
+// last four one for each missed block.
+nb::tuple explained(const ExplainResult& result);
+// hit_rate_curve: (query_tokens, blocks found by number of blocks), or None if nothing is followed.
+nb::object reuse_counts(Core& self);
 
 // Every block, as columns by the names of blockmgr.BlockSnapshot.
 nb::dict inspect_blocks(Core& self);

@@ -50,6 +50,12 @@ static void set_error(const std::exception_ptr& thrown) {
   } catch (const UnknownSequence& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
                      nb::make_tuple(e.handle));
+  } catch (const PinBudget& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "PinBudgetError",
+                     nb::make_tuple(e.needed, e.available, e.budget));
+  } catch (const UnknownPin& e) {
+    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownPinError",
+                     nb::make_tuple(e.pin));
   } catch (const Error& e) {
     if (e.kind == ErrorKind::kValue) {
       PyErr_SetString(PyExc_ValueError, e.what());

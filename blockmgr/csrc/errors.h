@@ -53,6 +53,19 @@ struct WrongBlockState : std::exception {
   std::string problem;
 };
 
+struct PinBudget : std::exception {
+  PinBudget(std::int64_t needed, std::int64_t available, std::int64_t budget)
+      : needed(needed), available(available), budget(budget) {}
+  const char* what() const noexcept override { return "pin budget"; }
+  std::int64_t needed, available, budget;
+};
+
+struct UnknownPin : std::exception {
+  explicit UnknownPin(std::int64_t pin) : pin(pin) {}
+  const char* what() const noexcept override { return "unknown pin"; }
+  std::int64_t pin;
+};
+
 struct UnknownSequence : std::exception {
   explicit UnknownSequence(std::int64_t handle) : handle(handle) {}
   const char* what() const noexcept override { return "unknown sequence"; }

@@ -28,15 +28,21 @@ std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
     return known;
   }
   std::vector<std::uint8_t> digest(static_cast<std::size_t>(blocks_.digest_size));
-  if (digester_) {
-    std::memcpy(digester_->message(name.size()), name.data(), name.size());
-    digester_->digest(name.size(), digest.data());
-  }
+  if (digester_) digest_root(name, digest.data());
   if (roots_.size() == roots_.capacity()) roots_.reserve(2 * roots_.size() + 8);
   std::uint32_t root = roots_by_name_.intern(name);
   if (root == roots_.size()) roots_.emplace_back();
   roots_[root].digest.swap(digest);
   return root;
+}
+
+void PrefixIndex::digest_root(std::string_view name, std::uint8_t* out) {
+  if (name.empty()) {
+    std::memset(out, 0, static_cast<std::size_t>(blocks_.digest_size));
+    return;
+  }
+  std::memcpy(digester_->message(name.size()), name.data(), name.size());
+  digester_->digest(name.size(), out);
 }
 
 void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.retain(root); }
@@ -47,11 +53,10 @@ void PrefixIndex::release_root(std::uint32_t root) noexcept {
   ++roots_[root].generation;
 }
 
-void PrefixIndex::digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
-  const std::string_view keys = extras_.bytes(extras);
   const std::size_t length = digest_size + keys.size() + token_bytes;
   std::uint8_t* message = digester_->message(length);
   std::memcpy(message, parent, digest_size);

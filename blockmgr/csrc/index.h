@@ -49,10 +49,16 @@ class PrefixIndex {
   void release_root(std::uint32_t root) noexcept;
   std::uint32_t find_root(std::string_view name) const { return roots_by_name_.find(name); }
 
-  // The digest of a block with this key, given its parent's digest. May throw what the digest
+  // The digest that stands for a namespace before its first block. May throw what the digest
   // function throws.
-  void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+  void digest_root(std::string_view name, std::uint8_t* out);
+  // The digest of a block with this key, given its parent's digest; likewise.
+  void digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
               std::uint8_t* out);
+  void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+              std::uint8_t* out) {
+    digest(parent, extras_.bytes(extras), tokens, out);
+  }
   const std::uint8_t* digest_of(NodeId node) const {
     return is_root(node) ? roots_[root_index(node)].digest.data() : blocks_.digest(node);
   }

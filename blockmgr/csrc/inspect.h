@@ -7,6 +7,7 @@
 #include "block.h"
 #include "copies.h"
 #include "pool.h"
+#include "retention.h"
 
 namespace blockmgr {
 
@@ -18,6 +19,7 @@ struct BlockFacts {
   enum State : std::uint8_t { kFree, kOwned, kCached, kIdle, kFenced, kNull };
 
   std::uint8_t state = kNull;
+  std::uint8_t priority = kNormal;
   bool copy_taken = false;  // the copy below is in flight
   std::int32_t ref_count = 0;
   std::int32_t pins = 0;

@@ -27,9 +27,10 @@ class Monitor {
     const std::thread::id self = std::this_thread::get_id();
     // Only this thread writes its own id here, so no order is needed to find it.
     if (owner_.load(std::memory_order_relaxed) == self)
-      throw Error(ErrorKind::kReentrancy, std::string("the ") + what_ +
-                                              " is inside another call of the same thread; a "
-                                              "digest function must not call back");
+      throw Error(ErrorKind::kReentrancy,
+                  std::string("the ") + what_ +
+                      " is inside another call of the same thread; a "
+                      "digest function or an eviction policy must not call back");
     if (!mutex_.try_lock()) wait(mutex_);
     owner_.store(self, std::memory_order_relaxed);
   }

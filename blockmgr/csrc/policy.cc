@@ -1,20 +1,25 @@
 #include "policy.h"
 
 #include "errors.h"
+#include "policy_adaptive.h"
+#include "policy_arc.h"
+#include "policy_lfuda.h"
+#include "policy_s3fifo.h"
+#include "policy_sieve.h"
+#include "policy_slru.h"
 
 namespace blockmgr {
 
-BlockId leaf_below(const Blocks& blocks, BlockId b) {
-  while (blocks[b].first_child >= 0) b = blocks[b].first_child;
-  return b;
-}
-
-std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks,
-                                    const PrefixIndex& index) {
-  (void)blocks;
-  (void)index;
+std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks, const PrefixIndex& index,
+                                    int capacity) {
   if (name == "lru") return nullptr;
-  throw Error(ErrorKind::kValue, "eviction must be one of lru, got '" + std::string(name) + "'");
+  if (name == "lfuda") return std::make_unique<LfudaPolicy>(blocks, index);
+  if (name == "s3fifo") return std::make_unique<S3FifoPolicy>(blocks, index, capacity);
+  if (name == "arc") return std::make_unique<ArcPolicy>(blocks, index, capacity);
+  if (name == "sieve") return std::make_unique<SievePolicy>(blocks, index);
+  if (name == "slru") return std::make_unique<SlruPolicy>(blocks, index, capacity);
+  if (name == "adaptive") return std::make_unique<AdaptivePolicy>(blocks, index, capacity);
+  throw Error(ErrorKind::kValue, "there is no eviction policy '" + std::string(name) + "'");
 }
 
 }  // namespace blockmgr

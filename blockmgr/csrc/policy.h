@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,11 +51,20 @@ class Policy {
   virtual void on_idle(BlockId b) noexcept = 0;
   // The idle block is used again. Its children may still be idle.
   virtual void on_used(BlockId b) noexcept = 0;
+  // A waiting request will use the idle block: it counts as just used, but not as found. Its
+  // children, if they are touched as well, were so before it.
+  virtual void on_touched(BlockId b) noexcept {
+    on_used(b);
+    on_idle(b);
+  }
   // The block, idle or used, loses its content or its key. It has no cached children.
   virtual void on_uncached(BlockId b, bool evicted) noexcept = 0;
-  // An idle block without cached children. At least one block is idle.
+  // An idle block without cached children; kNoBlock leaves the choice to the pool, which takes the
+  // least recently used. At least one block is idle.
   virtual BlockId victim() noexcept = 0;
 
+  // Steps that searches for victims have taken, beyond looking at the first candidate.
+  virtual std::int64_t num_steps() const { return 0; }
   virtual std::size_t memory() const = 0;
   // Every broken promise of the policy's own books, recomputed from scratch.
   virtual void audit(BlockAudit& audit) const { (void)audit; }
@@ -72,12 +82,12 @@ inline std::uint32_t Policy::admitted(const BlockId* found, std::int64_t num_fou
   return 0;
 }
 
-// A block below this idle one, or itself, that has no cached children. Steps down the children
-// linked last; for a policy that chose a block with children.
-BlockId leaf_below(const Blocks& blocks, BlockId b);
+using PolicyMaker = std::function<std::unique_ptr<Policy>(Blocks&, const PrefixIndex&)>;
 
-// The policy of this name; nullptr for "lru". Throws Error(kValue) for an unknown one.
-std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks,
-                                    const PrefixIndex& index);
+// The policy of this name for a pool of so many blocks; nullptr for "lru". Throws Error(kValue) for
+// an unknown one. A policy that may choose a block with cached children finds a leaf below it with
+// a LeafCursor, see queues.h.
+std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks, const PrefixIndex& index,
+                                    int capacity);
 
 }  // namespace blockmgr

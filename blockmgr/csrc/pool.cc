@@ -22,7 +22,8 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
       num_reserved_(num_reserved),
       free_(blocks, blocks.count),
       idle_(blocks, blocks.count + 1),
-      policy_(std::move(policy)) {
+      policy_(std::move(policy)),
+      idles_unheard_(!policy_) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) free_.push_back(b);
@@ -36,6 +37,8 @@ BlockId Pool::take() noexcept {
   if (debug_) [[unlikely]]
     check_taken(b);
   blocks_[b].ref_count = 1;
+  if (reuse_) [[unlikely]]
+    reuse_->on_taken();
   return b;
 }
 
@@ -47,6 +50,8 @@ BlockId Pool::take_idle() noexcept {
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
   idle_.remove(b);
+  if (reuse_) [[unlikely]]
+    reuse_->on_evicted(b);
   if (policy_) policy_->on_uncached(b, true);
   index_.erase(b);
   ++num_evicted_;
@@ -64,6 +69,8 @@ BlockId Pool::take_idle() noexcept {
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
+    if (reuse_ && !blocks_[b].fence) [[unlikely]]
+      reuse_->on_used(b);
     dequeue(b);
     const NodeId parent = blocks_[b].parent;
     if (parent < 0) return;
@@ -79,6 +86,8 @@ void Pool::unuse(BlockId b) noexcept {
     const NodeId parent = blocks_[b].parent;
     if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
+    if (reuse_) [[unlikely]]
+      tell_unused(b, open_fence_);
     if (parent < 0) return;
     --blocks_[parent].pins;
     if (blocks_[parent].used()) return;
@@ -103,6 +112,15 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
   }
 }
 
+void Pool::tell_unused(BlockId b, int fence) noexcept {
+  if (fence) return;
+  if (blocks_[b].keyed()) {
+    reuse_->on_idle(b);
+  } else {
+    reuse_->on_freed();
+  }
+}
+
 void Pool::dequeue(BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.fence) {
@@ -111,7 +129,8 @@ void Pool::dequeue(BlockId b) noexcept {
     --num_fenced_;
   } else {
     idle_.remove(b);  // a free block is only ever taken
-    if (policy_) policy_->on_used(b);
+    if (policy_) [[unlikely]]
+      policy_->on_used(b);
   }
 }
 
@@ -119,6 +138,8 @@ void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexce
   if (debug_) [[unlikely]]
     expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
+  if (reuse_) [[unlikely]]
+    reuse_->on_cached(digest);
   if (policy_) policy_->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
@@ -138,9 +159,23 @@ void Pool::forget(BlockId b) noexcept {
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
+    if (reuse_ && !fence) reuse_->on_forgotten(b);
   } else if (parent >= 0) {
     unpin(parent);
   }
+}
+
+void Pool::exchange(BlockId own, BlockId twin) noexcept {
+  // A pool too small to hold the twin would have cached the block itself, and freed none.
+  std::unique_ptr<ReuseTracker> reuse;
+  if (reuse_ && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
+      !blocks_[own].pins) {
+    reuse_->on_exchanged(twin);
+    reuse = std::move(reuse_);
+  }
+  acquire(twin);
+  release(own);
+  if (reuse) reuse_ = std::move(reuse);
 }
 
 void Pool::set_twin(BlockId b, BlockId twin) noexcept {
@@ -155,6 +190,7 @@ void Pool::drop_twin(BlockId b) noexcept {
 }
 
 void Pool::take_over(BlockId tail) noexcept {
+  if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
   dequeue(tail);
   if (policy_) policy_->on_uncached(tail, false);
   index_.erase(tail);
@@ -201,6 +237,8 @@ void Pool::move_fence(int from, int to) noexcept {
     list.remove(b);
     --num_fenced_;
     enqueue(b, to);
+    if (reuse_) [[unlikely]]
+      tell_unused(b, to);
   }
 }
 

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "block.h"
 #include "index.h"
 #include "policy.h"
+#include "reuse.h"
 
 namespace blockmgr {
 
@@ -41,7 +43,10 @@ class Pool {
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle() noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept { return policy_ ? policy_->victim() : idle_.front(); }
+  BlockId victim() noexcept {
+    const BlockId chosen = policy_ ? policy_->victim() : kNoBlock;
+    return chosen >= 0 ? chosen : idle_.front();
+  }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]
@@ -55,11 +60,11 @@ class Pool {
       if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
     --block.ref_count;
     if (block.used()) return;
-    // The usual case without a call: a cached block whose parent is released after it.
+    // The usual case without a call: a cached block whose parent is released after it, nobody to be
+    // told.
     const NodeId parent = block.parent;
-    if (block.keyed() && !open_fence_ && parent >= 0 && blocks_[parent].ref_count) {
+    if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
       idle_.push_back(b);
-      if (policy_) policy_->on_idle(b);
       --blocks_[parent].pins;
       return;
     }
@@ -88,12 +93,34 @@ class Pool {
   void enter(std::uint32_t context) noexcept {
     if (policy_) policy_->enter(context);
   }
-  std::size_t memory() const { return policy_ ? policy_->memory() : 0; }
+  // Makes an idle block the one that was used last; of a chain, the deepest first.
+  void touch(BlockId b) noexcept {
+    idle_.remove(b);
+    idle_.push_back(b);
+    if (policy_) policy_->on_touched(b);
+    if (reuse_) [[unlikely]] {
+      reuse_->on_used(b);
+      reuse_->on_idle(b);
+    }
+  }
+  std::size_t memory() const {
+    return (policy_ ? policy_->memory() : 0) + (reuse_ ? reuse_->memory() : 0);
+  }
   const Policy* policy() const { return policy_.get(); }
+  // Has all that happens to the queues told to a tracker. Before anything is taken.
+  void follow(std::unique_ptr<ReuseTracker> reuse) {
+    reuse_ = std::move(reuse);
+    idles_unheard_ = false;
+  }
+  // nullptr: nobody follows.
+  ReuseTracker* reuse() { return reuse_.get(); }
+  const ReuseTracker* reuse() const { return reuse_.get(); }
 
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
+  // acquire(twin), then release(own), of two blocks with the same content.
+  void exchange(BlockId own, BlockId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used.
   void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
@@ -106,7 +133,10 @@ class Pool {
   void take_over(BlockId tail) noexcept;
 
   // Blocks released from here on wait in this fence list; 0: in none.
-  void set_fence(int fence) { open_fence_ = fence; }
+  void set_fence(int fence) {
+    open_fence_ = fence;
+    idles_unheard_ = !fence && !policy_ && !reuse_;
+  }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
 
@@ -132,6 +162,7 @@ class Pool {
   void use(BlockId b) noexcept;
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
+  void tell_unused(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
 
   Blocks& blocks_;
@@ -140,8 +171,10 @@ class Pool {
   BlockList free_;
   BlockList idle_;
   std::unique_ptr<Policy> policy_;
+  std::unique_ptr<ReuseTracker> reuse_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
+  bool idles_unheard_;  // no fence is open, and nobody is to be told
   int num_fenced_ = 0;
   std::int64_t num_evicted_ = 0;
   bool debug_ = false;

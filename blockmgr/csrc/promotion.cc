@@ -118,15 +118,15 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
   std::int32_t* t = table_at(promotion.row);
   const BlockId own = t[logical];
   ++counters_.deduplicated_blocks;
+  if (retention_) retention_->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
     return;
   }
-  pool_.acquire(cached);
   t[logical] = cached;
   ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
-  drop_reference(own);
+  pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted
 }
 
 void Sequences::commit(Handle handle, std::int64_t num_computed) {

@@ -23,20 +23,22 @@ std::uint32_t next_first_generation() {
 
 }  // namespace
 
-Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
+Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
+                     const PolicyMaker& make)
     : config_(config),
       digester_(std::move(digester)),
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
               Pool::num_lists(config.steps_in_flight)),
       index_(blocks_, digester_.get()),
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_policy(config.eviction, blocks_, index_)),
+            make_eviction(config, make)),
       copies_(blocks_, pool_),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),
       lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
+      ghosts_(config.ghost_blocks ? found_.size() : 0),
       max_remaps_(remap_limit(config)),
       first_generation_(next_first_generation()) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
@@ -44,6 +46,9 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester)
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
   if (config.remap) remaps_.reserve(max_remaps_);
+  if (config.ghost_blocks && digester_)
+    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
+                                                pool_.policy() == nullptr));
 }
 
 const Sequence& Sequences::live(Handle handle) const {
@@ -129,6 +134,10 @@ void Sequences::free(Handle handle) {
   Sequence& s = live(handle);
   refuse_ahead(s, "free");
   cache_tail(s);
+  end(s);
+}
+
+void Sequences::end(Sequence& s) noexcept {
   release_blocks(s, 0);
   index_.release_root(s.root);
   const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
@@ -334,7 +343,7 @@ std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
   total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
-  total += found_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
   total += unused_rows_.capacity() * sizeof(std::int32_t);

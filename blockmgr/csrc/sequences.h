@@ -20,6 +20,7 @@
 #include "index.h"
 #include "monitor.h"
 #include "pool.h"
+#include "retention.h"
 
 namespace blockmgr {
 
@@ -38,6 +39,9 @@ struct Config {
   bool early_commit = false;
   bool null_block = false;
   std::string eviction = "lru";
+  int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
+  bool retention = false;
+  int max_pinned_blocks = 0;
 };
 
 struct Prompt {
@@ -63,6 +67,36 @@ struct MatchResult {
   std::vector<BlockId> blocks;
 };
 
+// Why a block of a prompt, or what is left after its blocks, is not found. In the order of
+// blockmgr.MissReason, but for what only a replay says.
+enum class Miss : std::uint8_t {
+  kCachingOff,
+  kTooLarge,
+  kLastToken,
+  kPartialBlock,
+  kNotCommitted,
+  kEvicted,
+  kOtherExtras,
+  kOtherNamespace,
+  kDiverged,
+  kNeverSeen,
+  kNotRemembered,
+};
+
+struct MissedBlock {
+  Miss reason;
+  std::int64_t stop;              // position after its last token
+  std::int64_t more_blocks = 0;   // evicted: blocks by which the pool is too small
+  std::int64_t evicted_ago = -1;  // evicted: blocks handed out since
+};
+
+struct ExplainResult {
+  std::int64_t num_cached = 0;
+  std::int64_t num_partial = 0;
+  std::int64_t diverges_at = -1;
+  std::vector<MissedBlock> missed;  // in order, from num_cached to the end of the prompt
+};
+
 struct Counters {
   std::int64_t query_tokens = 0;
   std::int64_t hit_tokens = 0;
@@ -74,6 +108,7 @@ struct Counters {
   std::int64_t cached_tails = 0;
   std::int64_t forks = 0;
   std::int64_t preemptions = 0;
+  std::int64_t touched_blocks = 0;
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -110,13 +145,17 @@ struct Sequence {
 
 class Sequences {
  public:
-  Sequences(const Config& config, std::unique_ptr<Digester> digester);
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
   // announce is told the handle at the end of the plan, when it may still throw: whoever needs
   // memory to pass the handle on takes it there. It must not call back.
   Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
   MatchResult match(const Prompt& prompt);
   Admission can_admit(const Prompt& prompt);
+  // What match finds, and why no more, block by block. Changes nothing.
+  ExplainResult explain(const Prompt& prompt);
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);
@@ -128,9 +167,27 @@ class Sequences {
   void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
   void free(Handle handle);
+  // Likewise, and says whether the blocks will be used again.
+  void free(Handle handle, bool expect_reuse);
   void preempt(Handle handle);
   void resume(Handle handle, std::int64_t num_slots);
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
+
+  // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
+  // are in blocks.
+  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl);
+  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl);
+  std::int64_t pin(const Prompt& prompt);
+  void unpin(std::int64_t pin);
+  RetainingPolicy::Pin view_pin(std::int64_t pin) const;
+  std::int64_t touch(const Prompt& prompt);
+  void set_time(double seconds);
+  double time() const { return retaining("time").now(); }
+  // Ends what has expired, so that what is read next is true.
+  void settle() const {
+    if (retention_) retention_->settle();
+  }
+  const RetainingPolicy* retention() const { return retention_; }
 
   // The plan's copies stay valid until the ticket is resolved.
   void check_take() const;
@@ -195,6 +252,7 @@ class Sequences {
     BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
     std::int32_t num_partial = 0;
     bool take_over = false;
+    std::int64_t num_ghosts = 0;  // evicted blocks that continue the full ones, in ghosts_
   };
   struct Demand {
     std::int64_t num_blocks = 0;  // blocks the sequence will hold
@@ -237,6 +295,13 @@ class Sequences {
   // Blocks that a sequence can have at the most.
   std::int64_t longest() const { return std::min(config_.row_width, pool_.capacity()); }
 
+  // retaining.cc
+  std::unique_ptr<Policy> make_eviction(const Config& config, const PolicyMaker& make);
+  RetainingPolicy& retaining(const char* call) const;
+  std::int64_t find_cached(const Prompt& prompt);
+  void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void end(Sequence& s) noexcept;
+
   // admission.cc
   Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
@@ -249,6 +314,8 @@ class Sequences {
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
                        const ExtrasIds* extras, std::int64_t watermark, Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
+  std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                           const Found& found);
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
@@ -257,6 +324,12 @@ class Sequences {
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
   void supersede_tails(const Key& key, int num_tokens) noexcept;
+
+  // explain.cc
+  class Elsewhere;
+  std::int64_t num_uncommitted(const Prompt& prompt, std::int64_t limit, std::uint32_t root,
+                               const ExtrasIds& extras, const Found& found) const;
+  std::int64_t longest_child_prefix(const Token* tokens, std::uint32_t extras, NodeId node) const;
 
   // growth.cc
   bool must_copy(const Sequence& s, std::int64_t logical) const;
@@ -277,6 +350,7 @@ class Sequences {
   std::unique_ptr<Digester> digester_;
   Blocks blocks_;
   PrefixIndex index_;
+  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   Pool pool_;
   CopyTracker copies_;
 
@@ -286,6 +360,7 @@ class Sequences {
   ZeroedArray<std::int32_t> lengths_;  // [max_seqs]
 
   ZeroedArray<BlockId> found_;         // scratch of find_prefix
+  ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts
   std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode

@@ -207,7 +207,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         file /= "config.json"
     try:
         config = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{file} holds no JSON object")

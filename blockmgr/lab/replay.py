@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Literal
 
 from blockmgr.blocks import Admission
 from blockmgr.errors import OutOfBlocksError
+from blockmgr.lab.hints import Outlook
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import PolicyFactory
 
 __all__ = [
     "Clock",
@@ -62,6 +64,9 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
+        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
+        hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
+            its conversation goes on (``blockmgr.lab.hints``).
 
     Raises:
         ValueError: A number is below its bound.
@@ -74,6 +79,8 @@ class ReplayConfig:
     min_partial_tokens: int = 0
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
+    eviction: str | PolicyFactory = "lru"
+    hints: Literal["none", "truth"] = "none"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -86,6 +93,8 @@ class ReplayConfig:
         for name, bound in bounds.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if self.hints not in ("none", "truth"):
+            raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
         if self.min_partial_tokens > self.block_size:
             raise ValueError(
                 f"min_partial_tokens must be at most block_size, {self.block_size}, "
@@ -177,6 +186,7 @@ def replay(
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+        PolicyError: A policy of one's own has failed.
 
     Cost: one admission, commit and free a request, and one more attempt to admit for each instant
     at which something ends while a request waits. Prompts are expanded one at a time.
@@ -185,7 +195,7 @@ def replay(
 
 
 @dataclass(slots=True)
-class _Waiting:
+class Waiting:
     """A request in the queue, with its prompt expanded at the first attempt to admit it."""
 
     number: int
@@ -196,7 +206,8 @@ class _Waiting:
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes, and the number of a step, from 1, to stop after.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
+    blocks the manager remembers.
     """
 
     def __init__(
@@ -208,11 +219,12 @@ class EventLoop:
         progress: Progress | None = None,
         clock: Clock = time.perf_counter,
         stop_after: int | None = None,
+        ghost_blocks: int = 0,
     ) -> None:
         trace.check_block_size(config.block_size)
         self._requests = trace.requests
         self._config = config
-        self._progress = progress or _ignore
+        self._progress = progress or (lambda: None)
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
@@ -228,9 +240,14 @@ class EventLoop:
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
+            eviction=config.eviction,
+            ghost_blocks=ghost_blocks,
+            retention=config.hints == "truth",
         )
+        self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
+        self._num_admitted = 0  # or rejected: they come first in the trace
         self._num_blocks = num_blocks
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[Waiting] = deque()
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
         self._numbers: list[int] = []  # of the requests admitted, in that order
@@ -249,7 +266,7 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._waiting.append(_Waiting(number, request))
+            self._waiting.append(Waiting(number, request))
             self._admit_waiting(request.arrival_ms)
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
@@ -303,8 +320,8 @@ class EventLoop:
             if self._is_over(instant):
                 return
             while self._running and self._running[0][0] == instant:
-                _, _, request, handles = heapq.heappop(self._running)
-                self._end(request, handles)
+                _, order, request, handles = heapq.heappop(self._running)
+                self._end(request, handles, self._numbers[order])
             self._count_step(instant)
             self._admit_waiting(instant)
 
@@ -320,14 +337,14 @@ class EventLoop:
                 self._wait_ms += now - head.request.arrival_ms
             else:
                 return
-            self._waiting.popleft()
+            self._num_admitted = self._waiting.popleft().number
             self._progress()
 
     def _never_fits(self, request: Request) -> bool:
         blocks = held_blocks(request, self._config)
         return blocks > self._num_blocks or request.num_samples > self._rows
 
-    def _admit(self, waiting: _Waiting, now: int) -> bool:
+    def _admit(self, waiting: Waiting, now: int) -> bool:
         request = waiting.request
         if request.num_samples > self._free_rows:
             return False
@@ -372,15 +389,17 @@ class EventLoop:
         manager.take_remaps()
         return handles
 
-    def _end(self, request: Request, handles: list[int]) -> None:
+    def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
+        outlook = self._outlook
+        goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
         start = self._clock()
         for handle, output in zip(handles, request.outputs, strict=False):
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
         for handle in handles:
-            manager.free(handle)
+            manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
@@ -392,9 +411,6 @@ class EventLoop:
         self._manager.copies_applied(plan.ticket)
 
     def _count_step(self, now: int) -> None:
+        self._manager.check_policy()
         self._steps += now != self._last_step_ms
         self._last_step_ms = now
-
-
-def _ignore() -> None:
-    """Stand in for a progress callback nobody asked for."""

@@ -15,6 +15,8 @@ from blockmgr import __version__
 from blockmgr.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blockmgr.lab.study import Study
 
 try:
@@ -24,7 +26,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("cli", "printing tables") from error
 
-__all__ = ["Provenance", "as_json", "environment", "print_environment", "print_study"]
+__all__ = [
+    "Provenance",
+    "as_json",
+    "environment",
+    "json_text",
+    "print_environment",
+    "print_study",
+    "print_table",
+]
 
 # Wide enough that no line of a table is folded when a program reads it.
 PLAIN_WIDTH: Final = 500
@@ -73,25 +83,29 @@ def as_json(study: Study, provenance: Provenance) -> str:
     best = study.attainable
     document = {
         "attainable": {**asdict(best), "hit_rate": best.hit_rate},
-        "command": provenance.command,
         "config": asdict(study.config),
         "results": [
             {**_counts(result), "capacity": capacity.text, "hit_rate": result.hit_rate}
             for capacity, result in zip(study.capacities, study.results, strict=True)
         ],
-        "seed": provenance.seed,
         "trace": study.trace,
-        "version": __version__,
         "working_set_blocks": best.working_set_blocks,
     }
-    return json.dumps(document, indent=2, sort_keys=True)
+    return json_text(document, provenance)
+
+
+def json_text(document: Mapping[str, Any], provenance: Provenance) -> str:
+    """Any result as JSON, keys sorted, with what it takes to repeat it."""
+    origin = {
+        "command": provenance.command,
+        "seed": provenance.seed,
+        "version": __version__,
+    }
+    return json.dumps({**document, **origin}, indent=2, sort_keys=True)
 
 
 def print_study(study: Study, file: TextIO) -> None:
-    """Print the study as a table: drawn on a terminal, plain aligned lines anywhere else.
-
-    A terminal too narrow for the table gets the plain lines as well, none of them cut.
-    """
+    """Print the study as a table, as ``print_table`` does."""
     best = study.attainable
     rejected = any(result.rejected for result in study.results)
     title = (
@@ -122,7 +136,7 @@ def print_study(study: Study, file: TextIO) -> None:
         table.add_row(*row)
     table.add_section()
     table.add_row("unbounded", "", _percent(best.hit_rate))
-    _print(table, file, title)
+    print_table(table, file, title)
 
 
 def environment() -> list[tuple[str, str]]:
@@ -152,10 +166,14 @@ def print_environment(file: TextIO) -> None:
     table = Table(show_header=False, box=None)
     for name, found in environment():
         table.add_row(name, found)
-    _print(table, file)
+    print_table(table, file)
 
 
-def _print(table: Table, file: TextIO, *title: str) -> None:
+def print_table(table: Table, file: TextIO, *title: str) -> None:
+    """Print lines, then a table: drawn on a terminal, plain aligned lines anywhere else.
+
+    A terminal too narrow for the table gets the plain lines as well, none of them cut.
+    """
     console = _console(file)
     if console.no_color:
         # Without colours rich would still write bold, which some ask to be spared as well.

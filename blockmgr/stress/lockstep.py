@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockmgr.blocks import BlockState
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
+from blockmgr.manager import BlockManager
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.oracle import Device, Step, Work
 
@@ -84,6 +86,10 @@ class LockStep:
         self.detectors = detectors
         self.manager = manager(**config)
         self.model: Any = model(**config) if model is not None and "D" in detectors else None
+        # A model that stands in for the manager has one order, whatever the configuration says.
+        of_its_own = config.get("eviction", "lru") != "lru" and manager is BlockManager
+        if self.model is not None and of_its_own:
+            self.model.choose_victim = self.choose_victim
         self.size = int(config["block_size"])
         self.early = bool(config.get("early_commit", False))
         self.in_flight_limit = int(config.get("steps_in_flight", 0))
@@ -93,6 +99,7 @@ class LockStep:
         self.dead: list[tuple[int, int]] = []
         self.steps: list[Launched] = []  # taken and not completed
         self.open: Launched | None = None  # ticket not resolved
+        self.pins: list[tuple[int, int]] = []  # of the manager and of the model
         self.tables: set[int] = set()
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
@@ -120,6 +127,21 @@ class LockStep:
         self.calls += 1
         self.observe(name, before, known)
         return None if error is not None else (answer, answer if self.model is None else expected)
+
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """What the manager has evicted in the call that the model is about to make.
+
+        The model knows one order, the least recently used first. Under any other it is told who has
+        gone, and checks that it was somebody idle without children.
+        """
+        facts, names = self.manager.blocks(), self.model_names()
+        cached = (BlockState.CACHED, BlockState.IDLE, BlockState.FENCED)
+        gone = [b for b in idle if facts.state[names[b.id]] not in cached]
+        parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
+        leaves = [block for block in gone if block.content not in parents]
+        if not leaves:
+            raise DivergenceError(f"evicted {gone}, none of them without children")
+        return leaves[0]
 
     @staticmethod
     def attempt(target: Any, name: str, args: Sequence[Any], kw: Mapping[str, Any]) -> Any:
@@ -171,11 +193,23 @@ class LockStep:
             for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
                 self.pair(block, block_id, owner)
             self.compare_row(entry, view)
+        if self.model.config.retention:
+            self.compare_retention(owner)
         for remap in self.model.remaps[self._known :]:
             handle = next(e.handle for e in self.entries if e.twin == remap.handle)
             new = self.model_names()[remap.new]
             self.remaps.append((handle, remap.index, self._before[remap.old], new))
         self._known = len(self.model.remaps)
+
+    def compare_retention(self, owner: Mapping[int, Block]) -> None:
+        for ours, theirs in self.pins:
+            states = self.manager.pinned(ours), self.model.pinned(theirs)
+            if states[0] != states[1]:
+                raise DivergenceError(f"pin {ours} (manager, model): {states}")
+        priority = self.manager.blocks().priority.tolist()
+        for block_id, block in owner.items():
+            if block.content is not None and priority[block_id] != self.model.level(block):
+                raise DivergenceError(f"block {block_id} has priority {priority[block_id]}")
 
     def pair(self, block: Block, block_id: int, owner: dict[int, Block]) -> None:
         other = owner.setdefault(block_id, block)

@@ -18,10 +18,10 @@ from blockmgr.errors import (
     OutOfBlocksError,
     SequenceStateError,
     StepError,
-    UnknownSequenceError,
 )
-from blockmgr.stress.model_admission import ModelAdmission, Plan, common, token_list, whole
+from blockmgr.stress.model_admission import Plan, common, token_list, whole
 from blockmgr.stress.model_pool import Block, Content, Seq, chain
+from blockmgr.stress.model_retention import RetentionModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,21 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["ModelManager", "Plan", "common"]
 
 
-class ModelManager(ModelAdmission):
+class ModelManager(RetentionModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- one sequence -------------------------------------------------------------------
-
-    def sequence(self, handle: int) -> Seq:
-        if handle not in self.seqs:
-            raise UnknownSequenceError(handle)
-        return self.seqs[handle]
-
-    def running(self, handle: int) -> Seq:
-        seq = self.sequence(handle)
-        if seq.is_preempted:
-            raise SequenceStateError(f"sequence {handle} is preempted")
-        return seq
 
     def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
         """The block the next token goes to, if somebody else may read it."""
@@ -127,10 +116,12 @@ class ModelManager(ModelAdmission):
                 self.publish(block, content)
                 self.count["promoted_blocks"] += 1
             elif twin is not block and self.config.dedup == "remap":
+                self.inherit(block, twin)
                 seq.blocks[index] = twin
                 self.remaps.append(Remap(seq.handle, index, block.id, twin.id))
                 self.count["deduplicated_blocks"] += 1
             elif twin is not block and block.twin is not twin:
+                self.inherit(block, twin)
                 block.twin = twin
                 self.count["deduplicated_blocks"] += 1
             seq.promoted += 1
@@ -208,8 +199,14 @@ class ModelManager(ModelAdmission):
             self.leaving.pop()
             self.settle_down()
 
-    def free(self, handle: int) -> None:
+    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
+        if expect_reuse is not None:
+            self.check_retention()
         seq = self.sequence(handle)
+        self.check_not_promised(seq)
+        if expect_reuse is not None and not seq.is_preempted:
+            self.keep_tail(seq)
+            self.hint(seq, expect_reuse)
         self.release(seq)
         del self.seqs[handle]
         self.generations[seq.row] += 1

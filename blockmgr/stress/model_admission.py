@@ -9,8 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blockmgr.blocks import Admission, Match
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError
+from blockmgr.blocks import Admission, Match, Priority
+from blockmgr.errors import (
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    SequenceStateError,
+    UnknownSequenceError,
+)
 from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
 
 __all__ = ["ModelAdmission", "Plan", "common", "token_list", "whole"]
@@ -66,6 +72,17 @@ def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, byt
 class ModelAdmission(ModelPool):
     """The part of the model that finds prompts a place."""
 
+    def sequence(self, handle: int) -> Seq:
+        if handle not in self.seqs:
+            raise UnknownSequenceError(handle)
+        return self.seqs[handle]
+
+    def running(self, handle: int) -> Seq:
+        seq = self.sequence(handle)
+        if seq.is_preempted:
+            raise SequenceStateError(f"sequence {handle} is preempted")
+        return seq
+
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
         """The child that begins most like the tokens; among equals the last that was linked."""
         candidates = [b for b in self.children(parent, extras) if not self.is_ahead(b)]
@@ -118,10 +135,13 @@ class ModelAdmission(ModelPool):
     def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
         seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
         self.seqs[seq.handle] = seq
+        for block in plan.hits:
+            block.hint = Priority.NORMAL  # this is the use it spoke of
         self.settle_down()
         if plan.take_over:
             assert plan.source is not None
-            plan.source.content = plan.source.stamp = None
+            plan.source.content = plan.source.stamp = plan.source.retention = None
+            plan.source.hint = Priority.NORMAL
             seq.blocks.append(plan.source)
         elif plan.source is not None:
             plan.source.stamp = None  # in use from here on, so that it is not evicted below
@@ -166,12 +186,15 @@ class ModelAdmission(ModelPool):
         self.settle_in(seq, plan, "")
         return seq.handle
 
+    def check_row(self, seq: Seq) -> None:
+        if len(seq.tokens) > self.width * self.size:
+            raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+
     def match(
         self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
     ) -> Match:
         seq = self.prompt(tokens, namespace, extras)
-        if len(seq.tokens) > self.width * self.size:
-            raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
+        self.check_row(seq)
         plan = self.plan(seq, len(seq.tokens))
         num_cached = len(plan.hits) * self.size + plan.num_partial
         return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))

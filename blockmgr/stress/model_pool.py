@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockmgr.blocks import CopyPlan, Remap
+from blockmgr.blocks import CopyPlan, Priority, Remap
 from blockmgr.config import ManagerConfig
 from blockmgr.errors import StepError, TicketError
 from blockmgr.stats import Stats
@@ -42,6 +42,8 @@ class Block:
     stamp: int | None = None  # when it fell out of use; None: in use
     linked: int = 0  # when it became findable
     step: int = -1  # the step it became findable in
+    retention: tuple[int, float] | None = None  # a level, and the time it ends
+    hint: int = Priority.NORMAL  # what its last user said of its next use
     fence: int = 0  # the ticket that must complete before it is handed out
 
     @property
@@ -159,7 +161,8 @@ class ModelPool:
 
     def forget(self, block: Block) -> None:
         """The block loses its content; if nobody uses it, it is free."""
-        block.content = None
+        block.content = block.retention = None
+        block.hint = Priority.NORMAL
         if block.stamp is not None:
             self.live.remove(block)
             self.fence_of_id[block.id] = block.fence
@@ -191,10 +194,26 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
+    def level(self, block: Block) -> int:
+        raise NotImplementedError
+
+    def level_gauges(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def victims(self) -> list[Block]:
+        """The idle blocks that may go next, whatever the policy."""
+        raise NotImplementedError
+
+    def choose_victim(self, idle: list[Block]) -> Block:
+        """The least recently used; whoever compares managers of other policies says another."""
+        return min(idle, key=lambda block: block.stamp or 0)
+
     def take(self) -> Block:
         ids = self.free_ids()
         if not ids:
-            victim = min(self.idle(), key=lambda block: block.stamp or 0)
+            victim = self.choose_victim(self.victims())
+            if self.level(victim) == Priority.PINNED:
+                self.count["evicted_pinned_blocks"] += 1
             self.forget(victim)
             self.count["evicted_blocks"] += 1
             ids = [victim.id]
@@ -281,6 +300,7 @@ class ModelPool:
             "cached_blocks": sum(block.content is not None for block in self.live),
             "num_sequences": len(self.seqs),
             "pending_copies": len(self.pending),
+            **self.level_gauges(),
         }
         return Stats(**{**self.count, **gauges})
 

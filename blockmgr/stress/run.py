@@ -105,13 +105,9 @@ class CountingWorld(World):
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> CountingWorld:
-    """A world for a configuration whose digest is given by name.
-
-    The model predicts victims of the default order only, so another policy is watched by the
-    invariants (a victim never has a cached child) and the memory alone.
-    """
+    """A world for a configuration whose digest is given by name."""
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
-    if config.get("eviction", "lru") != "lru" or not modelled:
+    if not modelled:
         detectors = detectors.replace("D", "")
     world = CountingWorld(
         {**config, "digest": DIGESTS[config["digest"]]},

@@ -84,6 +84,8 @@ def read_case(path: Path) -> Case:
         head, *records = [json.loads(line) for line in path.read_text().splitlines()]
         if head["format"] != FORMAT or head["config"]["digest"] not in DIGESTS:
             raise ValueError(f"format {head['format']!r}")
+        if not all(isinstance(record["entry"], int) for record in records):
+            raise ValueError("an operation names no sequence")
         return Case(head["config"], head["seed"], head["detectors"], records)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no run of blockmgr.stress: {error}") from error

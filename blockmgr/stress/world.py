@@ -16,7 +16,7 @@ from blockmgr.stress.lockstep import DivergenceError, Entry, Launched, LockStep
 from blockmgr.stress.oracle import Work, extend_prefixes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
@@ -160,8 +160,9 @@ class World(LockStep):
                     self.trust_what_is_computed(entries[i])
         self.settle()
 
-    def free(self, entry: Entry) -> None:
-        if self.on("free", entry):
+    def free(self, entry: Entry, expect_reuse: bool | None = None) -> None:
+        key = {} if expect_reuse is None else {"expect_reuse": expect_reuse}
+        if self.both("free", [entry.handle], [entry.twin], **key):
             self.entries.remove(entry)
             self.dead.append((entry.handle, entry.twin))
         self.settle()
@@ -198,6 +199,33 @@ class World(LockStep):
         ours, theirs = self.dead[which % len(self.dead)]
         if self.both(name, [ours, *args], [theirs, *args]) is not None:
             raise DivergenceError(f"{name} accepted a dead handle")
+        self.settle()
+
+    # ---- retention ----------------------------------------------------------------------
+
+    def same_answer(self, name: str, args: Sequence[Any], **kw: Any) -> None:
+        answer = self.both(name, args, args, **kw)
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"{name}: {answer[0]}, expected {answer[1]}")
+        self.settle()
+
+    def retain(self, entry: Entry, start: int, stop: int, **key: Any) -> None:
+        self.both("retain", [entry.handle, start, stop], [entry.twin, start, stop], **key)
+        self.settle()
+
+    def pin(self, tokens: list[int], **key: Any) -> None:
+        answer = self.both("pin", [tokens], [tokens], **key)
+        if answer is not None:
+            self.pins.append(answer)
+        self.settle()
+
+    def unpin(self, which: int, *, again: bool = False) -> None:
+        ours, theirs = self.pins[which % len(self.pins)]
+        held = self.both("unpin", [ours], [theirs]) is not None
+        if again and self.both("unpin", [ours], [theirs]) is not None:
+            raise DivergenceError(f"pin {ours} was given back twice")
+        if held:
+            self.pins.remove((ours, theirs))
         self.settle()
 
     # ---- steps --------------------------------------------------------------------------

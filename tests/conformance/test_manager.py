@@ -1,4 +1,4 @@
-"""What every kind of manager obeys: cache on or off, either dedup policy, any digest."""
+"""What every kind of manager obeys: cache on or off, either dedup policy, any digest, any order."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from blockmgr import (
     TicketError,
     UnknownSequenceError,
 )
+from blockmgr.config import EVICTION_POLICIES
 from blockmgr.stress.world import World
 from tests.strategies import DIGESTS
 from tests.unit.engine import ids, serve, step
@@ -32,6 +33,14 @@ KINDS: dict[str, dict[str, Any]] = {
     for cache in ("cache", "no cache")
     for dedup in ("remap", "append_only")
     for digest in DIGESTS
+    for reuse in ("blocks", "tokens")
+}
+KINDS |= {
+    f"evicting by {eviction}, {reuse}": {
+        "eviction": eviction,
+        "min_partial_tokens": 1 if reuse == "tokens" else 0,
+    }
+    for eviction in EVICTION_POLICIES[1:]
     for reuse in ("blocks", "tokens")
 }
 

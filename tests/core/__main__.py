@@ -8,6 +8,7 @@ target takes libFuzzer's options with clang, and files or folders to run once wi
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -42,6 +43,17 @@ def fuzzing_flags(cxx: str) -> list[str]:
     return ["-fsanitize=fuzzer"] if "clang" in Path(cxx).name else ["-DBLOCKMGR_FUZZ_MAIN"]
 
 
+def policies() -> str:
+    """Names of the eviction policies, read off the source: what is built may not be installed."""
+    module = ast.parse((CORE.parent / "config.py").read_text())
+    [names] = [
+        node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EVICTION_POLICIES"
+    ]
+    return ",".join(f'"{name}"' for name in ast.literal_eval(names))
+
+
 def newest(paths: list[Path]) -> float:
     return max(path.stat().st_mtime for path in paths)
 
@@ -56,7 +68,8 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     unit = out.with_suffix(".cc")
     unit.write_text("".join(f'#include "{path}"\n' for path in files))
-    flags = ["-std=c++20", "-g", *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
+    names = f"-DBLOCKMGR_POLICIES={policies()}"
+    flags = ["-std=c++20", "-g", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
     if program == "fuzz":
         flags += fuzzing_flags(cxx)
     if program == "faults":
@@ -80,7 +93,8 @@ def main() -> int:
     if args.build_only:
         print(program)
         return 0
-    return subprocess.run([str(program), *args.rest], env={**OPTIONS, **os.environ}).returncode
+    environment = {**OPTIONS, **os.environ}
+    return subprocess.run([str(program), *args.rest], check=False, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ enum Move {
 };
 
 // A policy of one's own is drawn as often as the default order.
-inline constexpr const char* kPolicies[] = {"lru"};
+#ifndef BLOCKMGR_POLICIES
+#define BLOCKMGR_POLICIES "lru"
+#endif
+inline constexpr const char* kPolicies[] = {BLOCKMGR_POLICIES};
 
 // What kind of engine drives the manager, and in how small a world.
 struct Profile {

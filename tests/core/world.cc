@@ -479,7 +479,8 @@ void World::call_dead(Op op, std::size_t which) {
       case kTruncate:
         return core_.truncate(handle, 1);
       case kFork:
-        return core_.fork(handle, 1, &child);
+        core_.fork(handle, 1, &child);
+        return;
       case kPreempt:
         return core_.preempt(handle);
       case kResume:

@@ -47,7 +47,7 @@ def main(count: int) -> int:
             created += 1
             manager.append(live[-1], [1])
             manager.copies_applied(manager.take_copies().ticket)
-        if created % (count // 10) < 2:
+        if created >= count // 10 and created % (count // 10) < 2:
             most = max(most, resident_bytes())
             after_warm_up = after_warm_up or most
             print(f"{created:12} sequences  {most / 2**20:.2f} MiB resident", flush=True)

@@ -221,7 +221,11 @@ def test_a_field_of_the_wrong_type_is_named(field: str, value: object) -> None:
 def test_a_file_that_is_no_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ModelShape.from_config(tmp_path)
-    for text, match in (("{", "is not JSON"), ("[1]", "no JSON object")):
+    for text, match in (
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "no JSON object"),
+    ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=match):
             ModelShape.from_config(tmp_path)

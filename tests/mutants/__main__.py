@@ -32,7 +32,9 @@ def planted(mutant: Mutant, folder: Path) -> None:
     file = folder / "csrc" / mutant.file
     text = file.read_text()
     if text.count(mutant.before) != 1:
-        raise ValueError(f"{mutant.name}: {mutant.file} must hold its text once, not {text.count(mutant.before)} times")
+        raise ValueError(
+            f"{mutant.name}: {mutant.file} must hold its text once, not {text.count(mutant.before)} times"
+        )
     file.write_text(text.replace(mutant.before, mutant.after))
 
 
@@ -85,7 +87,9 @@ def main() -> int:
             print(f"{runs[run]:45} {found[runs[run]]}", flush=True)
     survivors = sorted(name for name, ops in found.items() if ops is None)
     counts = sorted(ops for ops in found.values() if ops is not None)
-    print(f"{len(counts)} of {len(found)} found, median {statistics.median(counts or [0]):,.0f}, most {max(counts or [0]):,} operations")
+    print(
+        f"{len(counts)} of {len(found)} found, median {statistics.median(counts or [0]):,.0f}, most {max(counts or [0]):,} operations"
+    )
     for name in survivors:
         print(f"survived: {name}")
     return 1 if survivors else 0

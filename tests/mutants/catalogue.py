@@ -59,7 +59,12 @@ CORE = (
         "blocks_[source].copy_source == kNoBlock ? source : blocks_[source].copy_source;",
         "source;",
     ),
-    Mutant("does_not_pin_copy_sources", "copies.cc", "  pool_.pin(root);\n", "  ++blocks_[root].pins;\n  --blocks_[root].pins;\n"),
+    Mutant(
+        "does_not_pin_copy_sources",
+        "copies.cc",
+        "  pool_.pin(root);\n",
+        "  ++blocks_[root].pins;\n  --blocks_[root].pins;\n",
+    ),
     Mutant("leaks_the_pin_of_a_copy", "copies.cc", "    pool_.unpin(copy.source);\n", ""),
     Mutant(
         "does_not_cancel_dead_copies",
@@ -73,7 +78,12 @@ CORE = (
         "blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1",
         "blocks_[b].copy_source != kNoBlock",
     ),
-    Mutant("frees_the_target_of_a_running_copy", "copies.cc", "    pool_.pin(b);  // the copy", "    // the copy"),
+    Mutant(
+        "frees_the_target_of_a_running_copy",
+        "copies.cc",
+        "    pool_.pin(b);  // the copy",
+        "    // the copy",
+    ),
     Mutant("loses_copies_on_abort", "copies.cc", "    pending_.push_front(destination);\n", ""),
     Mutant(
         "copies_what_was_never_copied_on_abort",
@@ -162,7 +172,12 @@ CORE = (
         "  std::uint32_t known = find_root(name);\n  if (known != kUnknownId) {",
         '  name = "";\n  std::uint32_t known = find_root(name);\n  if (known != kUnknownId) {',
     ),
-    Mutant("compares_half_the_tokens", "index.h", "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size)", "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size / 2)"),
+    Mutant(
+        "compares_half_the_tokens",
+        "index.h",
+        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size)",
+        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size / 2)",
+    ),
     # Publication.
     Mutant(
         "publishes_what_is_not_computed",
@@ -180,9 +195,19 @@ CORE = (
     Mutant("leaks_the_merged_block", "promotion.cc", "  drop_reference(own);\n", ""),
     Mutant("does_not_keep_the_twin", "pool.cc", "  pin(twin);\n", ""),
     Mutant("leaks_the_twin", "pool.cc", "  if (twin >= 0) unpin(twin);\n", ""),
-    Mutant("logs_the_wrong_remap", "promotion.cc", "static_cast<std::int32_t>(logical), own, cached});", "static_cast<std::int32_t>(logical), cached, own});"),
+    Mutant(
+        "logs_the_wrong_remap",
+        "promotion.cc",
+        "static_cast<std::int32_t>(logical), own, cached});",
+        "static_cast<std::int32_t>(logical), cached, own});",
+    ),
     # Eviction.
-    Mutant("evicted_blocks_stay_findable", "pool.cc", "  index_.erase(b);\n  ++num_evicted_;", "  ++num_evicted_;"),
+    Mutant(
+        "evicted_blocks_stay_findable",
+        "pool.cc",
+        "  index_.erase(b);\n  ++num_evicted_;",
+        "  ++num_evicted_;",
+    ),
     Mutant(
         "used_blocks_stay_idle",
         "pool.cc",
@@ -202,9 +227,19 @@ CORE = (
         "        buckets_[hole] = buckets_[s];\n        hole = s;\n",
         "        break;\n",
     ),
-    Mutant("keeps_the_hint_of_an_evicted_block", "index.cc", "  ++block.generation;\n  --num_keyed_;", "  --num_keyed_;"),
+    Mutant(
+        "keeps_the_hint_of_an_evicted_block",
+        "index.cc",
+        "  ++block.generation;\n  --num_keyed_;",
+        "  --num_keyed_;",
+    ),
     # Release, preemption, truncation.
-    Mutant("leaks_the_last_block", "sequences.cc", "    drop_reference(t[last]);\n", "    if (last % 7 != 6) drop_reference(t[last]);\n"),
+    Mutant(
+        "leaks_the_last_block",
+        "sequences.cc",
+        "    drop_reference(t[last]);\n",
+        "    if (last % 7 != 6) drop_reference(t[last]);\n",
+    ),
     Mutant(
         "stale_handles_live_on",
         "sequences.cc",
@@ -224,7 +259,12 @@ CORE = (
         "  for (std::int32_t i = 0; i < model.num_blocks; ++i) {\n    if (i + kAhead",
         "  for (std::int32_t i = 0; i + 1 < model.num_blocks; ++i) {\n    if (i + kAhead",
     ),
-    Mutant("fork_shares_look_ahead", "fork.cc", "blocks_for(parent.num_tokens)));\n  std::vector<std::vector<Token>>", "parent.num_blocks));\n  std::vector<std::vector<Token>>"),
+    Mutant(
+        "fork_shares_look_ahead",
+        "fork.cc",
+        "blocks_for(parent.num_tokens)));\n  std::vector<std::vector<Token>>",
+        "parent.num_blocks));\n  std::vector<std::vector<Token>>",
+    ),
     # Steps in flight.
     Mutant("ignores_fences", "pool.cc", "  if (fence) {\n", "  if (fence < 0) {\n"),
     Mutant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -33,6 +33,7 @@ class ManagerMachine(RuleBasedStateMachine):
     manager: ClassVar[Callable[..., Any]]
     model: ClassVar[Callable[..., Any]] = ModelManager
     digest: ClassVar[str] = "any"
+    evictions: ClassVar[Sequence[Any]] = ("lru",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +41,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        config = data.draw(strategies.configs(type(self).digest), label="config")
         kind = type(self)
+        config = data.draw(strategies.configs(kind.digest, kind.evictions), label="config")
         self.world = World(config, manager=kind.manager, model=kind.model)
 
     # The prompts admitted last are looked up again after every rule: what is cached and what has
@@ -161,9 +162,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.reparent(entries, [p % (len(entries) + (p == 6)) for p in parents])
 
     @precondition(any_entry)
-    @rule(index=who)
-    def free(self, index: int) -> None:
-        self.world.free(self.entry(index))
+    @rule(index=who, expect_reuse=st.sampled_from([None, None, True, False]))
+    def free(self, index: int, expect_reuse: bool | None) -> None:
+        self.world.free(self.entry(index), expect_reuse)
         self.look_up_again()
 
     @precondition(any_entry)
@@ -183,6 +184,46 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(index=who, call=st.sampled_from(STALE_CALLS))
     def use_a_dead_handle(self, index: int, call: tuple[str, tuple[Any, ...]]) -> None:
         self.world.on_dead(call[0], index, *call[1])
+
+    # ---- retention ----------------------------------------------------------------------
+
+    @precondition(any_entry)
+    @rule(index=who, start=some, length=some, priority=strategies.retained, ttl=strategies.ttls)
+    def retain(self, index: int, start: int, length: int, priority: Any, ttl: Any) -> None:
+        ttl = None if priority is None else ttl
+        stop = start + length
+        self.world.retain(self.entry(index), start, stop, priority=priority, ttl=ttl)
+
+    @precondition(lambda self: self.prompts)
+    @rule(index=who, priority=strategies.retained, ttl=strategies.ttls)
+    def retain_prefix(self, index: int, priority: Any, ttl: Any) -> None:
+        tokens, namespace, extras = self.prompts[index % len(self.prompts)]
+        key = {"priority": priority, "ttl": None if priority is None else ttl}
+        key |= {"namespace": namespace, "extras": extras}
+        self.world.same_answer("retain_prefix", [tokens], **key)
+
+    @precondition(lambda self: self.prompts)
+    @rule(index=who)
+    def pin(self, index: int) -> None:
+        tokens, namespace, extras = self.prompts[index % len(self.prompts)]
+        self.world.pin(tokens, namespace=namespace, extras=extras)
+
+    @precondition(lambda self: self.world.pins)
+    @rule(which=some, again=st.booleans())
+    def unpin(self, which: int, again: bool) -> None:
+        self.world.unpin(which, again=again)
+
+    @precondition(lambda self: self.prompts)
+    @rule(index=who)
+    def touch(self, index: int) -> None:
+        tokens, namespace, extras = self.prompts[index % len(self.prompts)]
+        self.world.same_answer("touch", [tokens], namespace=namespace, extras=extras)
+        self.look_up_again()
+
+    @precondition(lambda self: self.world.manager.config.retention)
+    @rule(seconds=st.sampled_from([0.5, 1, 3, -1]))
+    def set_time(self, seconds: float) -> None:
+        self.world.same_answer("set_time", [self.world.manager.time + seconds])
 
     # ---- steps --------------------------------------------------------------------------
 
@@ -211,6 +252,18 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def abort(self) -> None:
         self.world.abort()
+
+    @rule(tokens=strategies.prompts, expect_reuse=st.booleans(), again=st.booleans())
+    def take_a_turn(self, tokens: list[int], expect_reuse: bool, again: bool) -> None:
+        """A request from its admission to its end, which says whether another one follows."""
+        entry = self.world.admit(tokens)
+        if entry is not None:
+            self.world.step()
+            if again:
+                self.world.pin(tokens)
+            self.world.free(entry, expect_reuse if self.world.manager.config.retention else None)
+        self.prompts = [*self.prompts[-2:], (tokens, b"", None)]
+        self.look_up_again()
 
     @precondition(lambda self: self.world.in_flight_limit and self.world.steps)
     @rule(count=st.integers(1, 2))

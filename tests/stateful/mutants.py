@@ -280,8 +280,8 @@ class DoesNotPinTwins(ModelManager):
 
 @mutant
 class ReusesHandles(ModelManager):
-    def free(self, handle: int) -> None:
-        super().free(handle)
+    def free(self, handle: int, **hint: Any) -> None:
+        super().free(handle, **hint)
         self.generations[handle & 0xFFFFFFFF] -= 1
 
 

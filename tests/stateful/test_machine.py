@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from blockmgr import BlockManager
+from blockmgr.config import EVICTION_POLICIES
+from tests.reference_policies import Lru
 from tests.stateful.machine import ManagerMachine
 
 
@@ -19,5 +21,13 @@ class ConstantDigestMachine(ManagerMachine):
     digest = "constant"
 
 
+class PolicyMachine(ManagerMachine):
+    """Every eviction policy; the model is told whom the manager has evicted."""
+
+    manager = BlockManager
+    evictions = (*EVICTION_POLICIES[1:], Lru)
+
+
+TestAnyPolicy = PolicyMachine.TestCase
 TestAnyDigest = DrawnDigestMachine.TestCase
 TestConstantDigest = ConstantDigestMachine.TestCase

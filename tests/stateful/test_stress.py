@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blockmgr import BlockManager
+from blockmgr.config import EVICTION_POLICIES
 from blockmgr.stress import __main__ as command
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.profiles import PROFILES
@@ -68,6 +69,14 @@ def test_random_operations_agree_with_the_model_and_leave_memory_right(profile: 
 def test_random_operations_leave_books_and_memory_right(profile: str) -> None:
     outcome = stress(Plan(ops=2_000, seed=1, profiles=[profile], detectors="IK"))
     assert (outcome.ops[profile], outcome.lock_step) == (2_000, 0)
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES[1:])
+def test_random_operations_agree_with_the_model_under_every_policy(eviction: str) -> None:
+    """Books and memory too, where most is evicted and where most tails are kept."""
+    for profile in ("balanced", "tiny_pool", "wide", "swarm"):
+        outcome = stress(Plan(ops=600, seed=1, profiles=[profile], options={"eviction": eviction}))
+        assert (outcome.ops[profile], outcome.lock_step) == (600, 600)
 
 
 def test_every_call_meets_every_ordinary_refusal() -> None:

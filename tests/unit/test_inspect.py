@@ -40,6 +40,7 @@ def test_every_column_has_a_value_for_every_block(make_manager: MakeManager) -> 
     assert len(blocks) == 7
     dtypes = {name: getattr(blocks, name).dtype for name in BlockSnapshot.__slots__}
     assert dtypes.pop("state") == np.uint8
+    assert dtypes.pop("priority") == np.uint8
     assert dtypes.pop("copy_taken") == np.bool_
     assert set(dtypes.values()) == {np.dtype(np.int32)}
     assert all(len(getattr(blocks, name)) == 7 for name in BlockSnapshot.__slots__)
@@ -291,7 +292,7 @@ class SnapshotMachine(ManagerMachine):
         live = [b for b in range(len(blocks)) if facts_of(blocks, b) != self.nothing(blocks, b)]
         assert sorted(facts_of(blocks, b) for b in live) == sorted(expected.values())
 
-        idle = sorted(model.idle(), key=lambda block: block.stamp)
+        idle = sorted(model.idle(), key=lambda block: (model.level(block), block.stamp))
         ranked = [facts_of(blocks, int(b)) for b in blocks.eviction_order]
         assert ranked == [expected[block] for block in idle]
         assert blocks.eviction_rank[blocks.eviction_order].tolist() == list(range(len(idle)))

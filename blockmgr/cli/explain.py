@@ -1,0 +1,161 @@
+"""``blockmgr explain``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich import box
+from rich.table import Table
+
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.options import (
+    chosen_source,
+    debug_option,
+    how_options,
+    one_capacity,
+    source_options,
+)
+from blockmgr.explain import MissReason
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.misses import explain_request, misses
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance, json_text, print_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blockmgr.explain import Explanation
+    from blockmgr.lab.misses import MissTable
+    from blockmgr.lab.study import Capacity
+
+__all__ = ["explain"]
+
+# Defaults that shape the result, and so are spelled out for whoever repeats it.
+ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "block_size", "seed"})
+# Shares of the missed tokens of evicted blocks for which the table says how many blocks it takes.
+SHARES: Final = (0.25, 0.5, 0.75, 1.0)
+
+
+@click.command()
+@source_options
+@click.option(
+    "--capacity",
+    callback=one_capacity,
+    default="10%",
+    show_default=True,
+    metavar="SIZE",
+    help="Pool size: blocks, or a percentage of the working set.",
+)
+@how_options
+@click.option(
+    "--request",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Explain the N-th request of the trace alone, as it was when it was admitted.",
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@debug_option
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    /,
+    *,
+    source: str | None,
+    trace_path: Path | None,
+    workload: str | None,
+    capacity: Capacity,
+    seed: int,
+    request: int | None,
+    json_wanted: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Replay requests and say why tokens that were computed were not found.
+
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    """
+    chosen = chosen_source(ctx, source, trace_path, workload)
+    with one_line_errors(ctx, show_traceback=debug):
+        config = ReplayConfig(**settings)
+        trace = chosen.trace(seed)
+        num_blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
+        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        provenance = Provenance(command=command, seed=seed)
+        total = min(request or len(trace.requests), len(trace.requests))
+        with progress_bar("replaying", "requests", total) as advance:
+            if request is None:
+                table = misses(trace, num_blocks, config, progress=advance)
+                document = _table_document(table)
+            else:
+                found = explain_request(trace, num_blocks, config, request, progress=advance)
+                document = _request_document(found, request, num_blocks)
+        document |= {"config": asdict(config), "trace": trace.name}
+        if json_wanted:
+            click.echo(json_text(document, provenance))
+            return
+        if request is None:
+            _print_misses(table)
+        else:
+            _print_request(found, f"{trace.name}, request {request:,}, {num_blocks:,} blocks")
+        click.echo(provenance.line, err=True)
+
+
+def _table_document(table: MissTable) -> dict[str, Any]:
+    return {
+        "evicted_tokens_by_more_blocks": [
+            {"more_blocks": more, "tokens": tokens}
+            for more, tokens in zip(
+                table.more_blocks.tolist(), table.saved_tokens.tolist(), strict=True
+            )
+        ],
+        "hit_tokens": table.hit_tokens,
+        "missed_tokens": {reason.name.lower(): n for reason, n in table.missed_tokens.items()},
+        "num_blocks": table.num_blocks,
+        "query_tokens": table.query_tokens,
+    }
+
+
+def _request_document(found: Explanation, request: int, num_blocks: int) -> dict[str, Any]:
+    return {
+        "misses": [{**asdict(miss), "reason": miss.reason.name.lower()} for miss in found.misses],
+        "num_blocks": num_blocks,
+        "num_cached_tokens": found.num_cached_tokens,
+        "num_partial_tokens": found.num_partial_tokens,
+        "num_tokens": found.num_tokens,
+        "request": request,
+    }
+
+
+def _print_misses(table: MissTable) -> None:
+    rows = Table(box=box.SIMPLE, padding=0)
+    rows.add_column("prompt tokens")
+    rows.add_column("tokens", justify="right")
+    rows.add_column("share", justify="right", style="bold cyan")
+    rows.add_row("found", f"{table.hit_tokens:,}", f"{table.hit_tokens / table.query_tokens:.2%}")
+    for reason, tokens in table.missed_tokens.items():
+        rows.add_row(reason.value, f"{tokens:,}", f"{tokens / table.query_tokens:.2%}")
+    evicted = table.missed_tokens.get(MissReason.EVICTED, 0)
+    if evicted:
+        rows.add_section()
+    for share in SHARES if evicted else ():
+        more = table.more_blocks_for(share)
+        tokens = table.saved(more)
+        kept = f"{more:,} more blocks would have kept"
+        rows.add_row(kept, f"{tokens:,}", f"{tokens / table.query_tokens:.2%}")
+    blocks = f"{table.num_blocks:,} blocks of {table.config.block_size}"
+    print_table(rows, sys.stdout, f"{table.trace}: {table.query_tokens:,} prompt tokens, {blocks}")
+
+
+def _print_request(found: Explanation, title: str) -> None:
+    rows = Table(box=box.SIMPLE, padding=0)
+    for heading in ("from", "to", "tokens"):
+        rows.add_column(heading, justify="right")
+    rows.add_column("why")
+    cached = found.num_cached_tokens
+    rows.add_row("0", f"{cached:,}", f"{cached:,}", "found")
+    for miss in found.misses:
+        rows.add_row(f"{miss.start:,}", f"{miss.stop:,}", f"{miss.num_tokens:,}", miss.why)
+    print_table(rows, sys.stdout, title)

@@ -1,0 +1,188 @@
+"""``blockmgr sweep``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich import box
+from rich.table import Table
+
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.options import (
+    block_sizes,
+    capacities,
+    chosen_source,
+    debug_option,
+    how_options_without,
+    policies,
+    source_options,
+)
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
+from blockmgr.lab.sweep import sweep as run_sweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blockmgr.lab.study import Capacity
+
+__all__ = ["sweep"]
+
+# Defaults that shape every row, and so are spelled out for whoever repeats it.
+ALWAYS_REPEATED: Final = frozenset({"source", "policies", "capacities", "block_sizes", "seed"})
+HEADINGS: Final = (
+    "block\nsize",
+    "capacity",
+    "blocks",
+    "policy",
+    "hit\nrate",
+    "optimum",
+    "unbounded",
+    "gap\nclosed",
+    "evictions",
+    "waited",
+)
+
+
+@click.command()
+@source_options
+@click.option(
+    "--policies",
+    callback=policies,
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help="Eviction policies, separated by commas.",
+)
+@click.option(
+    "--capacities",
+    callback=capacities,
+    default="1%,2%,5%,10%,20%,50%",
+    show_default=True,
+    metavar="SIZES",
+    help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
+)
+@click.option(
+    "--block-sizes",
+    callback=block_sizes,
+    default="16",
+    show_default=True,
+    metavar="SIZES",
+    help="Tokens per block, separated by commas.",
+)
+@how_options_without("block_size", "eviction", "min_partial_tokens")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes at work.  [default: one a CPU]",
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@debug_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    /,
+    *,
+    source: str | None,
+    trace_path: Path | None,
+    workload: str | None,
+    policies: tuple[str, ...],
+    capacities: tuple[Capacity, ...],
+    block_sizes: tuple[int, ...],
+    seed: int,
+    jobs: int | None,
+    json_wanted: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Replay with every eviction policy at every pool size and block size.
+
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. Each hit rate
+    stands beside the best that any order of eviction could do and beside an unbounded pool.
+    """
+    chosen = chosen_source(ctx, source, trace_path, workload)
+    with one_line_errors(ctx, show_traceback=debug):
+        config = ReplayConfig(block_size=block_sizes[0], **settings)
+        trace = chosen.trace(seed)
+        total = num_tasks(
+            policies=len(policies), capacities=len(capacities), block_sizes=len(block_sizes)
+        )
+        # More processes than replays would only start and stop.
+        workers = min(jobs or len(os.sched_getaffinity(0)), total)
+        with progress_bar("sweeping", "replays", total) as advance:
+            outcome = run_sweep(
+                trace,
+                capacities,
+                config,
+                policies=policies,
+                block_sizes=block_sizes,
+                jobs=workers,
+                advance=advance,
+            )
+        # How many processes there were is no part of the result.
+        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out={"jobs"})
+        provenance = Provenance(command=command, seed=seed)
+        if json_wanted:
+            click.echo(json_text(_document(outcome), provenance))
+        else:
+            requests = f"{len(trace.requests):,} requests"
+            print_table(_table(outcome), sys.stdout, f"{trace.name}: {requests}")
+            click.echo(provenance.line, err=True)
+
+
+def _document(outcome: Sweep) -> dict[str, Any]:
+    config = asdict(outcome.config)
+    # Each row has its own.
+    del config["block_size"], config["eviction"]
+    return {
+        "config": config,
+        "results": [_entry(outcome, row) for row in outcome.rows],
+        "trace": outcome.trace,
+    }
+
+
+def _entry(outcome: Sweep, row: SweepRow) -> dict[str, Any]:
+    counts = asdict(row.result)
+    del counts["host_s"]
+    return {
+        **counts,
+        "attainable_hit_rate": row.attainable.hit_rate,
+        "block_size": row.block_size,
+        "capacity": row.capacity.text,
+        "gap_closed": outcome.gap_closed(row),
+        "hit_rate": row.result.hit_rate,
+        "optimum_hit_rate": row.optimum.hit_rate,
+        "policy": row.policy,
+    }
+
+
+def _table(outcome: Sweep) -> Table:
+    table = Table(box=box.SIMPLE, padding=0)
+    for heading in HEADINGS:
+        style = "bold cyan" if heading == "hit\nrate" else ""
+        table.add_column(heading, justify="left" if heading == "policy" else "right", style=style)
+    before = None
+    for row in outcome.rows:
+        place = (row.block_size, row.capacity)
+        if before not in (None, place):
+            table.add_section()
+        before = place
+        gap = outcome.gap_closed(row)
+        table.add_row(
+            str(row.block_size),
+            row.capacity.text,
+            f"{row.result.num_blocks:,}",
+            row.policy,
+            f"{row.result.hit_rate:.2%}",
+            f"{row.optimum.hit_rate:.2%}",
+            f"{row.attainable.hit_rate:.2%}",
+            "" if gap is None else f"{gap:.0%}",
+            f"{row.result.evictions:,}",
+            f"{row.result.waited:,}",
+        )
+    return table

@@ -1,0 +1,118 @@
+"""``blockmgr workload``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.table import Table
+
+from blockmgr.cli.common import one_line_errors, repeat_command
+from blockmgr.cli.options import debug_option
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.choices import hint
+from blockmgr.lab.mooncake import write_mooncake
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.trace import write_trace
+from blockmgr.lab.workloads import WORKLOADS, generate
+
+if TYPE_CHECKING:
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["workload"]
+
+ALWAYS_REPEATED: Final = frozenset({"name", "seed"})
+WRITERS: Final = {"mooncake": write_mooncake, "own": write_trace}
+BLOCK_SIZES: Final = (16, 64, 256, 512)
+LOST: Final = (
+    "Mooncake's format has one id for each 512 tokens of a prompt: the tokens of outputs, samples "
+    "beyond the longest and prefixes shared in less than 512 tokens are not in the file "
+    "(--format own keeps everything)"
+)
+
+
+def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
+    if name not in WORKLOADS:
+        known = f"must be one of {', '.join(WORKLOADS)}"
+        raise click.BadParameter(f"{known}, got {name!r}{hint(name, WORKLOADS)}")
+    return name
+
+
+@click.command()
+@click.argument("name", callback=_name)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the workload.",
+)
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the requests into a .jsonl.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(sorted(WRITERS)),
+    default="mooncake",
+    show_default=True,
+    help="Mooncake's ids of 512 tokens, or blockmgr's own with tokens in full.",
+)
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@debug_option
+@click.pass_context
+def workload(
+    ctx: click.Context,
+    /,
+    *,
+    name: str,
+    seed: int,
+    export: Path | None,
+    format_: str,
+    json_wanted: bool,
+    debug: bool,
+) -> None:
+    """Say what a generated workload is like, and write it into a trace file."""
+    with one_line_errors(ctx, show_traceback=debug):
+        trace = generate(name, seed)
+        provenance = Provenance(command=repeat_command(ctx, ALWAYS_REPEATED, {}), seed=seed)
+        facts = _facts(trace)
+        if export is not None:
+            WRITERS[format_](trace, export)
+        if json_wanted:
+            click.echo(json_text({"workload": name, **facts}, provenance))
+        else:
+            table = Table(show_header=False, box=None)
+            for fact, value in facts.items():
+                shown = f"{value:.2%}" if isinstance(value, float) else f"{value:,}"
+                table.add_row(fact.replace("_", " "), shown)
+            print_table(table, sys.stdout, f"{name}: {WORKLOADS[name].summary}")
+            click.echo(provenance.line, err=True)
+        if export is not None:
+            click.echo(f"wrote {export}", err=True)
+            if format_ == "mooncake":
+                click.echo(LOST, err=True)
+
+
+def _facts(trace: Trace) -> dict[str, Any]:
+    requests = trace.requests
+    facts: dict[str, Any] = {
+        "requests": len(requests),
+        "sequences": sum(request.num_samples for request in requests),
+        "span_s": requests[-1].arrival_ms // 1000,
+        "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
+        "longest_prompt_tokens": max(request.num_prompt_tokens for request in requests),
+        "output_tokens": sum(
+            sum(map(len, request.outputs)) or request.num_output_tokens for request in requests
+        ),
+    }
+    for size in BLOCK_SIZES:
+        best = unbounded(trace, ReplayConfig(block_size=size))
+        facts[f"attainable_hit_rate_at_block_size_{size}"] = best.hit_rate
+    return facts

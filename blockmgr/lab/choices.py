@@ -1,0 +1,58 @@
+"""Names that people type: checked, with the nearest valid one in the message."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from blockmgr.config import EVICTION_POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["hint", "parse_policies", "pick"]
+
+EVERY = "all"
+
+
+def hint(text: str, choices: Iterable[str]) -> str:
+    """``"; did you mean 'chat'?"`` for what comes nearest to ``text``, or nothing.
+
+    >>> hint("lfud", ["lru", "lfuda"])
+    "; did you mean 'lfuda'?"
+    """
+    near = get_close_matches(text.lower(), list(choices), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def pick(name: str, text: str, choices: Iterable[str]) -> str:
+    """``text`` if it is one of ``choices``.
+
+    Args:
+        name: What is chosen, for the message.
+        text: As it was typed.
+        choices: What there is.
+
+    Raises:
+        ValueError: It is none of them; names the nearest one.
+    """
+    known = list(choices)
+    if text not in known:
+        one_of = f"{name} must be one of {', '.join(known)}"
+        raise ValueError(f"{one_of}, got {text!r}{hint(text, known)}")
+    return text
+
+
+def parse_policies(text: str) -> tuple[str, ...]:
+    """Eviction policies from a list such as ``"lru,arc"``; ``"all"`` stands for every one.
+
+    Raises:
+        ValueError: There is no such policy, or one is named twice.
+    """
+    if text.strip() == EVERY:
+        return tuple(EVICTION_POLICIES)
+    names = tuple(pick("policy", item.strip(), EVICTION_POLICIES) for item in text.split(","))
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"policies must differ, got {name!r} twice")
+    return names

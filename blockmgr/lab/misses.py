@@ -1,0 +1,212 @@
+"""Why a replay computed what it computed: the missed tokens by reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.explain import Explanation, MissReason
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.replay import EventLoop, held_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from blockmgr.lab.replay import Progress, ReplayConfig, Waiting
+    from blockmgr.lab.trace import Request, Tokens, Trace
+
+__all__ = ["MissTable", "explain_request", "misses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MissTable:
+    """The prompt tokens of one replay that were computed, by the reason why.
+
+    Attributes:
+        trace: Name of the trace.
+        config: How it was replayed.
+        num_blocks: Blocks in the pool.
+        query_tokens: Prompt tokens of all requests.
+        hit_tokens: Of those, tokens found.
+        missed_tokens: The others by reason, in the order of ``MissReason``, reasons that do not
+            occur left out. They sum to ``query_tokens - hit_tokens``.
+        more_blocks: ``int64[n]`` on the host, growing: by how many blocks the pool was too small
+            for blocks that were evicted.
+        saved_tokens: ``int64[n]`` on the host, growing: evicted tokens that so many more blocks, or
+            fewer, would have kept.
+    """
+
+    trace: str
+    config: ReplayConfig
+    num_blocks: int
+    query_tokens: int
+    hit_tokens: int
+    missed_tokens: Mapping[MissReason, int]
+    more_blocks: npt.NDArray[np.int64]
+    saved_tokens: npt.NDArray[np.int64]
+
+    def saved(self, more_blocks: int) -> int:
+        """Evicted tokens that a pool with ``more_blocks`` more blocks would have found."""
+        place = int(np.searchsorted(self.more_blocks, more_blocks, side="right"))
+        return int(self.saved_tokens[place - 1]) if place else 0
+
+    def more_blocks_for(self, share: float) -> int:
+        """Fewest more blocks that would have kept this share of the evicted tokens.
+
+        Args:
+            share: In ``0 … 1``; 1 is what a pool that never evicts would have kept.
+
+        Raises:
+            ValueError: ``share`` is out of range.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {share}")
+        if not len(self.saved_tokens) or not share:
+            return 0
+        place = int(np.searchsorted(self.saved_tokens, share * int(self.saved_tokens[-1])))
+        return int(self.more_blocks[min(place, len(self.more_blocks) - 1)])
+
+
+def misses(
+    trace: Trace,
+    num_blocks: int,
+    config: ReplayConfig,
+    *,
+    progress: Progress | None = None,
+) -> MissTable:
+    """``replay``, and why each token that was missed was missed.
+
+    Args:
+        trace: The requests.
+        num_blocks: Blocks in the pool, at least 1.
+        config: How to replay.
+        progress: Called once for each request.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+
+    Cost: a replay, one digest for each block that is not found, and a walk over the cached blocks
+    for each request that misses one.
+    """
+    table = _Table(config.block_size)
+    result = _Explained(trace, num_blocks, config, table.add, progress=progress).run()
+    rejected = result.query_tokens - table.query_tokens
+    table.tokens[MissReason.TOO_LARGE] += rejected
+    places, order = np.unique(np.array(table.more_blocks, dtype=np.int64), return_inverse=True)
+    saved = np.bincount(order, weights=table.evicted_tokens, minlength=len(places))
+    return MissTable(
+        trace=trace.name,
+        config=config,
+        num_blocks=num_blocks,
+        query_tokens=result.query_tokens,
+        hit_tokens=result.hit_tokens,
+        missed_tokens={reason: count for reason, count in table.tokens.items() if count},
+        more_blocks=places,
+        saved_tokens=np.cumsum(saved).astype(np.int64),
+    )
+
+
+def explain_request(
+    trace: Trace,
+    num_blocks: int,
+    config: ReplayConfig,
+    number: int,
+    *,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Why one request of a replay found no more than it did, when it was admitted.
+
+    Args:
+        trace: The requests.
+        num_blocks: Blocks in the pool, at least 1.
+        config: How to replay.
+        number: Which request, in ``[1, len(trace.requests)]``.
+        progress: Called once for each request up to that one.
+
+    Raises:
+        ValueError: There is no such request, the pool can never hold it, or the trace cannot be cut
+            into blocks of ``config.block_size``.
+    """
+    if not 1 <= number <= len(trace.requests):
+        raise ValueError(f"request must be in [1, {len(trace.requests)}], got {number}")
+    found: list[Explanation] = []
+
+    def keep(current: int, explanation: Explanation, _num_cached: int) -> None:
+        if current == number:
+            found.append(explanation)
+
+    # Nothing that comes later can change what happened before, and requests are admitted in order.
+    until = replace(trace, requests=trace.requests[:number])
+    ghosts = unbounded(trace, config).working_set_blocks
+    _Explained(until, num_blocks, config, keep, progress=progress, ghost_blocks=ghosts).run()
+    if not found:
+        needed = held_blocks(trace.requests[number - 1], config)
+        raise ValueError(
+            f"request {number} needs {needed:,} blocks, more than the pool of {num_blocks:,} holds"
+        )
+    return found[0]
+
+
+class _Table:
+    """Sums over explanations."""
+
+    def __init__(self, block_size: int) -> None:
+        self.tokens = dict.fromkeys(MissReason, 0)
+        self.query_tokens = 0
+        self.more_blocks: list[int] = []
+        self.evicted_tokens: list[int] = []
+        self._block_size = block_size
+
+    def add(self, _number: int, explanation: Explanation, num_cached: int) -> None:
+        self.query_tokens += explanation.num_tokens
+        # Part of a block that is not worth its copy in a pool this full is missed like the rest.
+        self.tokens[explanation.reason] += explanation.num_cached_tokens - num_cached
+        most = 0
+        for miss in explanation.misses:
+            self.tokens[miss.reason] += miss.num_tokens
+            start = miss.start
+            for more in miss.more_blocks:
+                # A block is only found if those before it are.
+                most = max(most, more)
+                stop = (start // self._block_size + 1) * self._block_size
+                self.more_blocks.append(most)
+                self.evicted_tokens.append(stop - start)
+                start = stop
+
+
+class _Explained(EventLoop):
+    """A replay that asks for an explanation ahead of each admission."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        add: Callable[[int, Explanation, int], None],
+        *,
+        progress: Progress | None,
+        ghost_blocks: int | None = None,
+    ) -> None:
+        if ghost_blocks is None:
+            # All that can ever be evicted, so that nothing is forgotten.
+            ghost_blocks = unbounded(trace, config).working_set_blocks
+        super().__init__(trace, num_blocks, config, progress=progress, ghost_blocks=ghost_blocks)
+        self._add = add
+        self._number = 0
+
+    def _admit(self, waiting: Waiting, now: int) -> bool:
+        self._number = waiting.number
+        return super()._admit(waiting, now)
+
+    def _start(self, request: Request, tokens: Tokens) -> list[int]:
+        explanation = self.manager.explain(tokens, namespace=request.namespace)
+        handles = super()._start(request, tokens)
+        if handles:
+            self._add(
+                self._number, explanation, self.manager.sequence(handles[0]).num_cached_tokens
+            )
+        return handles

@@ -1,0 +1,183 @@
+"""How many blocks, and how much memory, give a hit rate: from the exact curve, then replayed.
+
+The curve gives the hit rate of every pool size at once, and is exact as long as no request waits
+for blocks. In small pools they do wait, so each answer is replayed and stands beside what that
+gave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from blockmgr.lab.curve import hit_rate_curve
+from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from fractions import Fraction
+
+    from blockmgr.lab.curve import Curve
+    from blockmgr.lab.sweep import Advance
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["ELEMENT_BYTES", "Plan", "PlanRow", "kv_bytes_per_token", "plan"]
+
+ELEMENT_BYTES: Final = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+"""Bytes of an element of the cache, by the name torch has for its type."""
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """What one hit rate takes at one block size.
+
+    Attributes:
+        hit_rate: As asked for.
+        block_size: Tokens per block.
+        attainable: Hit rate of an unbounded pool at this block size.
+        num_blocks: The smallest pool that reaches it; None where it cannot be reached.
+        num_bytes: K/V of so many blocks; None if that is, or if the model is not known.
+        replayed: A replay at ``num_blocks`` with service times; None where that is.
+    """
+
+    hit_rate: Fraction
+    block_size: int
+    attainable: float
+    num_blocks: int | None
+    num_bytes: int | None
+    replayed: ReplayResult | None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens that fit the pool: what pools of different block sizes compare by."""
+        return None if self.num_blocks is None else self.num_blocks * self.block_size
+
+    @property
+    def gib(self) -> float | None:
+        """``num_bytes`` in GiB."""
+        return None if self.num_bytes is None else self.num_bytes / GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answers: by hit rate, then by block size, each as asked for.
+
+    Attributes:
+        trace: Name of the trace.
+        config: How answers were replayed, but for the block size.
+        bytes_per_token: K/V bytes of a token in all layers; None if the model is not known.
+        rows: At least one.
+    """
+
+    trace: str
+    config: ReplayConfig
+    bytes_per_token: int | None
+    rows: tuple[PlanRow, ...]
+
+    def cheapest(self, hit_rate: Fraction) -> PlanRow:
+        """The row that reaches ``hit_rate`` with the least memory; on a tie the largest blocks.
+
+        Larger blocks make shorter block tables, so they win where memory does not decide.
+        """
+        reached = [row for row in self.rows if row.hit_rate == hit_rate and row.num_tokens]
+        return min(reached, key=lambda row: (row.num_tokens or 0, -row.block_size))
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_size: int, dtype: str) -> int:
+    """Bytes of K and V of one token in all layers.
+
+    Args:
+        num_layers: Layers that keep K/V, at least 1.
+        num_kv_heads: K/V heads a layer on one device, at least 1.
+        head_size: Elements of a head of K, at least 1.
+        dtype: A key of ``ELEMENT_BYTES``.
+
+    >>> kv_bytes_per_token(32, 8, 128, "bfloat16")
+    131072
+    """
+    return 2 * num_layers * num_kv_heads * head_size * ELEMENT_BYTES[dtype]
+
+
+def plan(
+    trace: Trace,
+    hit_rates: Sequence[Fraction],
+    config: ReplayConfig,
+    *,
+    block_sizes: Sequence[int] = (),
+    bytes_per_token: int | None = None,
+    advance: Advance | None = None,
+) -> Plan:
+    """The smallest LRU pool for each hit rate at each block size.
+
+    Args:
+        trace: The requests.
+        hit_rates: What to reach, each in ``[0, 1]``.
+        config: How to replay the answers; its ``block_size`` gives way to the next.
+        block_sizes: Tokens per block; empty for that of ``config``.
+        bytes_per_token: K/V bytes of a token in all layers; None if only blocks are of interest.
+        advance: Called once for each block size and once for each row.
+
+    Raises:
+        ValueError: No block size reaches a hit rate; says what is attainable. Or the trace cannot
+            be cut into blocks of such a size.
+    """
+    step = advance or (lambda: None)
+    settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
+    curves = []
+    for setting in settings:
+        curves.append(hit_rate_curve(trace, setting))
+        step()
+    for hit_rate in hit_rates:
+        _check_attainable(trace, hit_rate, settings, curves)
+    rows = []
+    for hit_rate in hit_rates:
+        for setting, curve in zip(settings, curves, strict=True):
+            rows.append(_row(trace, hit_rate, setting, curve, bytes_per_token))
+            step()
+    return Plan(trace=trace.name, config=config, bytes_per_token=bytes_per_token, rows=tuple(rows))
+
+
+def _check_attainable(
+    trace: Trace, hit_rate: Fraction, settings: Iterable[ReplayConfig], curves: Iterable[Curve]
+) -> None:
+    best, size = max(
+        (curve.unbounded_hit_rate, -setting.block_size)
+        for setting, curve in zip(settings, curves, strict=True)
+    )
+    if hit_rate > best:
+        # Cut, not rounded: asked for again, this one must be attainable.
+        most = int(10_000 * best) / 100
+        raise ValueError(
+            f"hit rate must be at most {most:.2f}%, what an unbounded pool reaches on "
+            f"{trace.name} with blocks of {-size}, got {float(hit_rate):.2%}"
+        )
+
+
+def _row(
+    trace: Trace,
+    hit_rate: Fraction,
+    config: ReplayConfig,
+    curve: Curve,
+    bytes_per_token: int | None,
+) -> PlanRow:
+    blocks = None
+    if hit_rate <= curve.unbounded_hit_rate:
+        blocks = curve.blocks_for(float(hit_rate))
+    taken = None if blocks is None else blocks * config.block_size
+    return PlanRow(
+        hit_rate=hit_rate,
+        block_size=config.block_size,
+        attainable=curve.unbounded_hit_rate,
+        num_blocks=blocks,
+        num_bytes=None if taken is None or bytes_per_token is None else taken * bytes_per_token,
+        replayed=None if blocks is None else replay(trace, blocks, config),
+    )

@@ -1,0 +1,104 @@
+"""Eviction policies written in Python: for research, replayed without touching the core.
+
+A policy is told what happens to cached blocks and asked for victims. ::
+
+    on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
+
+A block is cached while it is used, idle each time its last use ends, and a victim only while it is
+idle. A block becomes idle after its cached children, and is used again before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["EvictionPolicy", "PolicyFactory", "policy_of"]
+
+
+class EvictionPolicy(Protocol):
+    """What a manager calls. Block ids are ints; they name other content once uncached.
+
+    The methods run inside a call of the manager, which finishes whatever they do: an exception, or
+    a victim that cannot be given up, is remembered and raised as ``PolicyError`` by
+    ``check_policy`` and ``check_invariants``. From there on the policy is left alone and the least
+    recently used block goes first. A policy must not call its manager: that is refused with
+    ``ReentrancyError``.
+
+    Every call costs about as much as a Python function call, and each prompt makes one for each of
+    its blocks: good for replays, not for serving.
+
+    >>> class FirstIn:
+    ...     def __init__(self, num_blocks):
+    ...         self.order, self.idle, self.children, self.parent = {}, set(), {}, {}
+    ...     def on_cached(self, block, parent, digest):
+    ...         self.order[block], self.parent[block] = None, parent
+    ...         self.children[parent] = self.children.get(parent, 0) + 1
+    ...     def on_hit(self, block): pass
+    ...     def on_idle(self, block): self.idle.add(block)
+    ...     def on_used(self, block): self.idle.discard(block)
+    ...     def on_uncached(self, block, evicted):
+    ...         self.idle.discard(block)
+    ...         self.children[self.parent.pop(block)] -= 1
+    ...         del self.order[block]
+    ...     def victim(self):
+    ...         return next(b for b in self.order
+    ...                     if b in self.idle and not self.children.get(b))
+    >>> from blockmgr import BlockManager
+    >>> manager = BlockManager(num_blocks=3, block_size=2, eviction=FirstIn)
+    >>> for prompt in ([1, 2], [3, 4], [1, 2, 9], [5, 6], [7, 8]):
+    ...     handle = manager.admit(prompt)
+    ...     manager.commit(handle, len(prompt))
+    ...     manager.free(handle)
+    >>> manager.match([1, 2, 9]).num_cached_tokens, manager.match([3, 4, 9]).num_cached_tokens
+    (0, 2)
+    """
+
+    def on_cached(self, block: int, parent: int, digest: bytes) -> None:
+        """The used block became findable.
+
+        Args:
+            block: Its id.
+            parent: The cached block it continues, or -1 if it is the first of a prompt.
+            digest: What it and everything before it hash to, the same whenever it is cached;
+                empty for the tail of a sequence that ended.
+        """
+
+    def on_hit(self, block: int) -> None:
+        """A prompt was admitted and found this block, idle or used."""
+
+    def on_idle(self, block: int) -> None:
+        """The last use of the block ended. Its cached children are idle already."""
+
+    def on_used(self, block: int) -> None:
+        """The idle block is used again."""
+
+    def on_uncached(self, block: int, evicted: bool) -> None:
+        """The block cannot be found any more: evicted while idle, or forgotten or taken over."""
+
+    def victim(self) -> int:
+        """An idle block without cached children, which is evicted next. There is one."""
+
+
+PolicyFactory = Callable[[int], EvictionPolicy]
+"""Makes the policy of one manager, given its ``capacity`` in blocks; a class, most simply."""
+
+_METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")
+
+
+def policy_of(eviction: str | PolicyFactory, capacity: int) -> EvictionPolicy | None:
+    """The policy a factory makes for a pool of ``capacity`` blocks; None for one with a name.
+
+    Raises:
+        TypeError: What it makes lacks a method of ``EvictionPolicy``.
+    """
+    if isinstance(eviction, str):
+        return None
+    policy = eviction(capacity)
+    missing = [name for name in _METHODS if not callable(getattr(policy, name, None))]
+    if missing:
+        raise TypeError(
+            f"eviction must make an object with the methods of EvictionPolicy, got one of type "
+            f"{type(policy).__name__} without {', '.join(missing)}"
+        )
+    return policy

@@ -1,0 +1,77 @@
+"""``blockmgr explain``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from blockmgr.cli import cli
+
+Run = Callable[..., Result]
+SMALL = ("explain", "few-shot", "--capacity", "5%", "--block-size", "64")
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run the command line as a program without a terminal would."""
+    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
+
+
+def test_the_table_says_why_and_stderr_how_to_repeat_it(run: Run) -> None:
+    result = run(*SMALL)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("few-shot: ")
+    assert [line.split("  ")[0] for line in lines[1:3]] == ["prompt tokens", "found"]
+    assert any(line.startswith("evicted") for line in lines)
+    assert any("more blocks would have kept" in line for line in lines)
+    command = shlex.split(result.stderr.partition("repeat with: ")[2])
+    assert run(*command[1:]).stdout == result.stdout
+
+
+def test_json_sums_to_the_tokens_that_were_missed(run: Run) -> None:
+    document = json.loads(run(*SMALL, "--json").stdout)
+    missed = document["query_tokens"] - document["hit_tokens"]
+    assert sum(document["missed_tokens"].values()) == missed
+    steps = document["evicted_tokens_by_more_blocks"]
+    assert steps[-1]["tokens"] == document["missed_tokens"]["evicted"]
+    assert document["config"]["block_size"] == 64
+
+
+def test_one_request_is_explained_from_its_first_token_to_its_last(run: Run) -> None:
+    result = run(*SMALL, "--request", 3)
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()[2:]]
+    assert rows[0][0] == "0"
+    assert rows[0][-1] == "found"
+    assert "--request 3" in result.stderr
+    document = json.loads(run(*SMALL, "--request", 3, "--json").stdout)
+    edges = [document["num_cached_tokens"], *(m["stop"] for m in document["misses"])]
+    assert edges[-1] == document["num_tokens"]
+    assert [m["start"] for m in document["misses"]] == edges[:-1]
+    assert document["request"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--request", "0"), "0 is not in the range"),
+        (("--request", "100000"), "request must be in [1, "),
+        (("--capacity", "5%,10%"), "capacity must be one pool size"),
+        (("--capacity", "none"), "capacity must be a percentage"),
+        (("--block-size", "0"), "block_size must be at least 1"),
+        (("--capacity", "1", "--request", "1"), "more than the pool of 1 holds"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_exit_code_2(
+    run: Run, arguments: tuple[str, ...], says: str
+) -> None:
+    result = run(*SMALL, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert says in line

@@ -1,0 +1,90 @@
+"""The truth about which conversations go on, and what a replay makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from blockmgr.lab.hints import Outlook
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.trace import HashedPrompt, Request, Trace
+from blockmgr.lab.workloads import generate
+
+SEQUENTIAL = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
+
+
+def trace(*prompts: list[int], namespaces: tuple[bytes, ...] = ()) -> Trace:
+    names = namespaces or (b"",) * len(prompts)
+    requests = (
+        Request(
+            arrival_ms=i, prompt=np.array(prompt, np.uint32), num_output_tokens=1, namespace=name
+        )
+        for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
+    )
+    return Trace("made", tuple(requests))
+
+
+def said(made: Trace, admitted: int = 0) -> list[bool]:
+    outlook = Outlook(made, 2)
+    return [outlook.goes_on(number, admitted) for number in range(1, len(made.requests) + 1)]
+
+
+def test_a_request_goes_on_if_a_later_prompt_is_served_all_its_blocks() -> None:
+    assert said(trace([1, 2, 3, 4], [1, 2, 3, 4, 5])) == [True, False]
+
+
+def test_a_last_block_that_ends_the_later_prompt_is_not_served() -> None:
+    assert said(trace([1, 2, 3, 4], [1, 2, 3, 4])) == [False, False]
+
+
+def test_sharing_the_beginning_alone_is_not_going_on() -> None:
+    assert said(trace([1, 2, 3, 4], [1, 2, 9, 9, 9])) == [False, False]
+
+
+def test_other_namespaces_never_go_on() -> None:
+    assert said(trace([1, 2], [1, 2, 3], namespaces=(b"a", b"b"))) == [False, False]
+
+
+def test_what_was_admitted_already_is_no_future() -> None:
+    made = trace([1, 2], [1, 2, 3], [1, 2, 4])
+    assert said(made, admitted=2) == [True, True, False]
+    assert said(made, admitted=3) == [False, False, False]
+
+
+def test_a_prompt_shorter_than_a_block_never_goes_on() -> None:
+    assert said(trace([1], [1, 2, 3])) == [False, False]
+
+
+def test_prompts_known_by_ids_go_on_by_whole_ids_at_every_block_size() -> None:
+    prompts = [([7, 8], 600), ([7, 9], 1000), ([6], 512)]
+    requests = tuple(
+        Request(arrival_ms=i, prompt=HashedPrompt(np.array(ids), n), num_output_tokens=1)
+        for i, (ids, n) in enumerate(prompts)
+    )
+    for block_size in (16, 512):
+        outlook = Outlook(Trace("ids", requests), block_size)
+        assert [outlook.goes_on(n, 0) for n in (1, 2, 3)] == [True, False, False]
+
+
+def test_hints_save_what_will_be_used_from_what_will_not() -> None:
+    made = trace([1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3, 4])
+    without = replay(made, 3, SEQUENTIAL)
+    hinted = replay(made, 3, replace(SEQUENTIAL, hints="truth"))
+    assert (without.hit_tokens, hinted.hit_tokens) == (0, 2)
+
+
+@pytest.mark.parametrize("workload", ["chat", "agent"])
+def test_hints_change_what_is_kept_and_nothing_else(workload: str) -> None:
+    made = generate(workload, seed=1)
+    config = ReplayConfig(block_size=64)
+    ample = [replay(made, 100_000, replace(config, hints=hints)) for hints in ("none", "truth")]
+    for left, right in pairwise(ample):
+        assert replace(left, memory_bytes=0) == replace(right, memory_bytes=0)
+
+
+def test_an_unknown_kind_of_hint_is_refused() -> None:
+    with pytest.raises(ValueError, match="hints must be one of none, truth, got 'guess'"):
+        ReplayConfig(hints="guess")  # type: ignore[arg-type]

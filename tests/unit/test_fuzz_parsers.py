@@ -1,0 +1,24 @@
+"""A short run of the parsers' fuzzer, and a proof that it would find something."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockmgr.lab import trace
+from tests import fuzz_parsers
+
+
+def test_no_input_gets_past_the_parsers() -> None:
+    done, new, lines = fuzz_parsers.fuzz(seconds=1e9, seed=1, runs=1_500)
+    assert done == 1_500
+    assert new > 3
+    assert lines > 100
+
+
+def test_an_error_that_is_not_promised_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(self: object, field: str, values: list[int], high: int) -> list[int]:
+        return [int(value) for value in values]
+
+    monkeypatch.setattr(trace._Line, "_whole_list", careless)
+    with pytest.raises((TypeError, ValueError, AssertionError, OverflowError)):
+        fuzz_parsers.fuzz(seconds=1e9, seed=1, runs=20_000)
