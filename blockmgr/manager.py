@@ -507,7 +507,8 @@ class BlockManager:
 
         Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
         """
-        return self._core.retain(handle, start, stop, *_retention(priority, ttl))
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain(handle, start, stop, level, seconds)
 
     def retain_prefix(
         self,
@@ -535,8 +536,8 @@ class BlockManager:
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
         """
-        key = (tokens, namespace, _extras(extras))
-        return self._core.retain_prefix(*key, *_retention(priority, ttl))
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain_prefix(tokens, namespace, _extras(extras), level, seconds)
 
     def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
         """Keeps the full blocks of a prompt that are cached at the moment, before all else.

@@ -103,24 +103,32 @@ void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
   self.core.free(handle_argument(handle), expect_reuse);
 }
 
-std::int64_t retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
-                    double ttl) {
+nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
+                  double ttl) {
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
-  return self.core.retain(h, first, int_argument(stop, "stop"), level, ttl);
+  nb::object blocks;
+  self.core.retain(h, first, int_argument(stop, "stop"), level, ttl,
+                   announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
-std::int64_t retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                           int level, double ttl) {
+nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                         int level, double ttl) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.retain_prefix(with_tokens(prompt, values), level, ttl);
+  nb::object blocks;
+  self.core.retain_prefix(with_tokens(prompt, values), level, ttl,
+                          announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
-std::int64_t pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.pin(with_tokens(prompt, values));
+  nb::object number;
+  self.core.pin(with_tokens(prompt, values), announce_to<std::int64_t>(number));
+  return number;
 }
 
 void unpin(Core& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
@@ -132,10 +140,12 @@ nb::tuple view_pin(Core& self, nb::handle pin) {
   return nb::make_tuple(facts.num_blocks, facts.num_cached);
 }
 
-std::int64_t touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+nb::object touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.touch(with_tokens(prompt, values));
+  nb::object blocks;
+  self.core.touch(with_tokens(prompt, values), announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
 void set_time(Core& self, double seconds) { self.core.set_time(seconds); }

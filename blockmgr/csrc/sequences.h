@@ -174,13 +174,16 @@ class Sequences {
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
 
   // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
-  // are in blocks.
-  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl);
-  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl);
-  std::int64_t pin(const Prompt& prompt);
+  // are in blocks, and announced as admit's.
+  using Announce = std::function<void(std::int64_t)>;
+  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl,
+                      const Announce& announce = {});
+  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl,
+                             const Announce& announce = {});
+  std::int64_t pin(const Prompt& prompt, const Announce& announce = {});
   void unpin(std::int64_t pin);
   RetainingPolicy::Pin view_pin(std::int64_t pin) const;
-  std::int64_t touch(const Prompt& prompt);
+  std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
   void set_time(double seconds);
   double time() const { return retaining("time").now(); }
   // Ends what has expired, so that what is read next is true.

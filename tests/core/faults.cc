@@ -281,6 +281,34 @@ void expect_steady(Tallies& tallies) {
   }
 }
 
+// What callers say of blocks to come; no engine of the plays does.
+void try_retaining(Trial& trial) {
+  Config config;
+  config.num_blocks = 32;
+  config.block_size = 2;
+  config.max_seqs = 4;
+  config.row_width = 16;
+  config.retention = true;
+  config.max_pinned_blocks = 8;
+  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+  const std::vector<Token> tokens = {1, 2, 3, 4, 5, 6, 7};
+  const Prompt prompt{tokens.data(), 7, "a namespace too long to be kept in place", {}, 0};
+  const Handle handle = core.admit(prompt);
+  core.commit(handle, 7);
+  const Subject subject{[&] { return core.fingerprint(); }, [&] { return core.violations(); },
+                        [&] { return core.memory(); }, [] {}};
+  std::int64_t pin = 0;
+  trial.make("retain", subject, [&] { core.retain(handle, 0, 7, 1, 9.0); });
+  trial.make("retain_prefix", subject, [&] { core.retain_prefix(prompt, 2, 9.0); });
+  trial.make("pin", subject, [&] { pin = core.pin(prompt); });
+  trial.make("view_pin", subject, [&] { core.view_pin(pin); });
+  trial.make("explain", subject, [&] { core.explain(prompt); });
+  trial.make("set_time", subject, [&] { core.set_time(1.0); });
+  trial.make("free, expecting", subject, [&] { core.free(handle, true); });
+  trial.make("touch", subject, [&] { core.touch(prompt); });
+  trial.make("unpin", subject, [&] { core.unpin(pin); });
+}
+
 int whole_argument(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
@@ -331,6 +359,7 @@ int main(int argc, char** argv) {
   try {
     construct_all(tallies);
     expect_steady(tallies);
+    try_retaining(trial);
     for (; number < runs; ++number) {
       const std::string& kind = kinds[static_cast<std::size_t>(number) % kinds.size()];
       const auto stream =

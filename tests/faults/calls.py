@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from blockmgr import BlockManager, OutOfBlocksError
+from blockmgr import BlockManager, OutOfBlocksError, Priority
 from blockmgr.pool import BlockPool
 from tests.unit.snapshot import snapshot
 
@@ -96,6 +96,13 @@ def in_flight() -> World:
     return world
 
 
+def retaining() -> World:
+    """A pin, of a manager that keeps what its callers ask for."""
+    world = managed(retention=True, max_pinned_blocks=8)
+    world.named["pin"] = world.subject.pin([1, 2, 3, 4])
+    return world
+
+
 def pooled(num_blocks: int = 600) -> World:
     """A chain that is held, one that is idle, and blocks with large numbers to come next."""
     pool = BlockPool(num_blocks, 2)
@@ -167,6 +174,8 @@ def _set_debug(world: World) -> None:
 
 FRESH = {"namespace": b"new tenant", "extras": {0: b"other image"}}
 
+HERE = {"namespace": b"tenant", "extras": {1: b"image"}}
+
 MANAGER_CALLS = [
     Call("BlockManager", managed, _by(lambda _: BlockManager(8, 2))),
     Call("admit", managed, _on("admit", [5, 6, 7, 8, 1], **FRESH)),
@@ -200,6 +209,15 @@ MANAGER_CALLS = [
     Call("debug", managed, _by(_set_debug)),
     Call("check_invariants", managed, _on("check_invariants")),
     Call("repr", managed, _by(lambda w: repr(w.subject))),
+    Call("explain", managed, _on("explain", PROMPT)),
+    Call("retain", retaining, _on("retain", "first", 0, 4, priority=Priority.HIGH)),
+    Call("retain_prefix", retaining, _on("retain_prefix", PROMPT, priority=Priority.HIGH, **HERE)),
+    Call("pin", retaining, _on("pin", PROMPT, **HERE)),
+    Call("unpin", retaining, _on("unpin", "pin")),
+    Call("pinned", retaining, _on("pinned", "pin")),
+    Call("touch", retaining, _on("touch", [1, 2, 3, 4, 5])),
+    Call("set_time", retaining, _on("set_time", 5.0)),
+    Call("free, expecting", retaining, _on("free", "first", expect_reuse=False)),
 ]
 VIEW_CALLS = [
     Call("Sequence.append", managed, _view(lambda s: s.append([1]))),
