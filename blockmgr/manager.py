@@ -11,6 +11,7 @@ import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as IntSequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, Unpack
 
 import numpy as np
@@ -385,7 +386,7 @@ class BlockManager:
         Cost: O(blocks + n x blocks x 4 bytes), without recursion; tokens that have no slots yet
         are copied for each child.
         """
-        return self._core.fork(handle, n)
+        return self._core.fork(handle, n, None)
 
     def reparent(
         self,
@@ -509,7 +510,8 @@ class BlockManager:
 
         Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
         """
-        return self._core.retain(handle, start, stop, *_retention(priority, ttl))
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain(handle, start, stop, level, seconds)
 
     def retain_prefix(
         self,
@@ -537,8 +539,8 @@ class BlockManager:
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
         """
-        key = (tokens, namespace, _extras(extras))
-        return self._core.retain_prefix(*key, *_retention(priority, ttl))
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain_prefix(tokens, namespace, _extras(extras), level, seconds)
 
     def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
         """Keeps the full blocks of a prompt that are cached at the moment, before all else.
@@ -644,7 +646,7 @@ class BlockManager:
         Leaves:
             Sources and destinations pinned until the ticket is resolved.
         """
-        return CopyPlan(*self._core.take_copies())
+        return self._core.take_copies(CopyPlan)
 
     def copies_applied(self, ticket: int) -> None:
         """Declares a plan's copies issued, ahead of any later write on the same stream.
@@ -680,7 +682,7 @@ class BlockManager:
         is bounded. If it was left untaken for too long, this is every entry of every running
         sequence instead, with an ``old`` of -1: applying them all makes any table right.
         """
-        return [Remap(*remap) for remap in self._core.take_remaps()]
+        return self._core.take_remaps(Remap)
 
     def slot_mapping(self, handle: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Where the K/V of each token position in ``[start, stop)`` lives, in token order.
@@ -925,7 +927,8 @@ class Sequence:
 
     def fork(self, n: int = 1) -> list[Sequence]:
         """Views of ``n`` forks of this sequence, as ``BlockManager.fork`` makes them."""
-        return [Sequence(self._manager, h) for h in self._manager.fork(self.handle, n)]
+        manager = self._manager
+        return manager._core.fork(self.handle, n, partial(Sequence, manager))
 
     def slot_mapping(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """``BlockManager.slot_mapping`` of this sequence."""

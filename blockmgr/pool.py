@@ -327,7 +327,7 @@ class BlockPool:
         Leaves:
             Sources and destinations pinned until the ticket is resolved.
         """
-        return CopyPlan(*self._core.take_copies())
+        return self._core.take_copies(CopyPlan)
 
     def copies_applied(self, ticket: int) -> None:
         """Declares a plan's copies issued, ahead of any later write on the same stream.

@@ -192,7 +192,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
   set_length(s);
 }
 
-Handle Sequences::admit(const Prompt& prompt) {
+Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
   Call call(*this);
   const std::uint16_t partition = partition_of(prompt.name);
   const std::int64_t held_back = watermark(partition);
@@ -221,8 +221,10 @@ Handle Sequences::admit(const Prompt& prompt) {
     waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
                    prompt.tokens + prompt.num_tokens);
 
-  root.kept = true;
   const std::int32_t index = unused_rows_.back();
+  if (announce) announce(handle_of(index));
+
+  root.kept = true;
   unused_rows_.pop_back();
   Sequence& s = sequences_[static_cast<std::size_t>(index)];
   s.root = root.root;

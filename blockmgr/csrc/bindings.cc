@@ -44,11 +44,13 @@ Prompt& with_tokens(Prompt& prompt, const TokenArray& tokens) {
   return prompt;
 }
 
-std::int64_t admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                   nb::handle num_slots) {
+nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle num_slots) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
   const TokenArray values = token_argument(self, tokens);
-  return self.core.admit(with_tokens(prompt, values));
+  nb::object handle;
+  self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
+  return handle;
 }
 
 nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
@@ -101,24 +103,32 @@ void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
   self.core.free(handle_argument(handle), expect_reuse);
 }
 
-std::int64_t retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
-                    double ttl) {
+nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
+                  double ttl) {
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
-  return self.core.retain(h, first, int_argument(stop, "stop"), level, ttl);
+  nb::object blocks;
+  self.core.retain(h, first, int_argument(stop, "stop"), level, ttl,
+                   announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
-std::int64_t retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                           int level, double ttl) {
+nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                         int level, double ttl) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.retain_prefix(with_tokens(prompt, values), level, ttl);
+  nb::object blocks;
+  self.core.retain_prefix(with_tokens(prompt, values), level, ttl,
+                          announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
-std::int64_t pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.pin(with_tokens(prompt, values));
+  nb::object number;
+  self.core.pin(with_tokens(prompt, values), announce_to<std::int64_t>(number));
+  return number;
 }
 
 void unpin(Core& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
@@ -130,10 +140,12 @@ nb::tuple view_pin(Core& self, nb::handle pin) {
   return nb::make_tuple(facts.num_blocks, facts.num_cached);
 }
 
-std::int64_t touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+nb::object touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  return self.core.touch(with_tokens(prompt, values));
+  nb::object blocks;
+  self.core.touch(with_tokens(prompt, values), announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
 void set_time(Core& self, double seconds) { self.core.set_time(seconds); }
@@ -159,20 +171,18 @@ void copies_aborted(Core& self, nb::handle ticket) {
 
 void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(ticket, "ticket")); }
 
-nb::list take_remaps(Core& self) {
-  nb::list result;
-  const std::vector<RemapRecord> remaps = self.core.take_remaps();
-  try {
-    for (const RemapRecord& r : remaps)
-      result.append(nb::make_tuple(r.handle, r.index, r.old_block, r.new_block));
-  } catch (...) {
-    self.core.return_remaps(remaps);
-    throw;
+// Each as make(handle, index, old, new). The log forgets them once all are made.
+nb::list take_remaps(Core& self, nb::handle make) {
+  for (;;) {
+    const Sequences::Remaps remaps = self.core.remaps();
+    nb::list result = made(nb::list());
+    for (const RemapRecord& r : remaps.records)
+      result.append(make(r.handle, r.index, r.old_block, r.new_block));
+    if (self.core.drop_remaps(remaps.version)) return result;
   }
-  return result;
 }
 
-nb::tuple take_copies(Core& self) { return take_plan(self.core); }
+nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core, make); }
 
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
   const HandleArray rows(handles, "handles", 0, self.handles);
@@ -181,11 +191,10 @@ nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
     throw Error(ErrorKind::kValue, "tokens must be as many as handles (" +
                                        std::to_string(rows.size()) + "), got " +
                                        std::to_string(values.size()));
-  auto numbers = new_numbers<std::int64_t>(rows.size());
-  std::int64_t* slots = numbers.get();
-  const nb::object array = to_array(std::move(numbers), rows.size());
-  self.core.decode(rows.data(), values.data(), rows.size(), slots);
-  return array;
+  // Made first: making it can fail, and can run code that calls the manager.
+  const Array<std::int64_t> slots(rows.size());
+  self.core.decode(rows.data(), values.data(), rows.size(), slots.numbers);
+  return slots.array;
 }
 
 void reparent(Core& self, nb::handle handles, nb::handle parents) {
@@ -198,20 +207,23 @@ void reparent(Core& self, nb::handle handles, nb::handle parents) {
   self.core.reparent(rows.data(), from.data(), rows.size());
 }
 
-nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n) {
+// What is returned is made first, from the handles that the children will get; making it may run
+// code that admits or forks, so that they get others after all.
+nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
   const std::int64_t parent = handle_argument(handle);
   const std::int64_t count = int_argument(n, "n");
-  // A count no pool could have is refused by the core before the list is filled.
-  std::vector<Handle> children(
+  // A count no pool could have is refused by the core.
+  std::vector<Handle> expected(
       static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, self.core.config().max_seqs)));
-  self.core.fork(parent, count, children.data());
-  try {
-    nb::list result;
-    for (const Handle child : children) result.append(child);
-    return result;
-  } catch (...) {
-    for (const Handle child : children) self.core.free(child);
-    throw;
+  std::vector<Handle> children(expected.size());
+  for (;;) {
+    self.read([&](const Sequences& core) {
+      core.next_handles(static_cast<std::int64_t>(expected.size()), expected.data());
+    });
+    nb::list result = made(nb::list());
+    for (const Handle child : expected)
+      result.append(view.is_none() ? made(nb::object(nb::int_(child))) : view(child));
+    if (self.core.fork(parent, count, children.data(), expected.data())) return result;
   }
 }
 
@@ -305,7 +317,7 @@ nb::dict stats(Core& self) {
         {"touched_blocks", n.touched_blocks},
     });
   });
-  nb::dict d;
+  nb::dict d = made(nb::dict());
   for (const auto& [name, value] : facts) d[name] = value;
   return d;
 }
@@ -451,7 +463,9 @@ NB_MODULE(_core, m) {
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
            any())
       .def("fork", checked<fork_sequence>,
-           nb::sig("def fork(self, handle: object, n: object, /) -> list[int]"), any(), any())
+           nb::sig("def fork(self, handle: object, n: object, view: object, /) -> "
+                   "list[typing.Any]"),
+           any(), any(), any())
       .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
       .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
@@ -492,8 +506,9 @@ NB_MODULE(_core, m) {
                   "int64")),
           any(), any(), any())
       .def("take_copies", checked<take_copies>,
-           nb::sig("def take_copies(self, /) -> tuple[int, " BM_ARRAY("int32") ", " BM_ARRAY(
-               "int32") ", " BM_ARRAY("int32") "]"))
+           nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
+                   "blockmgr.blocks.CopyPlan"),
+           any())
       .def("copies_applied", checked<copies_applied>,
            nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
       .def("copies_aborted", checked<copies_aborted>,
@@ -501,7 +516,9 @@ NB_MODULE(_core, m) {
       .def("complete", checked<complete>, nb::sig("def complete(self, ticket: object, /) -> None"),
            any())
       .def("take_remaps", checked<take_remaps>,
-           nb::sig("def take_remaps(self, /) -> list[tuple[int, int, int, int]]"))
+           nb::sig("def take_remaps(self, make: type[blockmgr.blocks.Remap], /) -> "
+                   "list[blockmgr.blocks.Remap]"),
+           any())
       .def("view", view,
            nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
       .def("block_ids", block_ids,

@@ -5,11 +5,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,13 @@ namespace blockmgr {
 namespace nb = nanobind;
 
 inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
+
+// What nanobind has made, unless there was no memory for it: it does not say so itself.
+template <class Object>
+Object made(Object object) {
+  if (!object.is_valid()) throw nb::python_error();
+  return object;
+}
 
 // A whole number, by name: TypeError and ValueError say which argument is meant.
 std::int64_t int_argument(nb::handle value, const char* name);
@@ -144,14 +153,30 @@ PyType_Slot* collection_slots() {
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
 
-// A NumPy array that owns these numbers.
+// A fresh NumPy array, and where its numbers are. Made by NumPy itself, for nanobind ends the
+// process where it has no memory for one.
+void* new_array(const char* dtype, std::int64_t size, nb::object& array);
+
+template <class T>
+struct Array {
+  explicit Array(std::int64_t size) {
+    static_assert(std::is_same_v<T, bool> || std::is_integral_v<T>);
+    constexpr const char* kNames[2][4] = {{"uint8", "uint16", "uint32", "uint64"},
+                                          {"int8", "int16", "int32", "int64"}};
+    constexpr int kPower = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+    const char* name = std::is_same_v<T, bool> ? "bool" : kNames[std::is_signed_v<T>][kPower];
+    numbers = static_cast<T*>(new_array(name, size, array));
+  }
+  nb::object array;
+  T* numbers;
+};
+
+// A NumPy array of these numbers.
 template <class T>
 nb::object to_array(std::unique_ptr<T[]> numbers, std::int64_t size) {
-  T* data = numbers.get();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-  numbers.release();
-  return nb::cast(
-      nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {static_cast<std::size_t>(size)}, owner));
+  const Array<T> result(size);
+  std::copy_n(numbers.get(), size, result.numbers);
+  return result.array;
 }
 
 template <class T>
@@ -159,11 +184,21 @@ std::unique_ptr<T[]> new_numbers(std::int64_t size) {
   return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size ? size : 1)]);
 }
 
-// Takes the copies of a core: (ticket, sources, destinations, numbers of tokens). The plan is
+// The number as an int, to be set before a call commits. Runs no Python code, not even the garbage
+// collector's.
+template <class Number>
+auto announce_to(nb::object& result) {
+  return [&result](Number number) {
+    result = nb::steal(PyLong_FromLongLong(number));
+    if (!result.is_valid()) throw nb::python_error();
+  };
+}
+
+// Takes the copies of a core: make(ticket, sources, destinations, numbers of tokens). The plan is
 // complete before any array is made: that may run the garbage collector, and with it code that
-// calls the core.
+// calls the core. What cannot be passed on has not been taken.
 template <class Planner>
-nb::tuple take_plan(Planner& core) {
+nb::object take_plan(Planner& core, nb::handle make) {
   std::vector<Copy> copies;
   const std::int64_t ticket = core.take_copies(copies);
   try {
@@ -173,10 +208,10 @@ nb::tuple take_plan(Planner& core) {
       for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
       return to_array(std::move(numbers), count);
     };
-    return nb::make_tuple(ticket, column(&Copy::source), column(&Copy::destination),
-                          column(&Copy::num_tokens));
+    return make(ticket, column(&Copy::source), column(&Copy::destination),
+                column(&Copy::num_tokens));
   } catch (...) {
-    core.copies_aborted(ticket);
+    core.return_copies(ticket);
     throw;
   }
 }

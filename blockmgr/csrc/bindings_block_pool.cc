@@ -45,18 +45,8 @@ IdArray ids_argument(PoolCore& self, nb::handle blocks) {
 
 std::int64_t block_argument(nb::handle block) { return int_argument(block, "block"); }
 
-// An array that a call fills: made first, for making it can fail, and can run code that calls the
+// Arrays that a call fills are made before it: making one can fail, and can run code that calls the
 // pool, which the call itself then sees.
-template <class T>
-struct Filled {
-  explicit Filled(std::int64_t size) {
-    auto owned = new_numbers<T>(size);
-    numbers = owned.get();
-    array = to_array(std::move(owned), size);
-  }
-  T* numbers;
-  nb::object array;
-};
 
 nb::object copied(const std::vector<BlockId>& ids) {
   const auto count = static_cast<std::int64_t>(ids.size());
@@ -68,7 +58,7 @@ nb::object copied(const std::vector<BlockId>& ids) {
 nb::object take(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
   self.read([&](const BlockPool& core) { core.check_take(count); });
-  const Filled<BlockId> result(count);
+  const Array<BlockId> result(count);
   self.core.take(count, result.numbers);
   return result.array;
 }
@@ -104,8 +94,8 @@ nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle
   return copied(self.core.find(key));
 }
 
-BlockId promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
-                nb::handle name, nb::handle extras) {
+nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
+                   nb::handle name, nb::handle extras) {
   const std::int64_t id = block_argument(block);
   ChainKey key{
       nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
@@ -114,8 +104,9 @@ BlockId promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle 
   const TokenArray values(tokens, "tokens", kTokenLimit, self.tokens);
   key.tokens = values.data();
   key.num_tokens = values.size();
-  BlockId result;
-  self.core.promote(&id, 1, key, &result);
+  nb::object result;
+  BlockId out;
+  self.core.promote(&id, 1, key, &out, announce_to<BlockId>(result));
   return result;
 }
 
@@ -126,20 +117,22 @@ nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, n
   const TokenArray values(tokens, "tokens", kTokenLimit, self.tokens);
   key.tokens = values.data();
   key.num_tokens = values.size();
-  const Filled<BlockId> result(ids.size());
+  const Array<BlockId> result(ids.size());
   self.core.promote(ids.data(), ids.size(), key, result.numbers);
   return result.array;
 }
 
-BlockId make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens) {
+nb::object make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens) {
   const std::int64_t id = block_argument(block);
-  return self.core.make_writable(id, int_argument(num_tokens, "num_tokens"));
+  nb::object result;
+  self.core.make_writable(id, int_argument(num_tokens, "num_tokens"), announce_to<BlockId>(result));
+  return result;
 }
 
 nb::object evict(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
   self.read([&](const BlockPool& core) { core.check_evict(count); });
-  const Filled<BlockId> result(count);
+  const Array<BlockId> result(count);
   self.core.evict(count, result.numbers);
   return result.array;
 }
@@ -147,14 +140,14 @@ nb::object evict(PoolCore& self, nb::handle n) {
 nb::object forget(PoolCore& self, nb::handle n) {
   const std::int64_t count = int_argument(n, "n");
   self.read([&](const BlockPool& core) { core.check_evict(count); });
-  const Filled<BlockId> result(count);
+  const Array<BlockId> result(count);
   self.core.forget(count, result.numbers);
   return result.array;
 }
 
 void reset(PoolCore& self) { self.core.reset(); }
 
-nb::tuple take_copies(PoolCore& self) { return take_plan(self.core); }
+nb::object take_copies(PoolCore& self, nb::handle make) { return take_plan(self.core, make); }
 
 void copies_applied(PoolCore& self, nb::handle ticket) {
   self.core.copies_applied(int_argument(ticket, "ticket"));
@@ -182,7 +175,7 @@ std::uint32_t generation(PoolCore& self, nb::handle block) {
 template <class T, class Fact>
 nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
   const IdArray ids = ids_argument(self, blocks);
-  const Filled<T> result(ids.size());
+  const Array<T> result(ids.size());
   self.read([&](const BlockPool& pool) {
     for (std::int64_t i = 0; i < ids.size(); ++i)
       result.numbers[i] = static_cast<T>(fact(pool.listed(ids.data()[i], i)));
@@ -311,7 +304,9 @@ void bind_block_pool(nb::module_& m) {
       .def("forget", forget, nb::sig("def forget(self, n: object, /) -> " BM_IDS), any())
       .def("reset", reset)
       .def("take_copies", take_copies,
-           nb::sig("def take_copies(self, /) -> tuple[int, " BM_IDS ", " BM_IDS ", " BM_IDS "]"))
+           nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
+                   "blockmgr.blocks.CopyPlan"),
+           any())
       .def("copies_applied", copies_applied,
            nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
       .def("copies_aborted", copies_aborted,

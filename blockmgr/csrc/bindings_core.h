@@ -25,10 +25,14 @@ struct Core {
     return read(core);
   }
 
-  // After a call that may change something, finished or not: throws what its checks found.
+  // After a call that may change something, finished or not: throws what its checks found. The call
+  // is done, so a check that runs out of memory must not look like a call that was refused.
   void check() {
-    if (std::vector<std::string> found = core.findings(); !found.empty())
-      throw BrokenInvariants(std::move(found));
+    try {
+      if (std::vector<std::string> found = core.findings(); !found.empty())
+        throw BrokenInvariants(std::move(found));
+    } catch (const std::bad_alloc&) {
+    }
   }
 
   PythonDigest* digest;            // the core's; nullptr without a prefix cache

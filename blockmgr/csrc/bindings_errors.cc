@@ -8,7 +8,8 @@ namespace {
 
 void set_python_error(nb::handle errors, const char* name, nb::object arguments) {
   nb::object type = errors.attr(name);
-  nb::object error = type(*nb::cast<nb::tuple>(arguments));
+  nb::object error = nb::steal(PyObject_CallObject(type.ptr(), arguments.ptr()));
+  if (!error.is_valid()) throw nb::python_error();
   PyErr_SetObject(type.ptr(), error.ptr());
 }
 
@@ -29,14 +30,14 @@ const char* error_name(ErrorKind kind) {
 
 }  // namespace
 
-void translate_errors(const std::exception_ptr& thrown, void*) {
+static void set_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const OutOfBlocks& e) {
     set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
                      nb::make_tuple(e.needed, e.available, e.watermark));
   } catch (const BrokenInvariants& e) {
-    nb::list violations;
+    nb::list violations = made(nb::list());
     for (const std::string& violation : e.violations) violations.append(violation);
     set_python_error(nb::module_::import_("blockmgr.errors"), "InvariantError",
                      nb::make_tuple(nb::tuple(violations)));
@@ -62,6 +63,16 @@ void translate_errors(const std::exception_ptr& thrown, void*) {
       set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
                        nb::make_tuple(e.what()));
     }
+  }
+}
+
+void translate_errors(const std::exception_ptr& thrown, void*) {
+  try {
+    set_error(thrown);
+  } catch (nb::python_error& error) {
+    error.restore();  // there was no memory for the error, say
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
   }
 }
 

@@ -112,6 +112,19 @@ ExtrasBytes extras_argument(nb::handle extras) {
   return result;
 }
 
+void* new_array(const char* dtype, std::int64_t size, nb::object& array) {
+  // Kept for good, as NumPy itself is.
+  static PyObject* const empty =
+      nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+  array = nb::steal(PyObject_CallFunction(empty, "Ls", static_cast<long long>(size), dtype));
+  if (!array.is_valid()) throw nb::python_error();
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE)) throw nb::python_error();
+  void* numbers = view.buf;
+  PyBuffer_Release(&view);
+  return numbers;
+}
+
 template <class T>
 IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home)
     : scratch_(home) {
@@ -136,6 +149,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, st
     }
   }
   if (PyObject_GetBuffer(owner_.ptr(), &view_, PyBUF_FORMAT | PyBUF_STRIDES)) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
     PyErr_Clear();
     raise(PyExc_TypeError,
           std::string(name) + " must be a readable buffer of ints, got " + kind_of(value));

@@ -10,7 +10,7 @@ nb::dict inspect_blocks(Core& self) {
   const std::vector<BlockFacts> facts =
       self.read([](const Sequences& core) { return inspect(core); });
   const auto count = static_cast<std::int64_t>(facts.size());
-  nb::dict columns;
+  nb::dict columns = made(nb::dict());
   const auto add = [&]<class T>(const char* name, T BlockFacts::* field) {
     auto numbers = new_numbers<T>(count);
     for (std::size_t i = 0; i < facts.size(); ++i) numbers[i] = facts[i].*field;

@@ -206,10 +206,11 @@ std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t cou
 }
 
 void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key,
-                        BlockId* out) {
+                        BlockId* out, const Announce& announce) {
   const Held held(monitor_);
   check_promotion(ids, count, key);
   if (!digester_) {
+    if (announce) announce(static_cast<BlockId>(ids[0]));
     for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<BlockId>(ids[i]);
     return;
   }
@@ -222,6 +223,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   NodeId node = key.parent == kNoBlock ? root.node() : static_cast<NodeId>(key.parent);
   const std::int64_t num_cached =
       plan_promotion(ids, count, tokens_.data(), node, extras.ids(), out);
+  if (announce) announce(num_cached ? out[0] : static_cast<BlockId>(ids[0]));
 
   for (std::int64_t i = 0; i < num_cached; ++i) {
     const BlockId twin = out[i];
@@ -247,7 +249,8 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   }
 }
 
-BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens) {
+BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
+                                 const Announce& announce) {
   const Held held(monitor_);
   const BlockId shared = checked(id, -1);
   const Block& block = blocks_[shared];
@@ -256,8 +259,10 @@ BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens) {
     throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
                                        std::to_string(blocks_.block_size) + "], got " +
                                        std::to_string(num_tokens));
-  if (block.ref_count == 1 && !block.keyed()) return shared;
-  check_take(1);
+  const bool in_place = block.ref_count == 1 && !block.keyed();
+  if (!in_place) check_take(1);
+  if (announce) announce(in_place ? shared : pool_.next());
+  if (in_place) return shared;
   const BlockId fresh = pool_.take();
   const auto wanted = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (wanted > 0) copies_.plan(shared, fresh, wanted);
@@ -317,6 +322,14 @@ void BlockPool::copies_aborted(std::int64_t ticket) {
   copies_.aborted();
 }
 
+void BlockPool::return_copies(std::int64_t ticket) noexcept {
+  const Held held(monitor_);
+  // Unless another thread has guessed the number, and resolved it.
+  if (!copies_.in_flight() || ticket != last_ticket_) return;
+  copies_.aborted();
+  --last_ticket_;
+}
+
 std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view name) const {
   std::vector<BlockId> result;
   const NodeId node = parent_node(parent, name);
@@ -327,8 +340,8 @@ std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view n
 }
 
 std::size_t BlockPool::memory() const {
-  return blocks_.bytes() + index_.memory() + marks_.bytes() + digests_.capacity() +
-         tokens_.capacity() * sizeof(Token);
+  return blocks_.bytes() + index_.memory() + copies_.memory() + marks_.bytes() +
+         digests_.capacity() + tokens_.capacity() * sizeof(Token);
 }
 
 std::vector<std::string> BlockPool::violations() const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -44,8 +45,13 @@ class BlockPool {
   std::vector<BlockId> find(const ChainKey& key);
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
   // which one reference each has moved.
-  void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out);
-  BlockId make_writable(std::int64_t id, std::int64_t num_tokens);
+  //
+  // Here and below, announce is told the (first) result at the end of the plan, when it may still
+  // throw: whoever needs memory to pass it on takes it there. It must not call back.
+  using Announce = std::function<void(BlockId)>;
+  void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out,
+               const Announce& announce = {});
+  BlockId make_writable(std::int64_t id, std::int64_t num_tokens, const Announce& announce = {});
 
   void check_evict(std::int64_t count) const;
   // The idle blocks that are next in the eviction order, with one reference each.
@@ -58,6 +64,8 @@ class BlockPool {
   std::int64_t take_copies(std::vector<Copy>& copies);
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
+  // For a caller that could not pass the plan on: as if it had never been taken.
+  void return_copies(std::int64_t ticket) noexcept;
 
   // The record of a block.
   const Block& view(std::int64_t id) const { return blocks_[checked(id, -1)]; }

@@ -63,6 +63,7 @@ class CopyTracker {
       visit(Copy{blocks_[b].copy_source, b, blocks_[b].copy_tokens});
   }
   const std::vector<Copy>& flight() const { return flight_; }
+  std::size_t memory() const { return flight_.capacity() * sizeof(Copy); }
   std::int64_t num_planned() const { return num_planned_; }
   std::int64_t num_cancelled() const { return num_cancelled_; }
 

@@ -19,7 +19,13 @@ void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) 
 
 }  // namespace
 
-void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
+void Sequences::next_handles(std::int64_t count, Handle* out) const {
+  const auto rows = static_cast<std::int64_t>(unused_rows_.size());
+  for (std::int64_t i = 0; i < std::min(count, rows); ++i)
+    out[i] = handle_of(unused_rows_[static_cast<std::size_t>(rows - 1 - i)]);
+}
+
+bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
   Call call(*this);
   Sequence& parent = running(handle);
   // Its forward may move to a copy of the tail; the children would wait for K/V that never comes.
@@ -33,6 +39,8 @@ void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
   model.num_blocks = static_cast<std::int32_t>(
       std::min<std::int64_t>(parent.num_blocks, blocks_for(parent.num_tokens)));
   std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
+  next_handles(count, children);
+  if (expected && !std::equal(children, children + count, expected)) return false;
 
   const std::int32_t* from = table(parent);
   constexpr std::int32_t kAhead = 16;
@@ -52,9 +60,9 @@ void Sequences::fork(Handle handle, std::int64_t count, Handle* children) {
     index_.retain_root(child.root);
     copy_table(from, model.num_blocks, table_at(index));
     set_length(child);
-    children[c] = handle_of(index);
   }
   counters_.forks += count;
+  return true;
 }
 
 namespace {

@@ -193,6 +193,7 @@ void PrefixIndex::erase(BlockId b) noexcept {
 std::size_t PrefixIndex::memory() const {
   std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
   total += roots_.capacity() * sizeof(Root);
+  for (const Root& root : roots_) total += root.digest.capacity();
   return total;
 }
 

@@ -34,7 +34,10 @@ class Interner {
   std::string_view bytes(std::uint32_t id) const { return *entries_[id].bytes; }
   std::uint32_t refs(std::uint32_t id) const { return entries_[id].refs; }
   std::size_t size() const { return entries_.size(); }
-  std::size_t memory() const { return memory_; }
+  std::size_t memory() const {
+    return memory_ + entries_.capacity() * sizeof(Entry) +
+           unused_.capacity() * sizeof(std::uint32_t);
+  }
 
  private:
   struct Entry {
@@ -68,7 +71,9 @@ class ExtrasMap {
  public:
   ExtrasMap(Interner& interner, std::size_t size) : interner_(&interner) { ids_.reserve(size); }
   ~ExtrasMap() {
-    for (const auto& entry : ids_) interner_->release(entry.second);
+    // The last one first, so that ids taken in vain go out again in the same order.
+    for (auto entry = ids_.rbegin(); entry != ids_.rend(); ++entry)
+      interner_->release(entry->second);
   }
   ExtrasMap(const ExtrasMap&) = delete;
   ExtrasMap& operator=(const ExtrasMap&) = delete;

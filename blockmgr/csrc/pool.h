@@ -72,6 +72,10 @@ class Pool {
 
   // An unused block with one reference, for new content. The partition must have one available.
   BlockId take(int partition = 0) noexcept;
+  // What take() hands out next, left where it is; for pools without a policy or partitions.
+  BlockId next() const noexcept {
+    return common_.free.empty() ? common_.idle.front() : common_.free.front();
+  }
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle(int partition = 0) noexcept;
   // That block, left where it is. There must be an idle one.

@@ -109,6 +109,7 @@ void Sequences::reserve_remaps() {
   if (drops) {
     remaps_.clear();
     remaps_lost_ = true;
+    ++remaps_version_;
   }
 }
 
@@ -123,6 +124,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
     return;
   }
   t[logical] = cached;
+  ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
   pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted
 }

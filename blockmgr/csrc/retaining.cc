@@ -24,7 +24,7 @@ RetainingPolicy& Sequences::retaining(const char* call) const {
 }
 
 std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t stop, int level,
-                               double ttl) {
+                               double ttl, const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("retain");
   const Sequence& s = running(handle);
@@ -35,6 +35,7 @@ std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t s
                                        std::to_string(start) + " and " + std::to_string(stop));
   const std::int64_t first = start / config_.block_size;
   const std::int64_t end = blocks_for(stop);
+  if (announce) announce(end - first);
   // The last first, for a block's level reaches those before it.
   for (std::int64_t i = end; i-- > first;) {
     const BlockId b = table(s)[i];
@@ -57,16 +58,18 @@ std::int64_t Sequences::find_cached(const Prompt& prompt) {
       .num_blocks;
 }
 
-std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl) {
+std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl,
+                                      const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("retain_prefix");
   const std::int64_t count = find_cached(prompt);
+  if (announce) announce(count);
   for (std::int64_t i = count; i-- > 0;)
     policy.retain(found_[static_cast<std::size_t>(i)], level, policy.now() + ttl);
   return count;
 }
 
-std::int64_t Sequences::pin(const Prompt& prompt) {
+std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("pin");
   const std::int64_t count = find_cached(prompt);
@@ -75,6 +78,7 @@ std::int64_t Sequences::pin(const Prompt& prompt) {
   const std::int64_t available = policy.max_pinned() - policy.num_cached(kPinned);
   if (needed > available) throw PinBudget(needed, available, policy.max_pinned());
   if (!policy.can_pin()) throw PinBudget(1, 0, policy.max_pinned());
+  if (announce) announce(policy.next_pin());
   return policy.pin(tail, count);
 }
 
@@ -91,25 +95,31 @@ RetainingPolicy::Pin Sequences::view_pin(std::int64_t pin) const {
   return *found;
 }
 
-std::int64_t Sequences::touch(const Prompt& prompt) {
+std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
   if (blocks_for(prompt.num_tokens) > config_.row_width)
     throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
-  if (root == kUnknownId) return 0;
+  if (root == kUnknownId) {
+    if (announce) announce(0);
+    return 0;
+  }
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
 
-  std::int64_t count = 0;
-  const auto touch_idle = [&](BlockId b) {
-    if (!pool_.counts_as_available(b)) return;
-    pool_.touch(b);
-    ++count;
+  const auto each_idle = [&](const auto& visit) {
+    if (found.partial >= 0 && pool_.counts_as_available(found.partial)) visit(found.partial);
+    for (std::int64_t i = found.num_full; i-- > 0;) {
+      const BlockId b = found_[static_cast<std::size_t>(i)];
+      if (pool_.counts_as_available(b)) visit(b);
+    }
   };
+  std::int64_t count = 0;
+  each_idle([&](BlockId) { ++count; });
+  if (announce) announce(count);
   pool_.enter(partition_of(root), 0);
-  if (found.partial >= 0) touch_idle(found.partial);
-  for (std::int64_t i = found.num_full; i-- > 0;) touch_idle(found_[static_cast<std::size_t>(i)]);
+  each_idle([&](BlockId b) { pool_.touch(b); });
   counters_.touched_blocks += count;
   return count;
 }

@@ -273,11 +273,12 @@ std::int64_t RetainingPolicy::count_unpinned(BlockId tail) const {
 
 std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcept {
   const std::int32_t slot = first_unused_;
+  const std::int64_t id = next_pin();
   Pin& pin = pins_[static_cast<std::size_t>(slot)];
   first_unused_ = pin.next;
   ++num_pins_;
   // The number grows with every use of the record, so that a pin given back stays unknown.
-  pin.id = (((pin.id >> 32) + 1) << 32) | slot;
+  pin.id = id;
   pin.tail = tail;
   pin.num_blocks = pin.num_cached = static_cast<std::int32_t>(num_blocks);
   if (tail >= 0) {

@@ -89,6 +89,10 @@ class RetainingPolicy final : public Policy {
   std::int64_t count_unpinned(BlockId tail) const;
   bool can_pin() const { return first_unused_ >= 0; }
   std::int64_t pin(BlockId tail, std::int64_t num_blocks) noexcept;
+  // The number of the next pin.
+  std::int64_t next_pin() const noexcept {
+    return ((pins_[static_cast<std::size_t>(first_unused_)].id >> 32) + 1) << 32 | first_unused_;
+  }
   const Pin* find_pin(std::int64_t id) const;
   void unpin(std::int64_t id) noexcept;
   int max_pinned() const { return max_pinned_; }

@@ -282,9 +282,7 @@ void Sequences::copies_applied(std::int64_t ticket) {
   ++step_;
 }
 
-void Sequences::copies_aborted(std::int64_t ticket) {
-  Call call(*this);
-  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+void Sequences::abort_copies(std::int64_t ticket) noexcept {
   copies_.aborted();
   // The step was never launched: what was released under it waits only for the step before.
   if (!open_steps_.empty() && open_steps_.back().ticket == ticket) {
@@ -294,6 +292,20 @@ void Sequences::copies_aborted(std::int64_t ticket) {
     pool_.set_fence(before);
     pool_.move_fence(fence, before);
   }
+}
+
+void Sequences::copies_aborted(std::int64_t ticket) {
+  Call call(*this);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  abort_copies(ticket);
+}
+
+void Sequences::return_copies(std::int64_t ticket) noexcept {
+  const Held held(monitor_);
+  // Unless another thread has guessed the number, and resolved it.
+  if (!copies_.in_flight() || ticket != last_ticket_) return;
+  abort_copies(ticket);
+  --last_ticket_;
 }
 
 void Sequences::complete(std::int64_t ticket) {
@@ -311,34 +323,30 @@ void Sequences::complete(std::int64_t ticket) {
   if (open_steps_.empty()) pool_.set_fence(0);
 }
 
-std::vector<RemapRecord> Sequences::take_remaps() {
+Sequences::Remaps Sequences::remaps() {
   Call call(*this);
-  std::vector<RemapRecord> all;
-  if (!remaps_lost_) {
-    all = remaps_;
-    remaps_.clear();
-    return all;
-  }
+  if (!remaps_lost_) return {remaps_, remaps_version_};
+  Remaps all{{}, remaps_version_};
   for (const Sequence& s : sequences_) {
     const std::int64_t index = row_of(s);
     for (std::int32_t i = 0; i < s.num_blocks; ++i)
-      all.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
+      all.records.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
   }
-  remaps_.clear();
-  remaps_lost_ = false;
   return all;
 }
 
-void Sequences::return_remaps(const std::vector<RemapRecord>& remaps) noexcept {
-  try {
-    Call call(*this);
-    try {
-      remaps_.insert(remaps_.begin(), remaps.begin(), remaps.end());
-    } catch (...) {
-      remaps_lost_ = true;
-    }
-  } catch (const Error&) {
-    // From inside another call of this thread nothing was taken that could come back.
+bool Sequences::drop_remaps(std::int64_t version) {
+  Call call(*this);
+  if (version != remaps_version_) return false;
+  remaps_.clear();
+  remaps_lost_ = false;
+  return true;
+}
+
+std::vector<RemapRecord> Sequences::take_remaps() {
+  for (;;) {
+    Remaps taken = remaps();
+    if (drop_remaps(taken.version)) return std::move(taken.records);
   }
 }
 
@@ -360,6 +368,7 @@ std::vector<std::string> Sequences::findings() {
 std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
+  total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
   total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);

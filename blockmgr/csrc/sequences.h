@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -156,7 +157,9 @@ class Sequences {
   Sequences(const Config& config, std::unique_ptr<Digester> digester,
             const PolicyMaker& make = nullptr);
 
-  Handle admit(const Prompt& prompt);
+  // announce is told the handle at the end of the plan, when it may still throw: whoever needs
+  // memory to pass the handle on takes it there. It must not call back.
+  Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
   MatchResult match(const Prompt& prompt);
   Admission can_admit(const Prompt& prompt);
   // What match finds, and why no more, block by block. Changes nothing.
@@ -165,7 +168,11 @@ class Sequences {
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);
   void truncate(Handle handle, std::int64_t num_tokens);
-  void fork(Handle handle, std::int64_t count, Handle* children);
+  // expected: handles that were announced for the children, see next_handles. If they are others
+  // by this time, nothing is done. Whether it was.
+  bool fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected = nullptr);
+  // The handles that the next sequences get, as many as there are rows for.
+  void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
   void free(Handle handle);
   // Likewise, and says whether the blocks will be used again.
@@ -175,13 +182,16 @@ class Sequences {
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
 
   // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
-  // are in blocks.
-  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl);
-  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl);
-  std::int64_t pin(const Prompt& prompt);
+  // are in blocks, and announced as admit's.
+  using Announce = std::function<void(std::int64_t)>;
+  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl,
+                      const Announce& announce = {});
+  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl,
+                             const Announce& announce = {});
+  std::int64_t pin(const Prompt& prompt, const Announce& announce = {});
   void unpin(std::int64_t pin);
   RetainingPolicy::Pin view_pin(std::int64_t pin) const;
-  std::int64_t touch(const Prompt& prompt);
+  std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
   void set_time(double seconds);
   double time() const { return retaining("time").now(); }
   // Ends what has expired, so that what is read next is true.
@@ -195,12 +205,19 @@ class Sequences {
   std::int64_t take_copies(std::vector<Copy>& copies);
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
+  // For a caller that could not pass the plan on: as if it had never been taken.
+  void return_copies(std::int64_t ticket) noexcept;
   void complete(std::int64_t ticket);
-  // What deduplication changed since the last time; or, once the log was left to overflow, every
+  // What deduplication changed since the last drop; or, once the log was left to overflow, every
   // entry of every running sequence, with no old block.
+  struct Remaps {
+    std::vector<RemapRecord> records;
+    std::int64_t version;  // of the log
+  };
+  Remaps remaps();
+  // Forgets what remaps() gave. If the log has changed since, nothing is done. Whether it was.
+  bool drop_remaps(std::int64_t version);
   std::vector<RemapRecord> take_remaps();
-  // For a caller that could not pass them on.
-  void return_remaps(const std::vector<RemapRecord>& remaps) noexcept;
 
   const Sequence& view(Handle handle) const;
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
@@ -332,6 +349,7 @@ class Sequences {
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
+  void abort_copies(std::int64_t ticket) noexcept;
   void drop_reference(BlockId b) noexcept;
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
@@ -382,6 +400,7 @@ class Sequences {
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;
+  std::int64_t remaps_version_ = 0;  // grows with every change of the log
 
   std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
   std::int64_t last_ticket_ = 0;

@@ -227,10 +227,21 @@ class _Tables:
         )
 
     def _admit(self, seq: NanoSequence) -> None:
-        view = self.manager.sequence(self.manager.admit(seq.token_ids))
-        seq.num_cached_tokens = view.num_cached_tokens
-        seq.block_table[:] = view.block_ids.tolist()
-        self._holders[id(seq)] = _Holder(seq, view.handle, seq.num_cached_tokens)
+        num_cached_tokens = seq.num_cached_tokens
+        handle = None
+        try:
+            handle = self.manager.admit(seq.token_ids)
+            view = self.manager.sequence(handle)
+            seq.num_cached_tokens = view.num_cached_tokens
+            seq.block_table[:] = view.block_ids.tolist()
+            self._holders[id(seq)] = _Holder(seq, handle, seq.num_cached_tokens)
+        except BaseException:  # no memory, say
+            if handle is not None:
+                self._holders.pop(id(seq), None)
+                seq.num_cached_tokens = num_cached_tokens
+                seq.block_table.clear()
+                self.manager.free(handle)
+            raise
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:
         _check_has(seq, "token_ids", "block_table")

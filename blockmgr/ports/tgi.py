@@ -288,20 +288,25 @@ class BlockAllocator:
             num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
             if self._caching:
                 prompt = prefill_tokens
-        handle = self._admit(prompt, min(num_tokens, self._window_size))
-        if handle is None:
-            return None
+        handle = link = None
         try:
+            handle = self._admit(prompt, min(num_tokens, self._window_size))
+            if handle is None:
+                return None
             view = Sequence(self._manager, handle)
             allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
             link = _Link(allocation, self._dropped.append)
+            link.allocation_id = handle
+            if allocation.prefix_len % self.block_size:
+                self._waiting.add(handle)
+            self._links[handle] = link
         except BaseException:  # no memory, say
-            self._manager.free(handle)
+            link = None  # before the allocation goes, which would be dropped a second time
+            if handle is not None:
+                self._links.pop(handle, None)
+                self._waiting.discard(handle)
+                self._manager.free(handle)
             raise
-        link.allocation_id = handle
-        self._links[handle] = link
-        if allocation.prefix_len % self.block_size:
-            self._waiting.add(handle)
         return allocation
 
     def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "blockmgr" / "csrc"
-PROGRAMS = ("stress", "fuzz", "exhaustive", "threads")
+PROGRAMS = ("stress", "fuzz", "exhaustive", "threads", "ids", "faults")
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Werror"]
 SANITIZERS = {
     "none": ["-O2"],
@@ -72,6 +72,8 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     flags = ["-std=c++20", "-g", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
     if program == "fuzz":
         flags += fuzzing_flags(cxx)
+    if program == "faults":
+        flags.append("-Wl,--wrap=calloc")
     subprocess.run([cxx, *flags, str(unit), "-pthread", "-o", str(out)], check=True)
     return out
 

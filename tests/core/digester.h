@@ -37,6 +37,8 @@ class TestDigester : public Digester {
     std::memcpy(out + 8, &value, 8);
   }
 
+  std::size_t memory() const { return buffer_.capacity(); }
+
   int fails_in = 0;  // the digest that many calls from here throws; 0: none
   std::function<void()> intrusion;
 

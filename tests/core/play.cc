@@ -10,11 +10,6 @@ namespace {
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3,
                                       3,  6, 3,  2,  10, 3, 5, 1, 1, 1, 1};
 
-#ifndef BLOCKMGR_POLICIES
-#define BLOCKMGR_POLICIES "lru"
-#endif
-const char* const kPolicies[] = {BLOCKMGR_POLICIES};
-
 }  // namespace
 
 const std::vector<Profile>& profiles() {
@@ -85,10 +80,10 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-Play::Play(Bytes& bytes, int profile, Counts* counts)
+Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial)
     : bytes_(bytes),
       profile_(profiles()[static_cast<std::size_t>(profile)]),
-      settings_(draw(bytes, profile_)),
+      settings_(draw(bytes, profile_, trial)),
       world_(settings_, counts),
       vocabulary_(profile_.vocabulary[static_cast<std::size_t>(
           bytes.below(static_cast<int>(profile_.vocabulary.size())))]) {
@@ -96,8 +91,9 @@ Play::Play(Bytes& bytes, int profile, Counts* counts)
   weigh();
 }
 
-Settings Play::draw(Bytes& bytes, const Profile& profile) {
+Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   Settings settings;
+  settings.trial = trial;
   Config& config = settings.core;
   config.null_block = bytes.one_in(5);
   const int capacity = bytes.between(profile.min_blocks, profile.max_blocks);

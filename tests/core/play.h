@@ -36,6 +36,12 @@ enum Move {
   kNumMoves
 };
 
+// A policy of one's own is drawn as often as the default order.
+#ifndef BLOCKMGR_POLICIES
+#define BLOCKMGR_POLICIES "lru"
+#endif
+inline constexpr const char* kPolicies[] = {BLOCKMGR_POLICIES};
+
 // What kind of engine drives the manager, and in how small a world.
 struct Profile {
   const char* name;
@@ -53,7 +59,7 @@ const std::vector<Profile>& profiles();
 class Play {
  public:
   // Draws a configuration and weights from the stream.
-  Play(Bytes& bytes, int profile, Counts* counts = nullptr);
+  Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr);
   // One move; false when the stream is at its end.
   bool move();
   void finish_up() { world_.finish_up(); }
@@ -62,7 +68,7 @@ class Play {
   std::string config() const;
 
  private:
-  static Settings draw(Bytes& bytes, const Profile& profile);
+  static Settings draw(Bytes& bytes, const Profile& profile, Trial* trial);
   void weigh();
   EntryPtr any_entry();
   std::vector<Token> tokens(int longest);

@@ -16,8 +16,9 @@ TestDigester* make_pool_digester(Bytes& bytes) {
 
 }  // namespace
 
-PoolPlay::PoolPlay(Bytes& bytes)
+PoolPlay::PoolPlay(Bytes& bytes, Trial* trial)
     : bytes_(bytes),
+      trial_(trial),
       null_block_(bytes.one_in(5)),
       num_blocks_(bytes.between(1, 12) + null_block_),
       size_(bytes.between(1, 4)),
@@ -29,13 +30,13 @@ void PoolPlay::fail(const std::string& otherwise) const {
   throw Violation("pool call " + std::to_string(calls_) + ": " + otherwise);
 }
 
-PoolPlay::Outcome PoolPlay::call(unsigned due, const std::function<void()>& run) {
+PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::function<void()>& run) {
   ++calls_;
   const std::string before = pool_.fingerprint();
   if (digester_ && digester_->fails_in) due |= bit(kFailed);
   Outcome outcome = kDone;
   try {
-    run();
+    trial_ ? put_on_trial(name, run) : run();
   } catch (const OutOfBlocks& refusal) {
     EXPECT(refusal.needed > refusal.available, "refused although there are enough");
     outcome = kOutOfBlocks;
@@ -51,6 +52,19 @@ PoolPlay::Outcome PoolPlay::call(unsigned due, const std::function<void()>& run)
   EXPECT(due & bit(outcome), "outcome " + std::to_string(outcome) + " was not due");
   if (outcome != kDone) EXPECT(pool_.fingerprint() == before, "a refused call changed something");
   return outcome;
+}
+
+void PoolPlay::put_on_trial(const char* name, const std::function<void()>& run) {
+  const int fails_in = digester_ ? digester_->fails_in : 0;
+  const Subject subject{
+      [this] { return pool_.fingerprint(); },
+      [this] { return pool_.violations(); },
+      [this] { return pool_.memory() + (digester_ ? digester_->memory() : 0); },
+      [this, fails_in] {
+        if (digester_) digester_->fails_in = fails_in;
+      },
+  };
+  trial_->make(name, subject, run);
 }
 
 std::uint32_t PoolPlay::held(std::int64_t id) const {
@@ -139,7 +153,7 @@ void PoolPlay::take() {
   const Outcome due = count < 0                          ? kBadValue
                       : count > pool_.pool().available() ? kOutOfBlocks
                                                          : kDone;
-  if (call(bit(due), [&] { pool_.take(count, out.data()); }) != kDone) return;
+  if (call("pool take", bit(due), [&] { pool_.take(count, out.data()); }) != kDone) return;
   forget_lost();
   for (const BlockId b : out) {
     EXPECT(held_.count(b) == 0, "a block in use was handed out");
@@ -155,7 +169,7 @@ void PoolPlay::acquire() {
     due = !in_range(id) ? kBadValue : known({id}) ? kDone : kWrongBlock;
   }
   const auto count = static_cast<std::int64_t>(ids.size());
-  if (call(bit(due), [&] { pool_.acquire(ids.data(), count); }) == kDone)
+  if (call("pool acquire", bit(due), [&] { pool_.acquire(ids.data(), count); }) == kDone)
     for (const std::int64_t id : ids) ++held_[id];
 }
 
@@ -169,7 +183,7 @@ void PoolPlay::release() {
     --left[id];
   }
   const auto count = static_cast<std::int64_t>(ids.size());
-  if (call(bit(due), [&] { pool_.release(ids.data(), count); }) != kDone) return;
+  if (call("pool release", bit(due), [&] { pool_.release(ids.data(), count); }) != kDone) return;
   held_.clear();
   for (const auto& [id, references] : left)
     if (references) held_[id] = references;
@@ -183,7 +197,7 @@ void PoolPlay::touch() {
     due = !in_range(id) ? kBadValue : known({id}) ? kDone : kWrongBlock;
   }
   const auto count = static_cast<std::int64_t>(ids.size());
-  call(bit(due), [&] { pool_.touch(ids.data(), count); });
+  call("pool touch", bit(due), [&] { pool_.touch(ids.data(), count); });
 }
 
 PoolPlay::Content PoolPlay::extended(const Content& before, const std::string& extras,
@@ -216,7 +230,9 @@ void PoolPlay::promote() {
   std::vector<BlockId> out(ids.size());
   // Whether it is in order depends on what is cached already; what it leaves does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
-  if (call(due, [&] { pool_.promote(ids.data(), count, key, out.data()); }) != kDone) return;
+  if (call("pool promote", due, [&] { pool_.promote(ids.data(), count, key, out.data()); }) !=
+      kDone)
+    return;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (digester_) {
       const bool marked =
@@ -241,7 +257,7 @@ void PoolPlay::find() {
   const std::string name = kPoolNames[bytes_.below(3)];
   const ChainKey key{tokens.data(), static_cast<std::int64_t>(tokens.size()), -1, name, {}};
   std::vector<BlockId> found;
-  if (call(bit(kDone), [&] { found = pool_.find(key); }) != kDone) return;
+  if (call("pool find", bit(kDone), [&] { found = pool_.find(key); }) != kDone) return;
   Content content = name;
   const std::size_t most = tokens.size() / static_cast<std::size_t>(size_);
   for (std::size_t i = 0; i < most; ++i) {
@@ -264,7 +280,9 @@ void PoolPlay::make_writable() {
                       : num_tokens < 0 || num_tokens > size_   ? kBadValue
                       : moves && pool_.pool().available() == 0 ? kOutOfBlocks
                                                                : kDone;
-  if (call(bit(due), [&] { writable = pool_.make_writable(id, num_tokens); }) != kDone) return;
+  if (call("pool make_writable", bit(due),
+           [&] { writable = pool_.make_writable(id, num_tokens); }) != kDone)
+    return;
   forget_lost();
   EXPECT((writable == id) == !moves, "a block to write into is shared or findable");
   if (!moves) return;
@@ -282,7 +300,7 @@ void PoolPlay::evict(bool forget) {
   const auto run = [&] {
     forget ? pool_.forget(count, out.data()) : pool_.evict(count, out.data());
   };
-  if (call(bit(due), run) != kDone) return;
+  if (call("pool evict", bit(due), run) != kDone) return;
   for (const BlockId b : out) {
     EXPECT(contents_.count(b) == 1 && held_.count(b) == 0, "a block that is not idle was evicted");
     if (!forget) held_[b] = 1;
@@ -292,7 +310,7 @@ void PoolPlay::evict(bool forget) {
 
 void PoolPlay::reset() {
   const Outcome due = pool_.pool().num_used() ? kWrongBlock : kDone;
-  if (call(bit(due), [&] { pool_.reset(); }) == kDone) {
+  if (call("pool reset", bit(due), [&] { pool_.reset(); }) == kDone) {
     forget_lost();
     EXPECT(contents_.empty() && pool_.pool().num_free() == pool_.pool().capacity(),
            "reset left something cached");
@@ -302,19 +320,20 @@ void PoolPlay::reset() {
 void PoolPlay::copies() {
   std::vector<Copy> plan;
   if (!open_) {
-    if (call(bit(kDone), [&] { ticket_ = pool_.take_copies(plan); }) == kDone) open_ = true;
+    if (call("pool copies", bit(kDone), [&] { ticket_ = pool_.take_copies(plan); }) == kDone)
+      open_ = true;
     for (const Copy& copy : plan)
       for (const Copy& other : plan)
         EXPECT(copy.source != other.destination, "the order of the copy plan matters");
     return;
   }
   if (bytes_.one_in(8)) {
-    call(bit(kStepRefused), [&] { pool_.take_copies(plan); });
-    call(bit(kWrongTicket), [&] { pool_.copies_applied(ticket_ + 1); });
+    call("pool copies", bit(kStepRefused), [&] { pool_.take_copies(plan); });
+    call("pool copies", bit(kWrongTicket), [&] { pool_.copies_applied(ticket_ + 1); });
     return;
   }
   const bool applied = bytes_.one_in(2);
-  call(bit(kDone),
+  call("pool copies", bit(kDone),
        [&] { applied ? pool_.copies_applied(ticket_) : pool_.copies_aborted(ticket_); });
   open_ = false;
 }

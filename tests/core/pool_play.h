@@ -11,6 +11,7 @@
 #include "bytes.h"
 #include "device.h"
 #include "digester.h"
+#include "trial.h"
 
 namespace blockmgr::testing {
 
@@ -19,17 +20,19 @@ class PoolPlay {
   enum Outcome { kDone, kOutOfBlocks, kWrongBlock, kBadValue, kStepRefused, kWrongTicket, kFailed };
 
   // Draws a configuration from the stream.
-  explicit PoolPlay(Bytes& bytes);
+  explicit PoolPlay(Bytes& bytes, Trial* trial = nullptr);
   // One move; false when the stream is at its end.
   bool move();
   std::int64_t calls() const { return calls_; }
+  const BlockPool& pool() const { return pool_; }
 
  private:
   // The whole prefix that a cached block stands for: namespace, then extras and tokens by block.
   using Content = std::string;
   using Ids = std::vector<std::int64_t>;
 
-  Outcome call(unsigned due, const std::function<void()>& run);
+  Outcome call(const char* name, unsigned due, const std::function<void()>& run);
+  void put_on_trial(const char* name, const std::function<void()>& run);
   static constexpr unsigned bit(Outcome outcome) { return 1u << outcome; }
   [[noreturn]] void fail(const std::string& otherwise) const;
   void check();
@@ -53,6 +56,7 @@ class PoolPlay {
   Content extended(const Content& before, const std::string& extras, const Token* tokens) const;
 
   Bytes& bytes_;
+  Trial* trial_;
   bool null_block_;
   int num_blocks_;
   int size_;

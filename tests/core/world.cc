@@ -101,7 +101,8 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   const bool snapshot = calls_ % settings_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   if (digester_ && digester_->fails_in) due |= bit(kDigestFailed);
-  const Outcome outcome = outcome_of(run);
+  const Outcome outcome =
+      settings_.trial ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
   if (core_.debug()) {
     const std::vector<std::string> findings = core_.findings();
     EXPECT(findings.empty(), findings.front());
@@ -115,6 +116,19 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (counts_) ++(*counts_)[op][outcome];
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
+}
+
+void World::put_on_trial(Op op, const Call& run) {
+  const int fails_in = digester_ ? digester_->fails_in : 0;
+  const Subject subject{
+      [this] { return core_.fingerprint(); },
+      [this] { return core_.violations(); },
+      [this] { return core_.memory() + (digester_ ? digester_->memory() : 0); },
+      [this, fails_in] {
+        if (digester_) digester_->fails_in = fails_in;
+      },
+  };
+  settings_.trial->make(name_of(op), subject, run);
 }
 
 void World::fail(const std::string& otherwise) const {
@@ -465,7 +479,8 @@ void World::call_dead(Op op, std::size_t which) {
       case kTruncate:
         return core_.truncate(handle, 1);
       case kFork:
-        return core_.fork(handle, 1, &child);
+        core_.fork(handle, 1, &child);
+        return;
       case kPreempt:
         return core_.preempt(handle);
       case kResume:

@@ -17,6 +17,7 @@
 #include "device.h"
 #include "digester.h"
 #include "sequences.h"
+#include "trial.h"
 
 namespace blockmgr::testing {
 
@@ -65,6 +66,7 @@ struct Settings {
   int debug = 0;
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
+  Trial* trial = nullptr;  // that every call has to go through
 };
 
 // Namespaces and extra keys that prompts are drawn from.
@@ -159,6 +161,7 @@ class World {
   using Call = std::function<void()>;
   Outcome call(Op op, Outcomes due, const Call& run);
   Outcome outcome_of(const Call& run);
+  void put_on_trial(Op op, const Call& run);
 
   const Sequence& view(const Entry& entry) const { return core_.view(entry.handle); }
   std::int64_t slots_of(const Entry& entry) const;

@@ -1,0 +1,41 @@
+// What commits cannot fail: the compiler holds every function of a commit to noexcept, and a
+// noexcept function that ran out of memory would end the program of faults.cc.
+//
+// Members that are private are named in explicit instantiations, to which access does not apply.
+#pragma once
+
+#include "copies.h"
+#include "index.h"
+#include "policy.h"
+#include "pool.h"
+#include "sequences.h"
+
+namespace blockmgr::testing {
+
+template <class Member>
+inline constexpr bool kCannotThrow = false;
+template <class Owner, class Result, class... Arguments>
+inline constexpr bool kCannotThrow<Result (Owner::*)(Arguments...) noexcept> = true;
+
+template <auto... members>
+struct Commits {
+  static_assert((kCannotThrow<decltype(members)> && ...), "a commit must not be able to throw");
+};
+
+template struct Commits<&Pool::take, &Pool::take_idle, &Pool::victim, &Pool::acquire,
+                        &Pool::release, &Pool::pin, &Pool::unpin, &Pool::admitted, &Pool::hit,
+                        &Pool::enter, &Pool::promote, &Pool::promote_tail, &Pool::forget,
+                        &Pool::set_twin, &Pool::drop_twin, &Pool::take_over, &Pool::move_fence>;
+template struct Commits<&PrefixIndex::retain_root, &PrefixIndex::release_root, &PrefixIndex::insert,
+                        &PrefixIndex::insert_tail, &PrefixIndex::erase>;
+template struct Commits<&Interner::retain, &Interner::release>;
+template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::take,
+                        &CopyTracker::applied, &CopyTracker::aborted>;
+template struct Commits<&Policy::admitted, &Policy::enter, &Policy::on_cached, &Policy::on_hit,
+                        &Policy::on_idle, &Policy::on_used, &Policy::on_uncached, &Policy::victim>;
+template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,
+                        &Sequences::drop_reference, &Sequences::cache_tail,
+                        &Sequences::supersede_tails, &Sequences::make_private, &Sequences::promote,
+                        &Sequences::deduplicate>;
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,376 @@
+// What is left when memory runs out? Every allocation of every call fails, once and for good.
+//
+// Random engines drive managers and pools as in the stress program. Before each call is let
+// through, it is made with its first allocation failing, then with its second, and so on until it
+// completes; each time with that allocation alone and with all from there on. After each attempt
+// the core must be what it was: same fingerprint, no broken invariant, not a byte more than what it
+// says it holds. Another engine, whose allocations never fail, is driven by the same bytes; both
+// must be in the same state after each move.
+//
+//   faults [--seed N] [--runs N] [--moves N]
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "allocations.h"
+#include "commits.h"
+#include "play.h"
+#include "pool_play.h"
+#include "runs.h"
+
+namespace {
+
+std::int64_t allocated = 0;
+std::int64_t live = 0;
+std::int64_t failing = 0;
+std::int64_t asked = 0;  // since one was told to fail
+bool for_good = false;
+bool failed = false;
+
+bool must_fail() {
+  ++allocated;
+  if (!failing) return false;
+  ++asked;
+  if (asked != failing && !(for_good && asked > failing)) return false;
+  return failed = true;
+}
+
+// The size stands in front of what is handed out.
+constexpr std::size_t kHeader = alignof(std::max_align_t);
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  if (must_fail()) throw std::bad_alloc();
+  void* memory = std::malloc(size + kHeader);
+  if (!memory) throw std::bad_alloc();
+  std::memcpy(memory, &size, sizeof size);
+  live += static_cast<std::int64_t>(size);
+  return static_cast<char*>(memory) + kHeader;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  if (!memory) return;
+  void* start = static_cast<char*>(memory) - kHeader;
+  std::size_t size;
+  std::memcpy(&size, start, sizeof size);
+  live -= static_cast<std::int64_t>(size);
+  std::free(start);
+}
+void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
+
+// The linker sends calls of calloc here (see __main__.py).
+extern "C" void* __real_calloc(std::size_t count, std::size_t size);
+extern "C" void* __wrap_calloc(std::size_t count, std::size_t size) {
+  return must_fail() ? nullptr : __real_calloc(count, size);
+}
+
+namespace blockmgr::testing {
+
+void Allocations::fail(std::int64_t number, bool persistent) {
+  asked = 0;
+  failed = false;
+  for_good = persistent;
+  failing = number;
+}
+bool Allocations::stop() {
+  failing = 0;
+  return failed;
+}
+std::int64_t Allocations::count() { return allocated; }
+std::int64_t Allocations::live_bytes() { return live; }
+
+namespace {
+
+struct Tally {
+  std::int64_t calls = 0;
+  std::int64_t points = 0;     // attempts in which an allocation failed
+  std::int64_t completed = 0;  // of those, calls that could do without
+  std::int64_t silent = 0;     // calls that allocated nothing at all
+};
+
+// By name of a call. Allocates nothing, for it is written to between two counts.
+class Tallies {
+ public:
+  Tally& operator[](const char* name) {
+    std::size_t i = 0;
+    while (i < size_ && std::strcmp(rows_[i].first, name) != 0) ++i;
+    if (i == size_) rows_.at(size_++).first = name;
+    return rows_[i].second;
+  }
+  auto begin() const { return rows_.begin(); }
+  auto end() const { return rows_.begin() + static_cast<std::ptrdiff_t>(size_); }
+
+ private:
+  std::array<std::pair<const char*, Tally>, 64> rows_{};
+  std::size_t size_ = 0;
+};
+
+class OutOfMemory : public Trial {
+ public:
+  explicit OutOfMemory(Tallies& tallies) : tallies_(tallies) {}
+
+  void make(const char* name, const Subject& subject, const std::function<void()>& call) override {
+    Tally& tally = tallies_[name];
+    ++tally.calls;
+    for (std::int64_t number = 1;; ++number) {
+      for (const bool persistent : {true, false}) {
+        subject.rewind();
+        if (attempt(name, subject, call, number, persistent, tally)) {
+          if (number == 1) ++tally.silent;
+          return;
+        }
+      }
+    }
+  }
+
+ private:
+  // Whether the call is over: it completed, or was refused as it would have been anyway.
+  bool attempt(const char* name, const Subject& subject, const std::function<void()>& call,
+               std::int64_t number, bool persistent, Tally& tally) {
+    const std::string before = subject.fingerprint();
+    const std::int64_t held = Allocations::live_bytes() - signed_size(subject.memory());
+    std::exception_ptr thrown;
+    Allocations::fail(number, persistent);
+    try {
+      call();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    const bool ran_out = Allocations::stop();
+    if (!ran_out) {
+      if (thrown) std::rethrow_exception(thrown);
+      return true;
+    }
+    ++tally.points;
+    if (!thrown) {
+      ++tally.completed;
+      return true;
+    }
+    thrown = nullptr;
+    const std::int64_t leaked = Allocations::live_bytes() - signed_size(subject.memory()) - held;
+    const std::string where = std::string(name) + ", allocation " + std::to_string(number) +
+                              (persistent ? " and all after it" : " alone") + " failed: ";
+    if (subject.fingerprint() != before) throw Violation(where + "something changed");
+    if (const auto broken = subject.violations(); !broken.empty())
+      throw Violation(where + broken.front());
+    if (leaked) throw Violation(where + std::to_string(leaked) + " bytes leaked");
+    return false;
+  }
+  static std::int64_t signed_size(std::size_t size) { return static_cast<std::int64_t>(size); }
+
+  Tallies& tallies_;
+};
+
+// A play on trial beside one that is not, move by move.
+template <class Driver, class State>
+std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(Bytes&, bool)>& make,
+                   State state) {
+  Bytes bytes(seed);
+  Bytes same(seed);
+  const std::unique_ptr<Driver> tried(make(bytes, true));
+  const std::unique_ptr<Driver> spared(make(same, false));
+  for (int i = 0; i < moves; ++i) {
+    tried->move();
+    spared->move();
+    if (state(*tried) != state(*spared))
+      throw Violation("move " + std::to_string(i) + " ended otherwise than without failures");
+  }
+  return tried->calls();
+}
+
+void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
+  const std::int64_t before = Allocations::live_bytes();
+  if (kind >= kPoolKind) {
+    drive<PoolPlay>(
+        seed, moves,
+        [&](Bytes& bytes, bool tried) { return new PoolPlay(bytes, tried ? &trial : nullptr); },
+        [](const PoolPlay& play) { return play.pool().fingerprint(); });
+  } else {
+    drive<Play>(
+        seed, moves,
+        [&](Bytes& bytes, bool tried) {
+          return new Play(bytes, kind, nullptr, tried ? &trial : nullptr);
+        },
+        [](const Play& play) { return play.world().core().fingerprint(); });
+  }
+  if (Allocations::live_bytes() != before)
+    throw Violation(std::to_string(Allocations::live_bytes() - before) +
+                    " bytes are left of a manager that is gone");
+}
+
+// Every allocation of a constructor.
+void construct(const char* name, Tallies& tallies, const std::function<void()>& make) {
+  Tally& tally = tallies[name];
+  ++tally.calls;
+  for (std::int64_t number = 1;; ++number) {
+    for (const bool persistent : {true, false}) {
+      const std::int64_t before = Allocations::live_bytes();
+      bool thrown = false;
+      Allocations::fail(number, persistent);
+      try {
+        make();
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+      const bool ran_out = Allocations::stop();
+      if (Allocations::live_bytes() != before)
+        throw Violation(std::string(name) + ", allocation " + std::to_string(number) +
+                        " failed: something is left of it");
+      if (!ran_out) return;
+      ++tally.points;
+      if (!thrown) ++tally.completed;
+    }
+  }
+}
+
+void construct_all(Tallies& tallies) {
+  for (const char* eviction : kPolicies) {
+    Config config;
+    config.num_blocks = 8;
+    config.block_size = 4;
+    config.max_seqs = 4;
+    config.row_width = 8;
+    config.steps_in_flight = 2;
+    config.eviction = eviction;
+    construct("manager", tallies, [&] {
+      const Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+    });
+  }
+  construct("pool", tallies, [] {
+    const BlockPool core(8, 4, true, std::make_unique<TestDigester>(TestDigester::kWide));
+  });
+}
+
+// Calls that allocate nothing once their scratch has grown to the size they need.
+void expect_steady(Tallies& tallies) {
+  Config config;
+  config.num_blocks = 64;
+  config.block_size = 2;
+  config.max_seqs = 8;
+  config.row_width = 32;
+  config.min_partial_tokens = 1;
+  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+  const std::vector<Token> tokens = {1, 2, 3, 4, 5, 6};
+  std::vector<Copy> copies;
+  for (int round = 0; round < 8; ++round) {
+    const auto silently = [&](const char* name, const auto& call) {
+      const std::int64_t before = Allocations::count();
+      call();
+      const bool allocates = Allocations::count() != before;
+      if (round < 2) return;
+      if (allocates) throw Violation(std::string(name) + " allocates in a steady state");
+      ++tallies[name].calls;
+      ++tallies[name].silent;
+    };
+    const Handle handle = core.admit({tokens.data(), 6, "", {}, 0});
+    Handle child = 0;
+    std::int64_t slot = 0;
+    silently("steady commit", [&] { core.commit(handle, 6); });
+    core.fork(handle, 1, &child);
+    silently("steady append", [&] { core.append(child, tokens.data(), 3); });
+    silently("steady reserve", [&] { core.reserve(child, 20); });
+    silently("steady take", [&] { core.copies_applied(core.take_copies(copies)); });
+    silently("steady decode", [&] { core.decode(&handle, tokens.data(), 1, &slot); });
+    silently("steady truncate", [&] { core.truncate(child, 3); });
+    silently("steady free", [&] { core.free(child); });
+    silently("steady free", [&] { core.free(handle); });
+  }
+}
+
+// What callers say of blocks to come; no engine of the plays does.
+void try_retaining(Trial& trial) {
+  Config config;
+  config.num_blocks = 32;
+  config.block_size = 2;
+  config.max_seqs = 4;
+  config.row_width = 16;
+  config.retention = true;
+  config.max_pinned_blocks = 8;
+  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+  const std::vector<Token> tokens = {1, 2, 3, 4, 5, 6, 7};
+  const Prompt prompt{tokens.data(), 7, "a namespace too long to be kept in place", {}, 0};
+  const Handle handle = core.admit(prompt);
+  core.commit(handle, 7);
+  const Subject subject{[&] { return core.fingerprint(); }, [&] { return core.violations(); },
+                        [&] { return core.memory(); }, [] {}};
+  std::int64_t pin = 0;
+  trial.make("retain", subject, [&] { core.retain(handle, 0, 7, 1, 9.0); });
+  trial.make("retain_prefix", subject, [&] { core.retain_prefix(prompt, 2, 9.0); });
+  trial.make("pin", subject, [&] { pin = core.pin(prompt); });
+  trial.make("view_pin", subject, [&] { core.view_pin(pin); });
+  trial.make("explain", subject, [&] { core.explain(prompt); });
+  trial.make("set_time", subject, [&] { core.set_time(1.0); });
+  trial.make("free, expecting", subject, [&] { core.free(handle, true); });
+  trial.make("touch", subject, [&] { core.touch(prompt); });
+  trial.make("unpin", subject, [&] { core.unpin(pin); });
+}
+
+int whole_argument(const char* text) {
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (*end || value < 1 || value > 1'000'000'000) {
+    std::fprintf(stderr, "a number from 1 on is wanted, got %s\n", text);
+    std::exit(2);
+  }
+  return static_cast<int>(value);
+}
+
+void print(const Tallies& tallies) {
+  Tally all;
+  std::printf("%-16s %10s %10s %12s %12s\n", "call", "calls", "points", "did without",
+              "allocated 0");
+  for (const auto& [name, tally] : tallies) {
+    std::printf("%-16s %10lld %10lld %12lld %12lld\n", name, static_cast<long long>(tally.calls),
+                static_cast<long long>(tally.points), static_cast<long long>(tally.completed),
+                static_cast<long long>(tally.silent));
+    all.calls += tally.calls;
+    all.points += tally.points;
+  }
+  std::printf("%lld calls, %lld allocation points, 0 broken states, 0 bytes leaked\n",
+              static_cast<long long>(all.calls), static_cast<long long>(all.points));
+}
+
+}  // namespace
+}  // namespace blockmgr::testing
+
+int main(int argc, char** argv) {
+  using namespace blockmgr::testing;
+  int seed = 1;
+  int runs = 44;
+  int moves = 60;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    int* value = name == "--seed" ? &seed : name == "--runs" ? &runs : &moves;
+    if (name != "--seed" && name != "--runs" && name != "--moves") argc = 0;
+    *value = whole_argument(argv[i + 1]);
+  }
+  if (argc % 2 == 0) {
+    std::fprintf(stderr, "usage: faults [--seed N] [--runs N] [--moves N]\n");
+    return 2;
+  }
+  const std::vector<std::string> kinds = kind_names();
+  Tallies tallies;
+  OutOfMemory trial(tallies);
+  int number = 0;
+  try {
+    construct_all(tallies);
+    expect_steady(tallies);
+    try_retaining(trial);
+    for (; number < runs; ++number) {
+      const std::string& kind = kinds[static_cast<std::size_t>(number) % kinds.size()];
+      const auto stream =
+          static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<unsigned>(number);
+      try_kind(kind_of(kind), stream, moves, trial);
+    }
+  } catch (const std::exception& violation) {
+    std::printf("violation in run %d of seed %d: %s\n", number, seed, violation.what());
+    return 1;
+  }
+  std::printf("seed %d, %d runs of %d moves\n", seed, runs, moves);
+  print(tallies);
+  return 0;
+}

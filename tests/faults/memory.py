@@ -1,0 +1,165 @@
+"""Fails the allocations of a call one by one: ``python -m tests.faults.memory [CALL ...]``.
+
+``_testcapi.set_nomemory`` makes the interpreter's own allocators fail from one allocation to
+another. Each call is made with its first allocation failing, with its second, and so on until it
+completes; each time with that allocation alone and with all from there on. In between memory is
+back, and the world must be what it was. Every call has a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tests.faults.calls import CALLS, Call
+
+try:
+    from _testcapi import remove_mem_hooks, set_nomemory
+except ImportError:  # not every interpreter comes with it
+    set_nomemory = remove_mem_hooks = None
+
+AVAILABLE = set_nomemory is not None
+REPEATS = 5
+MANY_POINTS = 5_000  # no call has as many; beyond, something is wrong here
+
+
+@dataclass
+class Report:
+    """What happened to one call."""
+
+    points: int = 0
+    """Attempts in which an allocation failed, or none was left to fail."""
+    refused: int = 0
+    """Of those, attempts that raised and left everything as it was."""
+    completed: int = 0
+    """Attempts that completed as without failures."""
+    other_errors: list[str] = field(default_factory=list)
+    """Errors other than MemoryError that they raised."""
+    broken: list[str] = field(default_factory=list)
+    """What was wrong, by point."""
+
+
+def attempt(make: Callable[[], Any], start: int, stop: int) -> tuple[bool, BaseException | None]:
+    """Makes the call with the allocations in ``[start, stop)`` failing; 0: all from start on."""
+    error: BaseException | None = None
+    try:
+        set_nomemory(start, stop)
+        make()
+    except BaseException as raised:
+        remove_mem_hooks()
+        error = raised.with_traceback(None)
+    finally:
+        remove_mem_hooks()
+    return error is None, error
+
+
+def leaks(make: Callable[[], Any], start: int, stop: int) -> bool:
+    """Whether attempts that fail there leave more behind each time.
+
+    What the first ones leave in the caches of the interpreter, and of the core, may stay.
+    """
+    held = 0
+    for again in range(3 + REPEATS):
+        if again == 3:
+            gc.collect()
+            held = sys.getallocatedblocks()
+        done, error = attempt(make, start, stop)
+        del error
+        if done:
+            return False
+    gc.collect()  # what an error refers to in a circle
+    return sys.getallocatedblocks() - held >= REPEATS
+
+
+def run(call: Call) -> Report:
+    """Every point of one call, on its own and with all after it."""
+    report = Report()
+    wanted = call.world()
+    call.bind(wanted)()
+    expected = wanted.state()
+    gc.disable()
+    del [MemoryError() for _ in range(64)][:]  # fills the list that the interpreter keeps of them
+    limit = 0
+    for persistent in (True, False):
+        world = call.world()
+        make = call.bind(world)
+        for start in range(MANY_POINTS):
+            before = world.state()
+            done, error = attempt(make, start, 0 if persistent else start + 1)
+            report.points += 1
+            where = f"{start}{' on' if persistent else ''}"
+            if done:
+                report.completed += 1
+                if world.state() != expected:
+                    report.broken.append(f"{where}: completed, and left something else")
+                if persistent or start > limit:
+                    break
+                world = call.world()
+                make = call.bind(world)
+                continue
+            if not isinstance(error, MemoryError):
+                report.other_errors.append(f"{where}: {type(error).__name__}: {error}")
+            del error
+            if world.state() != before:
+                report.broken.append(f"{where}: raised, and changed something")
+                world = call.world()
+                make = call.bind(world)
+                continue
+            world.subject.check_invariants()
+            report.refused += 1
+            if leaks(make, start, 0 if persistent else start + 1):
+                report.broken.append(f"{where}: leaked")
+            if world.state() != before:
+                world = call.world()  # with its caches filled, the call could do without
+                make = call.bind(world)
+        else:
+            report.broken.append("never completed")
+        limit = start
+    return report
+
+
+def run_apart(name: str) -> Report:
+    """The same in a process of its own, which may die of it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.memory", "--one", name],
+        capture_output=True,
+        text=True,
+        check=False,  # a process that died is an answer
+    )
+    if done.returncode:
+        return Report(broken=[f"died with {done.returncode}: {done.stderr[-500:]}"])
+    return Report(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(arguments: list[str]) -> int:
+    if not AVAILABLE:
+        print("this interpreter has no _testcapi.set_nomemory")
+        return 2
+    if arguments[:1] == ["--one"]:
+        print(json.dumps(asdict(run(CALLS[arguments[1]]))))
+        return 0
+    total = Report()
+    print(f"{'call':24} {'points':>7} {'refused':>8} {'completed':>10} {'broken':>7}")
+    for name in arguments or CALLS:
+        report = run_apart(name)
+        print(
+            f"{name:24} {report.points:7} {report.refused:8} {report.completed:10} "
+            f"{len(report.broken):7}",
+            flush=True,
+        )
+        for line in (*report.broken[:5], *report.other_errors[:3]):
+            print(f"    {line}")
+        total.points += report.points
+        total.refused += report.refused
+        total.broken += report.broken
+    print(f"{total.points} points, {total.refused} refused, {len(total.broken)} broken")
+    return bool(total.broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
