@@ -616,7 +616,7 @@ class BlockManager:
         """Tells the manager the time, for ``ttl``: it has no clock of its own.
 
         Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
-        expired is noticed when a block is evicted or somebody looks.
+        expired by then ends here.
 
         Args:
             seconds: Finite, and no less than the time set last.
@@ -625,7 +625,7 @@ class BlockManager:
             ValueError: Out of that range, or no ``retention``.
             TypeError: No number.
 
-        Cost: O(1).
+        Cost: O(1), and for each block whose time is over that of ``retain``.
         """
         self._core.set_time(_number(seconds, "seconds"))
 
