@@ -6,8 +6,8 @@ A policy is told what happens to cached blocks and asked for victims. ::
 
 A block is cached while it is used, idle each time its last use ends, and a victim only while it is
 idle. A block becomes idle after its cached children. A sequence uses it again before them; what
-``touch`` and ``retention`` say of a chain of blocks begins with the deepest: a touched block is used
-and idle again, and one at a priority above ``NORMAL`` counts as used until it no longer is.
+``touch`` and ``retain`` say of a chain of blocks begins with the deepest: a touched block is used
+and idle again, and one above ``Priority.NORMAL`` counts as used for as long as it stands there.
 """
 
 from __future__ import annotations
