@@ -421,7 +421,7 @@ class BlockManager:
             expect_reuse: Whether the conversation will go on. True moves its blocks to
                 ``Priority.EXPECTED``; False moves those at its end that nobody else uses,
                 continues or expects to ``Priority.LOW``; None says nothing. The next admission
-                that finds a block uses up what was said of it.
+                that finds a block, the whole of it, uses up what was said of it.
 
         Raises:
             UnknownSequenceError: The handle is not live (freeing twice ends here).
