@@ -196,7 +196,6 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
     base_->on_idle(b);
     base_->enter(context_);
   }
-  if (base_) base_->on_uncached(b, evicted);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
   const NodeId parent = blocks_[b].parent;
@@ -217,6 +216,8 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
     --at(parent).children[level];
     refresh(parent);
   }
+  // Last, so that the policy below knows whether the block before this one is idle.
+  if (base_) base_->on_uncached(b, evicted);
 }
 
 // What callers say of blocks.

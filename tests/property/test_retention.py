@@ -202,3 +202,18 @@ def test_memory_does_not_grow_with_use(eviction: str) -> None:
         engine.end()
     assert manager.stats().evicted_blocks > 100
     assert usage() == before
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_a_block_whose_kept_child_goes_comes_back_to_its_order(eviction: str) -> None:
+    manager = BlockManager(3, 1, eviction=eviction, retention=True)
+    handle = manager.admit([1, 2])
+    manager.commit(handle, 2)
+    manager.retain(handle, 1, 2, priority=Priority.HIGH)
+    manager.free(handle)
+    manager.free(manager.admit([8, 9]))  # one free block, and the child: the parent has to wait
+    assert len(manager.match([1, 2, 3]).block_ids) == 1
+    manager.check_invariants()  # those of the policy below, too: nothing is above it any more
+    manager.free(manager.admit([7, 8, 9]))
+    assert len(manager.match([1, 2, 3]).block_ids) == 0
+    manager.check_invariants()
