@@ -425,7 +425,7 @@ class BlockManager:
             expect_reuse: Whether the conversation will go on. True moves its blocks to
                 ``Priority.EXPECTED``; False moves those at its end that nobody else uses,
                 continues or expects to ``Priority.LOW``; None says nothing. The next admission
-                that finds a block uses up what was said of it.
+                that finds a block, the whole of it, uses up what was said of it.
 
         Raises:
             UnknownSequenceError: The handle is not live (freeing twice ends here).
@@ -621,7 +621,7 @@ class BlockManager:
         """Tells the manager the time, for ``ttl``: it has no clock of its own.
 
         Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
-        expired is noticed when a block is evicted or somebody looks.
+        expired by then ends here.
 
         Args:
             seconds: Finite, and no less than the time set last.
@@ -630,7 +630,7 @@ class BlockManager:
             ValueError: Out of that range, or no ``retention``.
             TypeError: No number.
 
-        Cost: O(1).
+        Cost: O(1), and for each block whose time is over that of ``retain``.
         """
         self._core.set_time(_number(seconds, "seconds"))
 

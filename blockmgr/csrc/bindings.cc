@@ -278,7 +278,6 @@ nb::object tokens_of(Core& self, nb::handle handle) {
 nb::dict stats(Core& self) {
   using Fact = std::pair<const char*, std::int64_t>;
   const auto facts = self.read([](const Sequences& core) {
-    core.settle();
     const RetainingPolicy* retention = core.retention();
     const auto at_level = [&](Level level) { return retention ? retention->num_cached(level) : 0; };
     const auto counts = retention ? retention->counts() : RetainingPolicy::Counts();

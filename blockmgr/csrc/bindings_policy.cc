@@ -71,4 +71,11 @@ BlockId PythonPolicy::victim() noexcept {
   return victim;
 }
 
+void PythonPolicy::on_refused(BlockId victim) noexcept {
+  tell([&] {
+    throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(victim) +
+                                       ", which is retained: on_used came last");
+  });
+}
+
 }  // namespace blockmgr

@@ -21,6 +21,7 @@ class PythonPolicy : public Policy {
   void on_used(BlockId b) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
   BlockId victim() noexcept override;
+  void on_refused(BlockId victim) noexcept override;
 
   std::size_t memory() const override { return 0; }
 

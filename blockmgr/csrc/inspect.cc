@@ -53,7 +53,6 @@ std::vector<BlockFacts> inspect(const Blocks& blocks, const Pool& pool, const Co
 
 // Levels go one after the other, each by recency.
 static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
-  core.settle();
   const BlockList& idle = core.pool().idle_list();
   std::int32_t rank = 0;
   for (std::size_t b = 0; b < facts.size(); ++b)

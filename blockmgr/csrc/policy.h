@@ -49,7 +49,8 @@ class Policy {
   virtual void on_hit(BlockId b) noexcept = 0;
   // The last use of the block ended. Its cached children, if any, are idle already.
   virtual void on_idle(BlockId b) noexcept = 0;
-  // The idle block is used again. Its children may still be idle.
+  // The idle block is used again. Its children may still be idle; its parent may be so only if no
+  // sequence uses the block: it is touched, or retained above the ordinary.
   virtual void on_used(BlockId b) noexcept = 0;
   // A waiting request will use the idle block: it counts as just used, but not as found. Its
   // children, if they are touched as well, were so before it.
@@ -62,6 +63,8 @@ class Policy {
   // An idle block without cached children; kNoBlock leaves the choice to the pool, which takes the
   // least recently used. At least one block is idle.
   virtual BlockId victim() noexcept = 0;
+  // The victim was one it had been told is in use: another one goes.
+  virtual void on_refused(BlockId victim) noexcept { (void)victim; }
 
   // Steps that searches for victims have taken, beyond looking at the first candidate.
   virtual std::int64_t num_steps() const { return 0; }

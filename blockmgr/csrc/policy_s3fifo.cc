@@ -32,6 +32,7 @@ void S3FifoPolicy::on_hit(BlockId b) noexcept {
 }
 
 void S3FifoPolicy::on_idle(BlockId b) noexcept {
+  facts(b).idle = 1;
   if (queues_.linked(b)) return;
   if (facts(b).front) {
     queues_.push_front(b);
@@ -55,7 +56,7 @@ BlockId S3FifoPolicy::victim() noexcept {
                       : small_is_due || queues_.empty(kMain) ? kSmall
                                                              : kMain;
     const BlockId b = queues_.front(queue);
-    if (blocks_[b].used() || blocks_[b].fence) {
+    if (!facts(b).idle) {
       queues_.unlink(b);
       facts(b).front = 1;
     } else if (queue == kSmall && facts(b).hits >= kHitsForMain) {
@@ -90,7 +91,8 @@ void S3FifoPolicy::fingerprint(std::string& out) const {
   ghosts_.fingerprint(out);
   for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
   for (BlockId b = 0; b < blocks_.count; ++b)
-    if (queues_.queue_of(b) != Queues::kNone) put_numbers(out, facts(b).hits, facts(b).front);
+    if (queues_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
 }
 
 }  // namespace blockmgr

@@ -23,7 +23,7 @@ class S3FifoPolicy : public Policy {
   void on_cached(BlockId b) noexcept override;
   void on_hit(BlockId b) noexcept override;
   void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId) noexcept override {}
+  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   BlockId victim() noexcept override;
 
@@ -39,6 +39,7 @@ class S3FifoPolicy : public Policy {
   struct Facts {
     std::uint8_t hits;   // since it entered its queue, three at most
     std::uint8_t front;  // taken out at the front of its queue while in use
+    std::uint8_t idle;   // as it was told: what retention holds back is not
   };
   Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
 

@@ -16,6 +16,7 @@ void SievePolicy::on_cached(BlockId b) noexcept {
 }
 
 void SievePolicy::on_idle(BlockId b) noexcept {
+  facts(b).idle = 1;
   if (queue_.linked(b)) return;
   queue_.link_before(b, facts(b).passed ? hand_ : queue_.end(0));
   facts(b).passed = 0;
@@ -31,11 +32,11 @@ BlockId SievePolicy::victim() noexcept {
   for (;; ++steps_) {
     if (hand_ == queue_.end(0)) hand_ = queue_.front(0);
     const BlockId b = hand_;
-    const bool used = blocks_[b].used() || blocks_[b].fence;
-    if (!used && !facts(b).visited) return cursor_.find(blocks_, b);
+    const bool idle = facts(b).idle;
+    if (idle && !facts(b).visited) return cursor_.find(blocks_, b);
     facts(b).visited = 0;
     hand_ = queue_.after(b);
-    if (!used) continue;
+    if (idle) continue;
     queue_.unlink(b);
     facts(b).passed = 1;
   }
@@ -57,7 +58,8 @@ void SievePolicy::fingerprint(std::string& out) const {
   cursor_.fingerprint(out);
   put_numbers(out, hand_);
   for (BlockId b = 0; b < blocks_.count; ++b)
-    if (queue_.queue_of(b) != Queues::kNone) put_numbers(out, facts(b).visited, facts(b).passed);
+    if (queue_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
 }
 
 }  // namespace blockmgr

@@ -21,7 +21,7 @@ class SievePolicy : public Policy {
   void on_cached(BlockId b) noexcept override;
   void on_hit(BlockId b) noexcept override { facts(b).visited = 1; }
   void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId) noexcept override {}
+  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   BlockId victim() noexcept override;
 
@@ -34,6 +34,7 @@ class SievePolicy : public Policy {
   struct Facts {
     std::uint8_t visited;
     std::uint8_t passed;  // taken out by the hand while in use
+    std::uint8_t idle;    // as it was told: what retention holds back is not
   };
   Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
 

@@ -105,12 +105,12 @@ BlockId RetainingPolicy::front(Level level) const {
 }
 
 BlockId RetainingPolicy::victim() noexcept {
-  settle();
   int level = kLow;
   while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;
   if (base_ && level == kNormal) {
     const BlockId b = base_->victim();
-    if (b >= 0) return b;
+    if (b >= 0 && at(b).level == kNormal) return b;
+    if (b >= 0) base_->on_refused(b);
   }
   return front(static_cast<Level>(level));
 }
@@ -196,7 +196,6 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
     base_->on_idle(b);
     base_->enter(context_);
   }
-  if (base_) base_->on_uncached(b, evicted);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
   const NodeId parent = blocks_[b].parent;
@@ -217,6 +216,8 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
     --at(parent).children[level];
     refresh(parent);
   }
+  // Last, so that the policy below knows whether the block before this one is idle.
+  if (base_) base_->on_uncached(b, evicted);
 }
 
 // What callers say of blocks.
@@ -224,7 +225,7 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
 void RetainingPolicy::retain(BlockId b, int level, double until) noexcept {
   forget_retention(b);
   Kept& k = at(b);
-  if (level != kNoLevel) {
+  if (level != kNoLevel && until > now_) {  // a large time can swallow a short one
     k.retention = static_cast<std::int8_t>(level);
     k.until = until;
     k.generation = blocks_[b].generation;
@@ -240,7 +241,6 @@ void RetainingPolicy::forget_retention(BlockId b) noexcept {
 }
 
 void RetainingPolicy::inherit(BlockId from, BlockId cached) noexcept {
-  settle();
   if (!is_current(from)) return;
   const Kept& k = at(from);
   const Kept& own = at(cached);
@@ -254,7 +254,8 @@ void RetainingPolicy::hint(BlockId cached, bool reuse) noexcept {
   refresh(cached);
 }
 
-void RetainingPolicy::settle() noexcept {
+void RetainingPolicy::set_time(double now) noexcept {
+  now_ = now;
   while (!deadlines_.empty() && deadlines_.front_key() <= now_) {
     const BlockId b = deadlines_.front();
     const bool current = is_current(b);
@@ -352,6 +353,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     idle[k.level] += k.idle;
     strays[k.level] += order_positions_[static_cast<std::size_t>(b)] >= 0;
     const bool waits = deadline_positions_[static_cast<std::size_t>(b)] >= 0;
+    audit.expect(!waits || k.until > now_, who + " is retained beyond its time");
     audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
                  who + " has a retention without its end, or an end without it");
     const NodeId parent = blocks_[b].parent;

@@ -81,9 +81,9 @@ class RetainingPolicy final : public Policy {
   bool is_expected(BlockId b) const { return at(b).hint == kExpected; }
 
   double now() const { return now_; }
-  void set_time(double now) noexcept { now_ = now; }
-  // Ends what has expired; victim does so by itself.
-  void settle() noexcept;
+  // Ends what has expired, at once: when a block comes back to the policy below decides its place
+  // there, and must not depend on who looks.
+  void set_time(double now) noexcept;
 
   // Blocks up from this one (or from kNoBlock: none) that no pin covers yet.
   std::int64_t count_unpinned(BlockId tail) const;

@@ -194,10 +194,6 @@ class Sequences {
   std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
   void set_time(double seconds);
   double time() const { return retaining("time").now(); }
-  // Ends what has expired, so that what is read next is true.
-  void settle() const {
-    if (retention_) retention_->settle();
-  }
   const RetainingPolicy* retention() const { return retention_; }
 
   // The plan's copies stay valid until the ticket is resolved.

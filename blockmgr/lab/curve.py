@@ -65,7 +65,11 @@ class Curve:
 
     @property
     def unbounded_hit_rate(self) -> float:
-        """The rate that no pool exceeds, however large."""
+        """The rate of a pool in which nothing is evicted and nobody waits.
+
+        Where requests overlap, one that had to wait may find what others computed meanwhile; so a
+        small pool can find more.
+        """
         return int(self.hit_tokens[-1]) / self.query_tokens
 
     def hit_tokens_at(self, num_blocks: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import BlockManager, ManagerConfig, PolicyError, ReentrancyError
+from blockmgr import BlockManager, ManagerConfig, PolicyError, Priority, ReentrancyError
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import Request, Trace
 from tests.reference_policies import Lru, Tree
@@ -221,6 +221,24 @@ def test_an_impossible_victim_is_replaced_and_reported(case: str) -> None:
     with pytest.raises(PolicyError, match=message):
         manager.check_invariants()
     twin.check_policy()
+
+
+@pytest.mark.parametrize("where", ["retained", "pinned"])
+def test_a_victim_that_is_retained_above_the_others_is_replaced_and_reported(where: str) -> None:
+    """To a policy such a block is in use, and the priority holds whatever the policy says."""
+    first = fails("victim", lambda policy: 1)  # idle, and without children
+    manager = build(first, retention=True, max_pinned_blocks=2)
+    cache(manager, [1, 1, 2, 2])
+    cache(manager, [3, 3, 4, 4])
+    if where == "pinned":
+        manager.pin([1, 1, 2, 2])
+    else:
+        manager.retain_prefix([1, 1, 2, 2], priority=Priority.EXPECTED)
+    cache(manager, [5, 5])
+    assert len(manager.match([1, 1, 2, 2, 0]).block_ids) == 2
+    assert len(manager.match([3, 3, 4, 4, 0]).block_ids) == 1
+    with pytest.raises(PolicyError, match="ValueError: victim must be an idle block, got 1, which"):
+        manager.check_policy()
 
 
 @pytest.mark.parametrize("where", ["on_cached", "on_hit", "on_idle", "on_used", "on_uncached"])

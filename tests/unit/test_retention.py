@@ -182,9 +182,12 @@ def test_one_conversation_that_ends_does_not_speak_for_another(manager: BlockMan
 
 
 def test_what_others_continue_is_not_given_up_with_one_of_them(manager: BlockManager) -> None:
-    serve(manager, [*A, *B])
+    serve(manager, [*A, *B], expect_reuse=False)
     serve(manager, [*A, *C], expect_reuse=False)
-    assert manager.stats().low_priority_blocks == 2
+    # What both began with outlasts what either had of its own.
+    assert manager.stats().low_priority_blocks == 4
+    shared = manager.match([*A, 0]).block_ids
+    assert manager.blocks().priority[shared].tolist() == [Priority.NORMAL] * 2
 
 
 def test_what_another_sequence_still_uses_is_not_given_up(manager: BlockManager) -> None:

@@ -21,10 +21,13 @@ from blockmgr import (
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
+    PinBudgetError,
+    Priority,
     ReentrancyError,
     SequenceStateError,
     StepError,
     TicketError,
+    UnknownPinError,
     UnknownSequenceError,
 )
 from blockmgr.pool import BlockPool
@@ -44,11 +47,17 @@ class World:
     freed: int
     foreign: int
     plan: CopyPlan
+    pin: int
+    spent_pin: int
+    plain: BlockManager
 
 
 @pytest.fixture
 def world(make_manager: MakeManager) -> World:
-    manager = make_manager(12, 4, max_seqs=4, steps_in_flight=1)
+    manager = make_manager(
+        12, 4, max_seqs=4, steps_in_flight=1, retention=True, max_pinned_blocks=1
+    )
+    manager.set_time(5)
     freed = manager.admit([9] * 5)
     manager.free(freed)
     running = manager.admit(PROMPT)
@@ -58,8 +67,24 @@ def world(make_manager: MakeManager) -> World:
     [child] = manager.fork(running)
     manager.append(child, [8])
     plan = manager.take_copies()
-    foreign = BlockManager(8, 4).admit([1])
-    return World(manager, running, preempted, freed, foreign, plan)
+    plain = make_manager(8, 4)
+    foreign = plain.admit([1])
+    spent_pin = manager.pin(PROMPT)
+    manager.unpin(spent_pin)
+    pin = manager.pin(PROMPT)
+    return World(
+        manager, running, preempted, freed, foreign, plan, pin=pin, spent_pin=spent_pin, plain=plain
+    )
+
+
+def retain(world: World, start: Any = 0, stop: Any = 4, **said: Any) -> int:
+    """A word on the running sequence, which has 6 tokens, but for what is wrong with it."""
+    return world.manager.retain(world.running, start, stop, **{"priority": Priority.HIGH, **said})
+
+
+def retain_prefix(world: World, tokens: Any = PROMPT, **said: Any) -> int:
+    """A word on a prompt of which one block is cached, but for what is wrong with it."""
+    return world.manager.retain_prefix(tokens, **{"priority": Priority.HIGH, **said})
 
 
 def register(**wrong: int) -> object:
@@ -163,6 +188,89 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
     ("preempt: freed", lambda w: w.manager.preempt(w.freed), UnknownSequenceError, "handle"),
     ("resume: running", lambda w: w.manager.resume(w.running), SequenceStateError, "running"),
     ("resume: freed", lambda w: w.manager.resume(w.freed), UnknownSequenceError, "handle"),
+    # Retention.
+    ("free: hint of 1", lambda w: w.manager.free(w.running, expect_reuse=1), TypeError, "expect"),
+    (
+        "free: hint, freed",
+        lambda w: w.manager.free(w.freed, expect_reuse=True),
+        UnknownSequenceError,
+        "handle",
+    ),
+    (
+        "free: hint, no retention",
+        lambda w: w.plain.free(w.foreign, expect_reuse=True),
+        ValueError,
+        "retention",
+    ),
+    ("retain: empty", lambda w: retain(w, 4, 4), ValueError, "start"),
+    ("retain: negative", lambda w: retain(w, -1), ValueError, "start"),
+    ("retain: beyond", lambda w: retain(w, 0, 7), ValueError, "6"),
+    ("retain: float", lambda w: retain(w, 0.0), TypeError, "start"),
+    ("retain: huge", lambda w: retain(w, 0, 2**80), ValueError, "stop"),
+    ("retain: int", lambda w: retain(w, priority=3), TypeError, "priority"),
+    ("retain: pinned", lambda w: retain(w, priority=Priority.PINNED), ValueError, "see pin"),
+    ("retain: no time", lambda w: retain(w, ttl=0), ValueError, "ttl"),
+    ("retain: time ago", lambda w: retain(w, ttl=-1.0), ValueError, "ttl"),
+    ("retain: for ever", lambda w: retain(w, ttl=float("inf")), ValueError, "ttl"),
+    ("retain: no number", lambda w: retain(w, ttl=float("nan")), ValueError, "ttl"),
+    ("retain: str", lambda w: retain(w, ttl="1"), TypeError, "ttl"),
+    ("retain: bool", lambda w: retain(w, ttl=True), TypeError, "ttl"),
+    ("retain: time of nothing", lambda w: retain(w, priority=None, ttl=1), ValueError, "ttl"),
+    (
+        "retain: freed",
+        lambda w: w.manager.retain(w.freed, 0, 1, priority=None),
+        UnknownSequenceError,
+        "handle",
+    ),
+    (
+        "retain: preempted",
+        lambda w: w.manager.retain(w.preempted, 0, 1, priority=None),
+        SequenceStateError,
+        "preempted",
+    ),
+    (
+        "retain: no retention",
+        lambda w: w.plain.retain(w.foreign, 0, 1, priority=None),
+        ValueError,
+        "retention",
+    ),
+    ("retain_prefix: no tokens", lambda w: retain_prefix(w, []), ValueError, "tokens"),
+    ("retain_prefix: too long", lambda w: retain_prefix(w, range(49)), NeverFitsError, "49"),
+    ("retain_prefix: str", lambda w: retain_prefix(w, namespace="t"), TypeError, "namespace"),
+    ("retain_prefix: int", lambda w: retain_prefix(w, priority=1), TypeError, "priority"),
+    ("retain_prefix: no time", lambda w: retain_prefix(w, ttl=0), ValueError, "ttl"),
+    (
+        "retain_prefix: no retention",
+        lambda w: w.plain.retain_prefix([1], priority=None),
+        ValueError,
+        "retention",
+    ),
+    ("pin: second", lambda w: w.manager.pin(PROMPT), PinBudgetError, "max_pinned_blocks"),
+    ("pin: no tokens", lambda w: w.manager.pin([]), ValueError, "tokens"),
+    ("pin: too long", lambda w: w.manager.pin(range(49)), NeverFitsError, "49 tokens"),
+    ("pin: extras list", lambda w: w.manager.pin([1], extras=[b"x"]), TypeError, "extras"),
+    ("pin: no retention", lambda w: w.plain.pin([1]), ValueError, "retention"),
+    ("unpin: twice", lambda w: w.manager.unpin(w.spent_pin), UnknownPinError, "pin"),
+    ("unpin: unknown", lambda w: w.manager.unpin(77), UnknownPinError, "77"),
+    ("unpin: negative", lambda w: w.manager.unpin(-1), UnknownPinError, "-1"),
+    ("unpin: float", lambda w: w.manager.unpin(1.0), TypeError, "pin"),
+    ("unpin: no retention", lambda w: w.plain.unpin(w.pin), ValueError, "retention"),
+    ("pinned: given back", lambda w: w.manager.pinned(w.spent_pin), UnknownPinError, "pin"),
+    ("pinned: no retention", lambda w: w.plain.pinned(w.pin), ValueError, "retention"),
+    ("touch: no tokens", lambda w: w.manager.touch([]), ValueError, "tokens"),
+    ("touch: too long", lambda w: w.manager.touch(range(49)), NeverFitsError, "49 tokens"),
+    ("touch: str", lambda w: w.manager.touch([1], namespace="t"), TypeError, "namespace"),
+    ("time: back", lambda w: w.manager.set_time(4.9), ValueError, "seconds"),
+    ("time: nan", lambda w: w.manager.set_time(float("nan")), ValueError, "seconds"),
+    ("time: never", lambda w: w.manager.set_time(float("inf")), ValueError, "seconds"),
+    ("time: huge", lambda w: w.manager.set_time(10**400), ValueError, "seconds"),
+    ("time: str", lambda w: w.manager.set_time("6"), TypeError, "seconds"),
+    ("time: no retention", lambda w: w.plain.set_time(6), ValueError, "retention"),
+    ("time: read without", lambda w: w.plain.time, ValueError, "retention"),
+    # Why it was not found.
+    ("explain: no tokens", lambda w: w.manager.explain([]), ValueError, "tokens"),
+    ("explain: too long", lambda w: w.manager.explain(range(49)), NeverFitsError, "49 tokens"),
+    ("curve: no ghosts", lambda w: w.manager.hit_rate_curve(), ValueError, "ghost_blocks"),
     # Copies and steps.
     ("take_copies: open", lambda w: w.manager.take_copies(), StepError, "ticket"),
     ("applied: unknown", lambda w: w.manager.copies_applied(99), TicketError, "99"),
@@ -187,6 +295,20 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
     ("manager: float", lambda _: BlockManager(8.0, 4), TypeError, "num_blocks"),
     ("manager: too many", lambda _: BlockManager(2**31, 4), ValueError, "num_blocks"),
     ("manager: block of 0", lambda _: BlockManager(8, 0), ValueError, "block_size"),
+    ("manager: no ghosts", lambda _: BlockManager(8, 4, ghost_blocks=-1), ValueError, "ghost_blo"),
+    ("manager: ghosts", lambda _: BlockManager(8, 4, ghost_blocks=2**30), ValueError, "ghost_bl"),
+    ("manager: half", lambda _: BlockManager(8, 4, ghost_blocks=0.5), TypeError, "ghost_blocks"),
+    ("manager: order", lambda _: BlockManager(8, 4, eviction="lur"), ValueError, "mean 'lru'"),
+    ("manager: no order", lambda _: BlockManager(8, 4, eviction=None), TypeError, "eviction"),
+    ("manager: object", lambda _: BlockManager(8, 4, eviction=range), TypeError, "eviction"),
+    ("manager: retention", lambda _: BlockManager(8, 4, retention=1), TypeError, "retention"),
+    ("manager: pins", lambda _: BlockManager(8, 4, max_pinned_blocks=1), ValueError, "retention"),
+    (
+        "manager: more pins",
+        lambda _: BlockManager(8, 4, retention=True, max_pinned_blocks=9),
+        ValueError,
+        "max_pinned_blocks",
+    ),
     ("pool: released twice", lambda _: BlockPool(4, 4).release([0]), BlockStateError, "0"),
     ("pool: negative block", lambda _: BlockPool(4, 4).acquire([-1]), ValueError, "blocks"),
     ("pool: beyond", lambda _: BlockPool(4, 4).acquire([4]), ValueError, "blocks"),
@@ -213,12 +335,12 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
 def test_a_wrong_call_is_refused_and_changes_nothing(
     world: World, call: Wrong, error: type[Exception], names: str
 ) -> None:
-    before = snapshot(world.manager)
+    before = snapshot(world.manager), snapshot(world.plain)
     with pytest.raises(error) as caught:
         call(world)
     assert type(caught.value) is error
     assert names in str(caught.value)
-    assert snapshot(world.manager) == before
+    assert (snapshot(world.manager), snapshot(world.plain)) == before
     world.manager.check_invariants()
 
 
