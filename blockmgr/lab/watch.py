@@ -217,9 +217,9 @@ class _WatchedLoop(EventLoop):
             self._ends[handles[0]] = now + self._config.service_ms(request)
         return admitted
 
-    def _end(self, request: Request, handles: list[int]) -> None:
+    def _end(self, request: Request, handles: list[int], number: int) -> None:
         self._watched.now = self._ends.pop(handles[0])
-        super()._end(request, handles)
+        super()._end(request, handles, number)
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)
