@@ -6,29 +6,21 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
 
 import blockmgr.lab
 from blockmgr import __version__
-from blockmgr.cli import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Run = Callable[..., Result]
+    from tests.cli.conftest import Run
+
 
 SMALL = ("replay", "--workload", "parallel-sampling", "--capacity", "10%,300")
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}\n'
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command line as a program without a terminal would."""
-    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
 
 
 @pytest.fixture
