@@ -23,7 +23,7 @@ MAX_STEPS_IN_FLIGHT = 200
 MAX_PLACES = 2**30
 MAX_DEBUG = 2
 
-EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be given up."""
 
 
