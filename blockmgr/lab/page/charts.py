@@ -105,8 +105,8 @@ def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
             gain = gains[name, size]
             role = "found" if gain >= 0 else "evicted"
             axes.barh(place, gain, height=0.5, color=colour(role), linewidth=0)
-            away, align = ((5, 0), "left") if gain >= 0 else ((-5, 0), "right")
             text = _signed(gain)
+            away, align = ((-5, 0), "right") if text[0] == MINUS else ((5, 0), "left")
             _label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
             placed.append((axes, gain, place, _policy_text(report, name, size)))
         axes.axvline(0, color=colour("ink"), linewidth=1.2)
@@ -180,7 +180,8 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     if found.any():
         peak = int(np.argmax(found))
         text = f"found: {short_count(int(found.sum()))}"
-        _bar_label(axes, text, (peak, found[peak]), colour("lru"), right=False, narrow=narrow)
+        top = max(found[peak], wanted[peak])
+        _bar_label(axes, text, (peak, top), colour("lru"), right=False, narrow=narrow)
     axes.set_xlabel("time since the block was last used")
     axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.16)
     axes.set_ylabel("blocks")
