@@ -21,10 +21,15 @@ from rich.progress import (
 )
 
 from blockmgr.errors import MissingExtraError, TraceFormatError
+from blockmgr.lab.replay import held_blocks
 from blockmgr.lab.study import Capacity, parse_share
+from blockmgr.lab.sweep import largest_request_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.trace import Trace
 
 __all__ = [
     "Group",
@@ -34,6 +39,7 @@ __all__ = [
     "percent",
     "progress_bar",
     "repeat_command",
+    "tell_rejected",
 ]
 
 INTERRUPTED: Final = 130
@@ -140,6 +146,18 @@ def repeat_command(
         elif value is not None:
             words += [parameter.opts[0], _word(value)]
     return shlex.join(words)
+
+
+def tell_rejected(trace: Trace, config: ReplayConfig, num_blocks: int) -> None:
+    """Say on stderr how many requests a pool was too small for, and the smallest that is not."""
+    least = largest_request_blocks(trace, config)
+    if least > num_blocks:
+        rejected = sum(held_blocks(request, config) > num_blocks for request in trace.requests)
+        click.echo(
+            f"{rejected:,} of {len(trace.requests):,} requests are larger than a pool of "
+            f"{num_blocks:,} blocks and count as missed; from {least:,} blocks on all fit",
+            err=True,
+        )
 
 
 def percent(share: Fraction) -> str:

@@ -11,7 +11,7 @@ from blockmgr.lab.report import print_environment
 __all__ = ["doctor"]
 
 
-@click.command()
+@click.command(short_help="Print versions: what a bug report needs.")
 def doctor() -> None:
     """Print versions, extras and devices: what a bug report needs."""
     print_environment(sys.stdout)

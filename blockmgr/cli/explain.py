@@ -10,7 +10,7 @@ import click
 from rich import box
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, tell_rejected
 from blockmgr.cli.options import (
     chosen_source,
     debug_option,
@@ -39,7 +39,7 @@ ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "block_size", "seed"})
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
-@click.command()
+@click.command(short_help="Say why tokens that were computed were not found.")
 @source_options
 @click.option(
     "--capacity",
@@ -92,6 +92,8 @@ def explain(
             else:
                 found = explain_request(trace, num_blocks, config, request, progress=advance)
                 document = _request_document(found, request, num_blocks)
+        if request is None:
+            tell_rejected(trace, config, num_blocks)
         document |= {"config": asdict(config), "trace": trace.name}
         if json_wanted:
             click.echo(json_text(document, provenance))

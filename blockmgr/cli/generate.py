@@ -37,7 +37,7 @@ DEMO_PROMPTS: Final = tuple(
 )
 
 
-@click.command()
+@click.command(short_help="Continue prompts with a model, and what sharing saved.")
 @click.argument("words", nargs=-1, metavar="[MODEL_DIR] [PROMPT]...")
 @click.option("--demo", is_flag=True, help="Take a tiny seeded model: nothing is downloaded.")
 @click.option("--max-new-tokens", default=20, show_default=True, help="Tokens to generate at most.")

@@ -76,7 +76,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+@click.command(short_help="How many blocks and GiB give a hit rate.")
 @source_options
 @click.option(
     "--hit-rate",
@@ -89,6 +89,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--block-size",
+    "--block-sizes",
     "block_sizes",
     callback=block_sizes,
     default="16",

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, tell_rejected
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
-    check_one_source,
+    chosen_source,
     chosen_trace,
     debug_option,
     how_options,
     share,
-    trace_options,
+    source_options,
 )
 from blockmgr.cli.options import capacities as parse_sizes
 from blockmgr.lab.replay import ReplayConfig
@@ -35,10 +35,11 @@ RESULT_SAYS_NO: Final = 1
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "seed"})
 
 
-@click.command()
-@trace_options
+@click.command(short_help="Replay requests and print the hit rate.")
+@source_options
 @click.option(
     "--capacity",
+    "--capacities",
     "capacities",
     callback=parse_sizes,
     default="5%,10%,20%,50%,100%",
@@ -67,6 +68,7 @@ def replay(
     ctx: click.Context,
     /,
     *,
+    source: str | None,
     trace_path: Path | None,
     workload: str | None,
     capacities: tuple[Capacity, ...],
@@ -79,9 +81,9 @@ def replay(
 ) -> None:
     """Replay requests through the block manager and print the hit rate at each capacity.
 
-    Without --trace and --workload it replays the built-in shared-prompt workload.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
     """
-    check_one_source(ctx, trace_path, workload)
+    found = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
         if plot_path is not None:
             # Before the work, so that a missing extra does not waste it.
@@ -89,11 +91,12 @@ def replay(
 
             plot.check_path(plot_path)
         config = ReplayConfig(**settings)
-        trace = chosen_trace(trace_path, workload, seed)
+        trace = chosen_trace(found.trace_path, found.workload, seed)
         total = len(trace.requests) * len(capacities)
         with progress_bar("replaying", "requests", total) as progress:
             outcome = study(trace, capacities, config, progress=progress)
-        chosen = {} if trace_path is not None else {"workload": workload or DEFAULT_WORKLOAD}
+        named = source is not None or trace_path is not None
+        chosen = {"workload": None if named else workload or DEFAULT_WORKLOAD}
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen)
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
@@ -101,6 +104,8 @@ def replay(
         else:
             print_study(outcome, sys.stdout)
             click.echo(provenance.line, err=True)
+        for result in outcome.results:
+            tell_rejected(trace, config, result.num_blocks)
         if plot_path is not None:
             for path in plot.save_plot(outcome, plot_path):
                 click.echo(f"wrote {path}", err=True)

@@ -40,7 +40,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tupl
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Write a web page on the hit rate.")
 @source_options
 @click.option(
     "--output",

@@ -15,13 +15,13 @@ from blockmgr.blocks import BlockState
 from blockmgr.cli.common import one_line_errors, percent, progress_bar, repeat_command
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
-    check_one_source,
+    chosen_source,
     chosen_trace,
     debug_option,
     how_options,
     one_capacity,
     share,
-    trace_options,
+    source_options,
 )
 from blockmgr.inspect import LETTERS, pieces
 from blockmgr.lab.attainable import unbounded
@@ -49,8 +49,8 @@ STYLES: Final = {
 }
 
 
-@click.command()
-@trace_options
+@click.command(short_help="Show the blocks in the middle of a replay.")
+@source_options
 @click.option(
     "--capacity",
     callback=one_capacity,
@@ -84,6 +84,7 @@ def show(
     ctx: click.Context,
     /,
     *,
+    source: str | None,
     trace_path: Path | None,
     workload: str | None,
     capacity: Capacity,
@@ -96,16 +97,16 @@ def show(
 ) -> None:
     """Show the blocks of a pool in the middle of a replay: states, sharing, who holds what.
 
-    Without --trace and --workload it replays the built-in shared-prompt workload.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
     """
-    check_one_source(ctx, trace_path, workload)
+    found = chosen_source(ctx, source, trace_path, workload)
     if step is not None and at is not None:
         raise click.UsageError("--step and --at exclude each other", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         if output is not None:
             check_path(output)
         config = ReplayConfig(**settings)
-        trace = chosen_trace(trace_path, workload, seed)
+        trace = chosen_trace(found.trace_path, found.workload, seed)
         blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
         if step is None:
             at = Fraction(1, 2) if at is None else at
@@ -113,7 +114,7 @@ def show(
         with progress_bar("replaying", "requests", len(trace.requests)) as progress:
             moment = replay_until(trace, blocks, config, step, progress=progress)
         chosen: dict[str, object] = {} if at is None else {"at": percent(at)}
-        if trace_path is None:
+        if source is None and trace_path is None:
             chosen["workload"] = workload or DEFAULT_WORKLOAD
         _print_or_draw(ctx, moment, trace.name, chosen, output)
 

@@ -49,10 +49,12 @@ HEADINGS: Final = (
 )
 
 
-@click.command()
+@click.command(short_help="Compare policies, pool sizes and block sizes.")
 @source_options
 @click.option(
     "--policies",
+    "--eviction",
+    "policies",
     callback=policies,
     default="all",
     show_default=True,
@@ -61,6 +63,8 @@ HEADINGS: Final = (
 )
 @click.option(
     "--capacities",
+    "--capacity",
+    "capacities",
     callback=capacities,
     default="1%,2%,5%,10%,20%,50%",
     show_default=True,
@@ -69,6 +73,8 @@ HEADINGS: Final = (
 )
 @click.option(
     "--block-sizes",
+    "--block-size",
+    "block_sizes",
     callback=block_sizes,
     default="16",
     show_default=True,

@@ -41,7 +41,7 @@ def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
     return name
 
 
-@click.command()
+@click.command(short_help="Describe a generated workload, or export it.")
 @click.argument("name", callback=_name)
 @click.option(
     "--seed",

@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING
 from blockmgr.lab.references import NO_RUN, References, RequestReferences, Rule, references
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockmgr.lab.replay import ReplayConfig
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Optimum", "check_full_blocks_only", "optimum", "optimum_of"]
+__all__ = ["Optimum", "check_full_blocks_only", "optima", "optimum", "optimum_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,16 @@ def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Opt
         query_tokens=stream.query_tokens,
         hit_tokens=hit_tokens,
     )
+
+
+def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
+    """``optimum`` at several pool sizes, whose references are found once.
+
+    Raises:
+        ValueError: As ``optimum`` does.
+    """
+    stream = references(trace, config)
+    return [optimum_of(stream, num_blocks, config) for num_blocks in sizes]
 
 
 def check_full_blocks_only(config: ReplayConfig) -> None:

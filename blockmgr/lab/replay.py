@@ -23,17 +23,17 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blockmgr.blocks import Admission
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.hints import Outlook
+from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
-    from blockmgr.policy import PolicyFactory
 
 __all__ = [
     "Clock",
@@ -50,121 +50,6 @@ Clock = Callable[[], float]
 
 Progress = Callable[[], None]
 """Called once for each request, when it is admitted or rejected."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
-    """How a trace is replayed.
-
-    Attributes:
-        block_size: Tokens per block.
-        max_seqs: Sequences that may run at once; requests beyond that wait.
-        min_service_ms: Shortest time a request holds its blocks, in milliseconds.
-        service_ms_per_token: Time it holds them for each output token, in milliseconds.
-        min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
-        dedup: The manager's: what happens to a block that is found to be cached already.
-        digest: The manager's: name of the digest that finds candidates.
-        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
-        hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
-            its conversation goes on (``blockmgr.lab.hints``).
-
-    Raises:
-        ValueError: A number is below its bound.
-    """
-
-    block_size: int = 16
-    max_seqs: int = 1024
-    min_service_ms: int = 500
-    service_ms_per_token: int = 30
-    min_partial_tokens: int = 0
-    dedup: Literal["remap", "append_only"] = "remap"
-    digest: str = "xxh3_128"
-    eviction: str | PolicyFactory = "lru"
-    hints: Literal["none", "truth"] = "none"
-
-    def __post_init__(self) -> None:
-        bounds = {
-            "block_size": 1,
-            "max_seqs": 1,
-            "min_service_ms": 0,
-            "service_ms_per_token": 0,
-            "min_partial_tokens": 0,
-        }
-        for name, bound in bounds.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if self.hints not in ("none", "truth"):
-            raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
-        if self.min_partial_tokens > self.block_size:
-            raise ValueError(
-                f"min_partial_tokens must be at most block_size, {self.block_size}, "
-                f"got {self.min_partial_tokens}"
-            )
-
-    def service_ms(self, request: Request) -> int:
-        """Milliseconds a running request holds its blocks."""
-        return max(self.min_service_ms, self.service_ms_per_token * request.num_output_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
-    """What one replay counted. Units are blocks unless the name says otherwise.
-
-    Attributes:
-        num_blocks: Blocks in the pool.
-        requests: Requests in the trace.
-        rejected: Of those, requests larger than the pool can ever hold.
-        waited: Of those, requests that were admitted later than they arrived.
-        wait_ms: Simulated milliseconds that requests waited, all together.
-        query_tokens: Prompt tokens of all requests, rejected ones included.
-        hit_tokens: Of those, tokens found in the cache.
-        partial_hit_tokens: Of those, tokens found in part of a block.
-        evictions: Cached blocks given up for new content.
-        copies: Block copies handed to the engine.
-        deduplicated: Full blocks that turned out to be cached already when committed.
-        peak_used_blocks: Most blocks in use at one time, idle ones not counted.
-        steps: Instants of simulated time at which requests were admitted or ended.
-        memory_bytes: Host memory of the manager.
-        host_s: Seconds spent inside manager calls; differs from run to run.
-    """
-
-    num_blocks: int
-    requests: int
-    rejected: int
-    waited: int
-    wait_ms: int
-    query_tokens: int
-    hit_tokens: int
-    partial_hit_tokens: int
-    evictions: int
-    copies: int
-    deduplicated: int
-    peak_used_blocks: int
-    steps: int
-    memory_bytes: int
-    host_s: float = field(compare=False)
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens over query tokens, in ``0 … 1``."""
-        return self.hit_tokens / self.query_tokens
-
-
-def held_blocks(request: Request, config: ReplayConfig) -> int:
-    """Blocks that must be to hand for a request of which nothing is cached.
-
-    Its samples share the blocks that the prompt fills. From the first token that differs on, each
-    has its own; samples without output share the prompt's tail.
-    """
-    prompt, block_size = request.num_prompt_tokens, config.block_size
-    outputs = [len(output) for output in request.outputs] or [0]
-    shared = prompt // block_size
-    own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
-    tail = prompt % block_size > 0 and 0 in outputs
-    # A full last block is computed again if it is cached. Without remapping, both then stay in
-    # use, and the samples' own blocks are taken only after that.
-    twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
-    return shared + own + tail + twin
 
 
 def replay(

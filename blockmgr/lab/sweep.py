@@ -8,14 +8,13 @@ are.
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from blockmgr.lab.optimum import optimum
+from blockmgr.lab.optimum import optima
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, held_blocks, replay
 from blockmgr.lab.study import Capacity, attainable
 
@@ -88,7 +87,7 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
 
 def num_tasks(*, policies: int, capacities: int, block_sizes: int) -> int:
     """How often ``sweep`` calls ``advance`` with so many of each."""
-    return block_sizes * (1 + capacities * (1 + policies))
+    return block_sizes * (2 + capacities * policies)
 
 
 def sweep(
@@ -111,7 +110,7 @@ def sweep(
         block_sizes: Tokens per block; empty for that of ``config``.
         jobs: Processes at work, at least 1. With more than one they are spawned, so a program
             that calls this keeps its own start behind ``if __name__ == "__main__":``.
-        advance: Called ``num_tasks`` times: for each block size, each optimum and each replay.
+        advance: Called ``num_tasks`` times: twice for each block size, and for each replay.
 
     Raises:
         ValueError: A pool is smaller than the largest request, ``jobs`` is below 1, there is no
@@ -132,7 +131,8 @@ def sweep(
         for setting, ceiling, capacity, blocks in pools:
             _check_pool(trace, setting, capacity, blocks, ceiling.working_set_blocks)
         tasks: list[tuple[Any, ...]] = [
-            (optimum, blocks, setting) for setting, _, _, blocks in pools
+            (optima, [blocks for other, _, _, blocks in pools if other is setting], setting)
+            for setting in settings
         ]
         tasks += [
             (replay, blocks, replace(setting, eviction=policy))
@@ -140,7 +140,8 @@ def sweep(
             for policy in policies
         ]
         found = workers.run(tasks)
-    bests, results = found[: len(pools)], iter(found[len(pools) :])
+    bests = [best for group in found[: len(settings)] for best in group]
+    results = iter(found[len(settings) :])
     rows = tuple(
         SweepRow(
             policy=policy,
@@ -182,10 +183,11 @@ class _Workers:
         self._advance = advance
         self._pool: ProcessPoolExecutor | None = None
         if jobs > 1:
-            # Once here rather than once a task. Spawned, because a fork would copy threads' locks.
-            self._pickled = pickle.dumps(trace)
+            # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(jobs, mp_context=spawn)
+            self._pool = ProcessPoolExecutor(
+                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace,)
+            )
 
     def __enter__(self) -> _Workers:
         return self
@@ -198,9 +200,7 @@ class _Workers:
         """For each task, a function and what it takes after the trace: what it returns."""
         if self._pool is None:
             return list(self._run_here(tasks))
-        futures: list[Future[Any]] = [
-            self._pool.submit(_run_pickled, self._pickled, *task) for task in tasks
-        ]
+        futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -217,5 +217,13 @@ class _Workers:
             self._advance()
 
 
-def _run_pickled(pickled: bytes, function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(pickle.loads(pickled), *arguments)
+_traces: list[Trace] = []
+"""In a spawned process, the one trace that it works on."""
+
+
+def _take_trace(trace: Trace) -> None:
+    _traces[:] = [trace]
+
+
+def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(_traces[0], *arguments)

@@ -4,8 +4,9 @@ Two line-by-line JSON formats are read, told apart by the first line:
 
 * Mooncake's: ``timestamp`` (ms), ``input_length`` and ``output_length`` (tokens) and
   ``hash_ids``, one id for each 512 tokens of the prompt, where an equal id means an equal block
-  after an equal prefix. Tokens are not in the file, so id ``h`` stands for the tokens
-  ``[512 h, 512 h + 512)``: equal ids become equal tokens, at every block size that divides 512.
+  after an equal prefix, so that an id always follows the same one. Tokens are not in the file:
+  id ``h`` stands for the tokens ``[512 h, 512 h + 512)``, and equal ids become equal tokens at
+  every block size that divides 512.
 * blockmgr's own, written by ``write_trace``: a header record with format and version, then one
   record a request with its tokens in full.
 
@@ -219,6 +220,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def _requests(path: str) -> Iterator[Request]:
     """Read a file line by line, so that only the requests are ever held."""
     own = False
+    parents: dict[int, tuple[int | None, int]] = {}
     earliest = 0
     number = 0
     with Path(path).open("rb") as file:
@@ -229,7 +231,7 @@ def _requests(path: str) -> Iterator[Request]:
                 own = True
                 continue
             arrival = "arrival_ms" if own else "timestamp"
-            request = line.own_request() if own else line.mooncake_request()
+            request = line.own_request() if own else line.mooncake_request(parents)
             if request.arrival_ms < earliest:
                 raise line.error(
                     arrival, f"{arrival} {request.arrival_ms}", f"at least {earliest}, as before"
@@ -268,8 +270,13 @@ class _Line:
         if version != VERSION:
             raise self.error("version", f"version {version}", f"version {VERSION}")
 
-    def mooncake_request(self) -> Request:
-        """The request of a Mooncake record."""
+    def mooncake_request(self, parents: dict[int, tuple[int | None, int]]) -> Request:
+        """The request of a Mooncake record.
+
+        Args:
+            parents: What came before each id, None for the first of a prompt, and the line that
+                said so; grows by the ids of this record.
+        """
         arrival_ms = self._integer("timestamp", 0, MAX_MILLISECONDS)
         num_tokens = self._integer("input_length", 1, MAX_MILLISECONDS)
         num_output_tokens = self._integer("output_length", 0, MAX_MILLISECONDS)
@@ -281,11 +288,23 @@ class _Line:
                 f"{len(ids)} hash_ids for input_length {num_tokens}",
                 f"{expected}, one for each {TOKENS_PER_HASH_ID} tokens",
             )
+        self._check_prefixes(ids, parents)
         return Request(
             arrival_ms=arrival_ms,
             prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
             num_output_tokens=num_output_tokens,
         )
+
+    def _check_prefixes(self, ids: list[int], parents: dict[int, tuple[int | None, int]]) -> None:
+        """Refuse an id that stood after another one before: it would be two blocks in one."""
+        before = None
+        for current in ids:
+            known, line = parents.setdefault(current, (before, self._number))
+            if known != before:
+                found = f"id {current} {_place(before)} in hash_ids"
+                expected = f"it {_place(known)}, as in line {line}: an id stands for its prefix too"
+                raise self.error("hash_ids", found, expected)
+            before = current
 
     def own_request(self) -> Request:
         """The request of a record of blockmgr's own format."""
@@ -365,6 +384,10 @@ class _Line:
 
 def _kind(value: Any) -> str:
     return f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
+
+
+def _place(before: int | None) -> str:
+    return "first" if before is None else f"after id {before}"
 
 
 def _show(value: Any) -> str:

@@ -6,29 +6,23 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
 
 import blockmgr.lab
 from blockmgr import __version__
-from blockmgr.cli import cli
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.workloads import generate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Run = Callable[..., Result]
+    from tests.cli.conftest import Run
+
 
 SMALL = ("replay", "--workload", "parallel-sampling", "--capacity", "10%,300")
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}\n'
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command line as a program without a terminal would."""
-    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
 
 
 @pytest.fixture
@@ -105,6 +99,84 @@ def test_a_malformed_trace_is_named_with_line_and_column(run: Run, tmp_path: Pat
         f"error: {path}:2:60: found 2 hash_ids for input_length 6000, "
         "expected 12, one for each 512 tokens\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"timestamp": -1}, "found timestamp -1, expected an integer in [0, "),
+        ({"timestamp": 4}, "found timestamp 4, expected at least 5, as before"),
+        (
+            {"hash_ids": [4, 9]},
+            "found id 9 after id 4 in hash_ids, expected it after id 3, as in line 1: "
+            "an id stands for its prefix too",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["replay", "sweep", "explain", "show"])
+def test_a_line_that_contradicts_the_one_before_is_named(
+    run: Run, tmp_path: Path, command: str, second: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    first = {**json.loads(GOOD), "timestamp": 5}
+    path.write_text(f"{json.dumps(first)}\n{json.dumps({**first, **second})}\n", encoding="utf-8")
+
+    result = run(command, path)
+
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {path}:2:")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("command", ["replay", "explain"])
+def test_requests_larger_than_the_pool_are_told_with_the_smallest_that_holds_them(
+    run: Run, trace_file: Path, command: str
+) -> None:
+    told = "3 of 3 requests are larger than a pool of 9 blocks and count as missed; from 38 blocks"
+    assert told in run(command, trace_file, "--capacity", 9).stderr
+    assert "larger than a pool" not in run(command, trace_file, "--capacity", 38).stderr
+
+
+def test_replay_tells_the_manager_the_truth_if_asked_to(run: Run) -> None:
+    chat = ("replay", "chat", "--capacity", "2%", "--json")
+    told = json.loads(run(*chat, "--hints", "truth").stdout)
+    untold = json.loads(run(*chat).stdout)
+
+    assert told["config"]["hints"] == "truth"
+    assert "--hints truth" in told["command"]
+    config = ReplayConfig(hints="truth")
+    [entry] = told["results"]
+    assert (
+        entry["hit_tokens"] == replay(generate("chat", 0), entry["num_blocks"], config).hit_tokens
+    )
+    assert entry["hit_tokens"] > untold["results"][0]["hit_tokens"]
+
+
+@pytest.mark.parametrize("command", ["replay", "show", "explain", "sweep"])
+def test_a_policy_that_is_not_there_is_named_with_the_nearest(run: Run, command: str) -> None:
+    result = run(command, "few-shot", "--eviction", "lfud")
+    assert result.exit_code == 2
+    assert "policy must be one of lru, " in result.stderr
+    assert "got 'lfud'; did you mean 'lfuda'?" in result.stderr
+
+
+def test_a_source_stands_for_a_workload_or_a_trace(run: Run, trace_file: Path) -> None:
+    named = run("replay", "parallel-sampling", *SMALL[3:], "--json")
+    assert (
+        json.loads(named.stdout)["results"] == json.loads(run(*SMALL, "--json").stdout)["results"]
+    )
+    command = json.loads(named.stdout)["command"]
+    assert command.startswith("blockmgr replay parallel-sampling --capacity 10%,300 ")
+    assert run(*shlex.split(command)[1:]).stdout == named.stdout
+    assert json.loads(run("replay", trace_file, "--json").stdout)["trace"] == "trace.jsonl"
+
+
+def test_the_singular_and_the_plural_of_an_option_are_the_same(run: Run, trace_file: Path) -> None:
+    one = ("sweep", trace_file, "--jobs", 1, "--json", "--policies", "lru")
+    plural = run(*one, "--capacities", "50,60", "--block-sizes", "16,64")
+    assert plural.exit_code == 0
+    assert run(*one, "--capacity", "50,60", "--block-size", "16,64").stdout == plural.stdout
 
 
 def test_an_empty_trace_is_bad_input(run: Run, tmp_path: Path) -> None:

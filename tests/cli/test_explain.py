@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
 
-from blockmgr.cli import cli
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
 
-Run = Callable[..., Result]
 SMALL = ("explain", "few-shot", "--capacity", "5%", "--block-size", "64")
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command line as a program without a terminal would."""
-    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
 
 
 def test_the_table_says_why_and_stderr_how_to_repeat_it(run: Run) -> None:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,21 +17,14 @@ pytest.importorskip("torch", reason="generate runs a transformers model")
 pytest.importorskip("transformers", reason="generate runs a transformers model")
 
 import torch
-from click.testing import CliRunner, Result
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig
 
-from blockmgr.cli import cli
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
 
-Run = Callable[..., Result]
 
 WORDS = ("<unk>", "a", "block", "is", "what", "who", "may", "write", "to", "it")
 SHORT = ("generate", "--demo", "--max-new-tokens", "6")
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command line as a program without a terminal would."""
-    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
 
 
 @pytest.fixture

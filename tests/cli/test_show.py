@@ -7,12 +7,12 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from blockmgr import BlockState, __version__
 from blockmgr.cli import cli
@@ -22,16 +22,12 @@ from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.workloads import generate
 
-Run = Callable[..., Result]
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
 
 SMALL = ("show", "--workload", "parallel-sampling", "--capacity", "300")
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}\n'
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command line as a program without a terminal would."""
-    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="blockmgr")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockmgr.explain import MissReason
+from blockmgr.lab.misses import misses
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.trace import Trace
@@ -19,6 +21,7 @@ from blockmgr.lab.workloads import generate
 page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
 # These import matplotlib as well.
 from blockmgr.lab.page.bands import pool_bands  # noqa: E402
+from blockmgr.lab.page.facts import MEANINGS  # noqa: E402
 from blockmgr.lab.page.paint import DARK, LIGHT  # noqa: E402
 from blockmgr.lab.page.words import BINS_MS, binned  # noqa: E402
 
@@ -116,16 +119,18 @@ def test_headings_go_down_one_level_at_a_time_and_there_is_one_h1(parsed: Page) 
     assert len(levels) == 1 + 6
 
 
-def test_every_chart_has_a_name_a_description_and_a_table(parsed: Page) -> None:
+def test_every_chart_has_a_name_a_description_and_a_table(parsed: Page, text: str) -> None:
     charts = parsed.all("svg")
     assert len(charts) == 2 * 6
     for chart in charts:
         assert chart["aria-labelledby"]
         assert chart["aria-describedby"]
         assert chart["role"] == "group"
-    assert all(text.strip() for text in parsed.texts["title"] + parsed.texts["desc"])
-    assert len(parsed.all("table")) == len(parsed.all("section")) == 6
-    assert all(text.strip() for text in parsed.texts["caption"])
+    assert all(words.strip() for words in parsed.texts["title"] + parsed.texts["desc"])
+    sections = re.findall(r"<section.*?</section>", text, flags=re.DOTALL)
+    assert len(sections) == 6
+    assert all("<table>" in section for section in sections)
+    assert all(words.strip() for words in parsed.texts["caption"])
     assert {cell.get("scope") for cell in parsed.all("th")} == {"row", "col"}
 
 
@@ -200,8 +205,42 @@ def test_tables_say_the_rates_of_the_results(report: page.Report, parsed: Page) 
 
 def test_outcomes_add_up_to_all_prompt_tokens(report: page.Report) -> None:
     assert sum(outcome.tokens for outcome in report.outcomes) == report.attainable.query_tokens
-    assert report.outcomes[0].tokens == report.watched.result.hit_tokens
-    assert all(outcome.tokens >= 0 for outcome in report.outcomes)
+    found, *missed = report.outcomes
+    assert found.tokens == report.watched.result.hit_tokens
+    assert found.reason is None
+    assert all(outcome.tokens > 0 for outcome in missed)
+    assert len(missed) > 2
+    assert missed[0].reason is MissReason.EVICTED
+
+
+def test_reasons_are_those_that_explain_gives(trace: Trace, report: page.Report) -> None:
+    table = misses(trace, report.watched.result.num_blocks, CONFIG)
+    found, *missed = report.outcomes
+    assert {outcome.reason: outcome.tokens for outcome in missed} == table.missed_tokens
+    assert found.tokens == table.hit_tokens
+
+
+def test_every_reason_has_its_meaning() -> None:
+    assert set(MEANINGS) == set(MissReason)
+
+
+def test_so_many_more_blocks_save_what_the_page_says(trace: Trace) -> None:
+    config = ReplayConfig(block_size=16, min_service_ms=0, service_ms_per_token=0)
+    report = page.gather(trace, config, capacity=TENTH, policies=("lru",), capacities=[TENTH])
+    text = page.as_html(report)
+    [said] = re.findall(r"([\d,]+) more blocks would have saved half of it \(\S+ tokens\), ", text)
+    [every] = re.findall(r"tokens\), ([\d,]+) all of it", text)
+    before = report.watched.result
+    for sizes in (said, every):
+        more = int(sizes.replace(",", ""))
+        larger = replay(trace, before.num_blocks + more, config)
+        saved = larger.hit_tokens - before.hit_tokens
+        assert saved * 2 >= report.misses.missed_tokens[MissReason.EVICTED]
+        cells = (f"{larger.num_blocks:,}", f"{saved:,}", f"{larger.hit_rate:.2%}")
+        row = "".join(f"<td>{cell}</td>" for cell in cells)
+        assert f'<th scope="row">{more:,}</th>{row}' in text
+    # With the last of them, nothing that could be found is missed.
+    assert larger.hit_tokens == report.attainable.hit_tokens
 
 
 def test_the_summary_says_what_the_tiles_say(report: page.Report, parsed: Page) -> None:
@@ -240,7 +279,9 @@ def test_lru_alone_makes_a_page_without_a_comparison(trace: Trace) -> None:
 def test_a_pool_that_evicts_nothing_makes_a_page(trace: Trace) -> None:
     [ample] = parse_capacities("100%")
     report = page.gather(trace, CONFIG, capacity=ample, policies=("arc",), capacities=(ample,))
-    assert "nothing was evicted" in page.as_html(report)
+    text = page.as_html(report)
+    assert "nothing was evicted" in text
+    assert "would have saved" not in text
     assert not len(report.watched.lifetimes_ms)
 
 

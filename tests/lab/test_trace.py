@@ -111,6 +111,10 @@ def test_any_block_size_is_good_for_a_trace_of_tokens(make_trace: MakeTrace) -> 
         (GOOD.replace("513", "512"), 59, "2 hash_ids for input_length 512", "1, one for each"),
         (GOOD.replace("513", "1025"), 60, "2 hash_ids for input_length 1025", "3, one for each"),
         (GOOD.replace("5", "4", 1), 2, "timestamp 4", "at least 5, as before"),
+        (GOOD.replace("3, 9", "4, 9"), 59, "id 9 after id 4 in hash_ids", "it after id 3, as in"),
+        (GOOD.replace("3, 9", "9, 3"), 59, "id 9 first in hash_ids", "it after id 3, as in line 1"),
+        (GOOD.replace("3, 9", "4, 3"), 59, "id 3 after id 4 in hash_ids", "it first, as in line 1"),
+        (GOOD.replace("3, 9", "4, 4"), 59, "id 4 after id 4 in hash_ids", "it first, as in line 2"),
     ],
 )
 def test_a_malformed_line_is_named_with_its_column(

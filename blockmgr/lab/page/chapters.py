@@ -9,7 +9,7 @@ import numpy as np
 
 from blockmgr.lab.page import charts
 from blockmgr.lab.page.bands import pool_bands
-from blockmgr.lab.page.words import BINS_MS, binned, duration
+from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,8 @@ __all__ = ["Chapter", "Table", "chapters"]
 Rows = tuple[tuple[str, ...], ...]
 
 FRAMES_IN_TABLE: Final = 24
+# Of the evicted tokens, those for which a table says how many more blocks would have kept them.
+SAVED_SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +160,54 @@ def _outcomes(report: Report) -> Chapter:
         (outcome.name, outcome.meaning, f"{outcome.tokens:,}", _percent(outcome.tokens / total))
         for outcome in report.outcomes
     )
+    text = (
+        f"Found and missed, by reason, in a pool of {report.watched.result.num_blocks:,} "
+        "blocks under LRU. Only what was evicted can be won back by more blocks or a better "
+        "order of eviction."
+    )
+    tables = [Table("Prompt tokens by outcome", ("outcome", "meaning", "tokens", "share"), rows)]
+    if len(report.misses.more_blocks):
+        text += f" {_saved(report)}."
+        tables.append(_more_blocks(report))
     return Chapter(
         name="misses",
         heading="What became of the prompt tokens",
-        text=(
-            f"Found and missed, by reason, in a pool of {report.watched.result.num_blocks:,} "
-            "blocks under LRU. Only what was evicted can be won back by more blocks or a better "
-            "order of eviction."
-        ),
+        text=text,
         description="; ".join(f"{row[0]} {row[3]}" for row in rows) + ".",
         height=70 + 58 * len(rows),
         tall=70 + 58 * len(rows),
         draw=charts.draw_outcomes,
-        tables=(
-            Table("Prompt tokens by outcome", ("outcome", "meaning", "tokens", "share"), rows),
-        ),
+        tables=tuple(tables),
     )
+
+
+def _saved(report: Report) -> str:
+    """How many more blocks would have saved half of what was evicted, and all of it."""
+    found = report.misses
+    half, every = (found.more_blocks_for(share) for share in (0.5, 1.0))
+    tokens = short_count(found.saved(every))
+    if half == every:
+        return f"{every:,} more blocks would have saved all of it ({tokens} tokens)"
+    return (
+        f"{half:,} more blocks would have saved half of it ({short_count(found.saved(half))} "
+        f"tokens), {every:,} all of it ({tokens})"
+    )
+
+
+def _more_blocks(report: Report) -> Table:
+    found = report.misses
+    sizes = [found.more_blocks_for(share) for share in SAVED_SHARES]
+    rows = tuple(
+        (
+            f"{more:,}",
+            f"{found.num_blocks + more:,}",
+            f"{found.saved(more):,}",
+            _percent((found.hit_tokens + found.saved(more)) / found.query_tokens),
+        )
+        for more in dict.fromkeys(sizes)
+    )
+    headings = ("more blocks", "blocks then", "tokens saved", "hit rate then")
+    return Table("Tokens that more blocks would have saved", headings, rows)
 
 
 def _gaps(report: Report) -> Chapter:

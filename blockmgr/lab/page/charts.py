@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from blockmgr.explain import MissReason
 from blockmgr.lab.page.bands import Band, pool_bands
 from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
@@ -35,9 +36,11 @@ COLUMNS_NARROW: Final = 2
 ROOM: Final = 0.16
 ROOM_LEFT: Final = 0.42
 ROOM_RIGHT: Final = 0.2
+# Shares below it are said to be so, rather than 0.
+LEAST_SHARE: Final = 0.001
 MINUS: Final = "\N{MINUS SIGN}"
-# What can be won back stands out from what cannot.
-OUTCOME_ROLES: Final = {"found": "found", "evicted": "evicted"}
+# What more blocks can win back stands out from what they cannot.
+OUTCOME_ROLES: Final = {None: "found", MissReason.EVICTED: "evicted"}
 
 
 def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
@@ -102,8 +105,8 @@ def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
             gain = gains[name, size]
             role = "found" if gain >= 0 else "evicted"
             axes.barh(place, gain, height=0.5, color=colour(role), linewidth=0)
-            away, align = ((5, 0), "left") if gain >= 0 else ((-5, 0), "right")
             text = _signed(gain)
+            away, align = ((-5, 0), "right") if text[0] == MINUS else ((5, 0), "left")
             _label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
             placed.append((axes, gain, place, _policy_text(report, name, size)))
         axes.axvline(0, color=colour("ink"), linewidth=1.2)
@@ -141,11 +144,13 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
     widest = max(outcome.tokens for outcome in report.outcomes) / total
     for place, outcome in enumerate(report.outcomes):
         share = outcome.tokens / total
-        role = OUTCOME_ROLES.get(outcome.name, "unseen")
+        role = OUTCOME_ROLES.get(outcome.reason, "unseen")
         axes.barh(place, 100 * share, height=0.34, color=colour(role), linewidth=0)
         name = outcome.name if narrow else f"{outcome.name}: {outcome.meaning}"
         _label(axes, name, (0, place - 0.2), colour("ink"), (0, 3))
-        value = f"{share:.1%}  ({short_count(outcome.tokens)})"
+        few = 0 < share < LEAST_SHARE
+        text = f"under {LEAST_SHARE:.1%}" if few else f"{share:.1%}"
+        value = f"{text}  ({short_count(outcome.tokens)})"
         _label(axes, value, (100 * share, place), colour("ink"), (7, 0), middle=True)
         placed.append(
             (axes, 100 * share, place, f"{outcome.name}: {outcome.tokens:,} tokens, {share:.2%}")
@@ -155,7 +160,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     axes.set_xlabel("share of all prompt tokens")
-    _dress(axes, colour, grid="x")
+    _dress(axes, colour, grid="")
     axes.spines["left"].set_visible(False)
     return placed
 
@@ -175,7 +180,8 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     if found.any():
         peak = int(np.argmax(found))
         text = f"found: {short_count(int(found.sum()))}"
-        _bar_label(axes, text, (peak, found[peak]), colour("lru"), right=False, narrow=narrow)
+        top = max(found[peak], wanted[peak])
+        _bar_label(axes, text, (peak, top), colour("lru"), right=False, narrow=narrow)
     axes.set_xlabel("time since the block was last used")
     axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.16)
     axes.set_ylabel("blocks")

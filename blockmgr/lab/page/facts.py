@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from blockmgr.explain import MissReason
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.curve import Curve, hit_rate_curve
+from blockmgr.lab.misses import MissTable, misses
 from blockmgr.lab.study import Capacity, parse_capacities
 from blockmgr.lab.sweep import Sweep, SweepRow, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.watch import Watched, watch
@@ -21,13 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["CAPACITIES", "Outcome", "Report", "gather", "num_steps"]
 
 CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
-FRAMES: Final = 180
-# Places of the second kind of step: the curve, the pool watched, the unbounded pool watched.
-WATCHES: Final = 3
+FRAMES: Final = 120
+# Places of the second kind of step: the curve, the pool watched and explained, the unbounded pool.
+WATCHES: Final = 4
 # What people call a while: ages by which idle blocks are counted.
 DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
 LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
 AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
+FOUND: Final = "found"
+MEANINGS: Final = MappingProxyType(
+    {
+        MissReason.CACHING_OFF: "nothing was looked for",
+        MissReason.TOO_LARGE: "the request was rejected",
+        MissReason.LAST_TOKEN: "in the block with the last token, which is always computed",
+        MissReason.PARTIAL_BLOCK: "at the end of the prompt, and only whole blocks are shared",
+        MissReason.NOT_COMMITTED: "in the blocks of a running request",
+        MissReason.EVICTED: "an unbounded pool would have found them",
+        MissReason.OTHER_EXTRAS: "kept apart by what else shapes their values",
+        MissReason.OTHER_NAMESPACE: "kept apart on purpose: another tenant or adapter",
+        MissReason.DIVERGED: "a cached block begins alike and goes on otherwise",
+        MissReason.NEVER_SEEN: "no prompt before began alike",
+        MissReason.NOT_REMEMBERED: "nothing remembers so far back",
+    }
+)
+"""What each reason to be missed means, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +58,13 @@ class Outcome:
         name: In two or three words.
         meaning: In a sentence.
         tokens: How many.
+        reason: Why they were missed, or None if they were found.
     """
 
     name: str
     meaning: str
     tokens: int
+    reason: MissReason | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -59,7 +81,7 @@ class Report:
         sweep: Every policy at every pool size.
         watched: The pool in detail, under LRU.
         unbounded: An unbounded pool in detail.
-        outcomes: What became of all prompt tokens in that pool; they add up.
+        misses: Why prompt tokens were missed in the pool in detail.
         command: What repeats the report.
     """
 
@@ -72,13 +94,24 @@ class Report:
     sweep: Sweep
     watched: Watched
     unbounded: Watched
-    outcomes: tuple[Outcome, ...]
+    misses: MissTable
     command: str
 
     @property
     def attainable(self) -> Attainable:
         """What an unbounded pool reaches."""
         return self.sweep.rows[0].attainable
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of all prompt tokens in the pool in detail; they add up.
+
+        What was found, what was evicted, then the other reasons, the most tokens first.
+        """
+        missed = self.misses.missed_tokens
+        found = Outcome(FOUND, "served from the pool", self.misses.hit_tokens)
+        order = sorted(missed, key=lambda why: (why is not MissReason.EVICTED, -missed[why]))
+        return (found, *(Outcome(why.value, MEANINGS[why], missed[why], why) for why in order))
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -176,13 +209,10 @@ def gather(
     outcome = sweep(trace, sizes, alone, policies=names, jobs=jobs, advance=step)
     best = outcome.rows[0].attainable
     span = trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms
-    watched = watch(
-        trace,
-        capacity.blocks(best.working_set_blocks),
-        alone,
-        frames=FRAMES,
-        age_bounds_ms=AGES_MS,
-    )
+    blocks = capacity.blocks(best.working_set_blocks)
+    watched = watch(trace, blocks, alone, frames=FRAMES, age_bounds_ms=AGES_MS)
+    step()
+    missed = misses(trace, blocks, alone)
     step()
     unbounded = watch(trace, best.working_set_blocks, alone)
     step()
@@ -196,7 +226,7 @@ def gather(
         sweep=outcome,
         watched=watched,
         unbounded=unbounded,
-        outcomes=_outcomes(trace, watched, best, config.block_size),
+        misses=missed,
         command=command,
     )
 
@@ -205,30 +235,3 @@ def _default_capacities(trace: Trace, config: ReplayConfig) -> list[Capacity]:
     least = largest_request_blocks(trace, config)
     working_set = unbounded(trace, config).working_set_blocks
     return [size for size in parse_capacities(CAPACITIES) if size.blocks(working_set) >= least]
-
-
-def _outcomes(
-    trace: Trace, watched: Watched, best: Attainable, block_size: int
-) -> tuple[Outcome, ...]:
-    result = watched.result
-    servable = sum(
-        (request.num_prompt_tokens - 1) // block_size * block_size for request in trace.requests
-    )
-    # Who waits may find an answer that was not there on arrival, and so more than is attainable.
-    evicted = max(0, best.hit_tokens - result.hit_tokens)
-    return (
-        Outcome("found", "served from the pool", result.hit_tokens),
-        Outcome(
-            "evicted",
-            "an unbounded pool would have found them",
-            evicted,
-        ),
-        Outcome(
-            "never seen", "no prompt before began alike", servable - result.hit_tokens - evicted
-        ),
-        Outcome(
-            "end of the prompt",
-            "in the block with its last token, which is always computed",
-            result.query_tokens - servable,
-        ),
-    )

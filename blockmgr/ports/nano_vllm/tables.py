@@ -1,17 +1,4 @@
-"""nano-vllm's ``BlockManager``, in both generations of its interface.
-
-Its scheduler runs unmodified on either class: it asks ``can_allocate`` and ``can_append``, then
-calls ``allocate``, ``may_append`` and ``deallocate``, and reads ``block_table`` and
-``num_cached_tokens`` off the sequence. What the original gets wrong is different here:
-
-- a hit is proved, not trusted to a 64-bit hash, and found only once its K/V has been computed;
-- one token of a prompt is always left to compute, so nothing is scheduled with zero tokens;
-- of two sequences that fill equal blocks, both end with the same block;
-- wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
-
-There is no ``blocks`` and no ``hash_to_block_id``, which its scheduler does not touch:
-``manager.blocks()`` shows every block.
-"""
+"""What both generations of nano-vllm's interface share: who holds which blocks, and growth."""
 
 from __future__ import annotations
 
@@ -22,14 +9,14 @@ import numpy as np
 import xxhash
 
 import blockmgr
-from blockmgr.arguments import integer, whole
+from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BlockManager", "ChunkedSequence", "LegacyBlockManager", "NanoSequence"]
+__all__ = ["ChunkedSequence", "Holder", "NanoSequence", "Tables", "check_has"]
 
 
 class NanoSequence(Protocol):
@@ -50,7 +37,7 @@ class ChunkedSequence(NanoSequence, Protocol):
     """Tokens, from ``num_cached_tokens`` on, that this step's forward computes."""
 
 
-class _Holder:
+class Holder:
     """A sequence that holds blocks, kept alive for as long, and what the core knows of it."""
 
     __slots__ = ("handle", "num_computed_tokens", "num_tokens", "seq")
@@ -62,7 +49,7 @@ class _Holder:
         self.num_computed_tokens = num_cached_tokens
 
 
-class _Tables:
+class Tables:
     """What both generations share: who holds which blocks, growth, and the attributes."""
 
     __slots__ = ("_holders", "_most_blocks", "block_size", "manager")
@@ -93,7 +80,7 @@ class _Tables:
         )
         self.block_size = self.manager.config.block_size
         self._most_blocks = self.manager.config.row_width
-        self._holders: dict[int, _Holder] = {}  # by identity of the sequence
+        self._holders: dict[int, Holder] = {}  # by identity of the sequence
 
     @staticmethod
     def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
@@ -107,6 +94,7 @@ class _Tables:
             ValueError: ``prefix`` or a token out of its bounds.
             TypeError: Values of the wrong type.
 
+        >>> from blockmgr.ports.nano_vllm import BlockManager
         >>> BlockManager.compute_hash(list(range(1, 17)))
         12258205949268247123
         """
@@ -196,7 +184,7 @@ class _Tables:
         """
         self.manager.check_invariants()
 
-    def _holder(self, seq: NanoSequence) -> _Holder:
+    def _holder(self, seq: NanoSequence) -> Holder:
         holder = self._holders.get(id(seq))
         if holder is None:
             raise SequenceStateError(
@@ -204,7 +192,7 @@ class _Tables:
             )
         return holder
 
-    def _check_grown(self, holder: _Holder, num_tokens: int) -> None:
+    def _check_grown(self, holder: Holder, num_tokens: int) -> None:
         if num_tokens < holder.num_tokens:
             raise SequenceStateError(
                 f"the sequence had {holder.num_tokens} tokens and has {num_tokens}; "
@@ -213,7 +201,7 @@ class _Tables:
 
     def _admission(self, seq: NanoSequence) -> bool:
         """Whether the whole sequence can be admitted now; raises if it never can."""
-        _check_has(seq, "token_ids")
+        check_has(seq, "token_ids")
         answer = self.manager.can_admit(seq.token_ids)
         if answer is Admission.NEVER:
             raise self._never_fits(seq)
@@ -234,7 +222,7 @@ class _Tables:
             view = self.manager.sequence(handle)
             seq.num_cached_tokens = view.num_cached_tokens
             seq.block_table[:] = view.block_ids.tolist()
-            self._holders[id(seq)] = _Holder(seq, handle, seq.num_cached_tokens)
+            self._holders[id(seq)] = Holder(seq, handle, seq.num_cached_tokens)
         except BaseException:  # no memory, say
             if handle is not None:
                 self._holders.pop(id(seq), None)
@@ -244,11 +232,11 @@ class _Tables:
             raise
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:
-        _check_has(seq, "token_ids", "block_table")
+        check_has(seq, "token_ids", "block_table")
         if seq.block_table or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
 
-    def _publish(self, holder: _Holder, num_computed_tokens: int) -> None:
+    def _publish(self, holder: Holder, num_computed_tokens: int) -> None:
         """Makes what was computed findable; the core is told once a block is full."""
         full = num_computed_tokens // self.block_size
         if full > holder.num_computed_tokens // self.block_size:
@@ -261,165 +249,12 @@ class _Tables:
         holder.num_computed_tokens = num_computed_tokens
 
 
-def _check_has(seq: object, *names: str) -> None:
+def check_has(seq: object, *names: str) -> None:
+    """Refuse what is no sequence of nano-vllm's.
+
+    Raises:
+        TypeError: ``seq`` lacks one of the attributes ``names``.
+    """
     for name in names:
         if not hasattr(seq, name):
             raise TypeError(f"seq must have {name}, got {type(seq).__name__}")
-
-
-class BlockManager(_Tables):
-    """The present interface: ``can_allocate`` counts cached blocks, ``hash_blocks`` publishes.
-
-    Args:
-        num_blocks: Physical blocks in the pool.
-        block_size: Tokens per block.
-        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers -1.
-        prefix_caching: Off, nothing is found again.
-        digest: As in ``ManagerConfig``.
-        dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
-            ``block_table`` to the blocks of a sequence with the same content.
-
-    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
-    """
-
-    __slots__ = ()
-
-    def can_allocate(self, seq: NanoSequence) -> int:
-        """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
-
-        Raises:
-            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens of the wrong type.
-        """
-        if not self._has_room_for_all_of(seq) and not self._admission(seq):
-            return -1
-        return self._num_cached_blocks(seq)
-
-    def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
-        """Gives the sequence blocks for all its tokens, the cached ones first.
-
-        Fills ``block_table`` and sets ``num_cached_tokens``.
-
-        Args:
-            seq: A sequence that holds no blocks.
-            num_cached_blocks: What ``can_allocate`` has just answered: the scheduler has planned
-                its step by it.
-
-        Raises:
-            OutOfBlocksError: Too few blocks at the moment.
-            NeverFitsError: The sequence needs more blocks than there are.
-            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
-            SequenceStateError: The sequence holds blocks already.
-            ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
-                out of bounds.
-            TypeError: Tokens of the wrong type.
-        """
-        self._check_holds_nothing(seq)
-        found = self._num_cached_blocks(seq)
-        if num_cached_blocks != found:
-            raise ValueError(
-                f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
-                f"got {num_cached_blocks!r}"
-            )
-        self._admit(seq)
-
-    def hash_blocks(self, seq: ChunkedSequence) -> None:
-        """Makes the blocks that this step's forward has filled findable.
-
-        Comes after the forward and before the scheduler advances ``num_cached_tokens``.
-
-        Raises:
-            SequenceStateError: The sequence holds no blocks.
-            ValueError: ``num_cached_tokens`` and ``num_scheduled_tokens`` add up to less than is
-                computed already, or to more tokens than there are.
-            TypeError: One of them is not an int.
-        """
-        holder = self._holder(seq)
-        _check_has(seq, "num_scheduled_tokens")
-        computed = integer("num_cached_tokens", seq.num_cached_tokens)
-        computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
-        if not holder.num_computed_tokens <= computed <= holder.num_tokens:
-            raise ValueError(
-                f"num_cached_tokens + num_scheduled_tokens must be in "
-                f"[{holder.num_computed_tokens}, {holder.num_tokens}], got {computed}"
-            )
-        self._publish(holder, computed)
-
-    def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
-        """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
-        _check_has(seq, "token_ids")
-        needed = -(-len(seq.token_ids) // self.block_size)
-        has_row = len(self._holders) < self.manager.config.max_seqs
-        return has_row and needed <= self.manager.num_available
-
-    def _num_cached_blocks(self, seq: NanoSequence) -> int:
-        return len(self.manager.match(seq.token_ids).block_ids)
-
-
-class LegacyBlockManager(_Tables):
-    """The first interface: ``can_allocate`` answers yes or no, and nothing announces a forward.
-
-    A block becomes findable once the scheduler's own calls show that it has been computed: when
-    ``may_append`` or ``deallocate`` finds a token sampled since, or, in schedulers with chunked
-    prefill, by the chunks that ``num_cached_tokens`` counts. The original published whole prompts
-    before any of it was computed.
-
-    Args:
-        num_blocks: Physical blocks in the pool.
-        block_size: Tokens per block.
-        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers False.
-        prefix_caching: Off, nothing is found again.
-        digest: As in ``ManagerConfig``.
-        dedup: As in ``ManagerConfig``. With ``"remap"``, ``may_append`` may change entries of
-            ``block_table`` to the blocks of a sequence with the same content.
-
-    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, up to 0.2.0.
-    """
-
-    __slots__ = ()
-
-    def can_allocate(self, seq: NanoSequence) -> bool:
-        """Whether ``allocate`` would succeed; blocks it would share are counted once.
-
-        Raises:
-            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens of the wrong type.
-        """
-        return self._admission(seq)
-
-    def allocate(self, seq: NanoSequence) -> None:
-        """Gives the sequence blocks for all its tokens, those that the cache holds first.
-
-        Fills ``block_table`` and sets ``num_cached_tokens``.
-
-        Raises:
-            OutOfBlocksError: Too few blocks at the moment.
-            NeverFitsError: The sequence needs more blocks than there are.
-            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
-            SequenceStateError: The sequence holds blocks already.
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens of the wrong type.
-        """
-        self._check_holds_nothing(seq)
-        self._admit(seq)
-
-    def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
-        holder = self._holder(seq)
-        computed = self._computed(holder)
-        super().may_append(seq)
-        self._publish(holder, computed)
-
-    def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
-        holder = self._holder(seq)
-        self._publish(holder, self._computed(holder))
-        super().deallocate(seq)
-
-    def _computed(self, holder: _Holder) -> int:
-        """Tokens whose K/V must have been written by this time."""
-        seq, known = holder.seq, holder.num_tokens
-        if len(seq.token_ids) > known:
-            return known  # the last of them is what the new token was sampled from
-        # Schedulers count a token as cached when they sample it, one step early.
-        return max(holder.num_computed_tokens, min(seq.num_cached_tokens, known - 1))

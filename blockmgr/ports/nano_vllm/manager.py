@@ -1,0 +1,171 @@
+"""The two generations of nano-vllm's ``BlockManager``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import integer
+from blockmgr.ports.nano_vllm.tables import Tables, check_has
+
+if TYPE_CHECKING:
+    from blockmgr.ports.nano_vllm.tables import ChunkedSequence, Holder, NanoSequence
+
+__all__ = ["BlockManager", "LegacyBlockManager"]
+
+
+class BlockManager(Tables):
+    """The present interface: ``can_allocate`` counts cached blocks, ``hash_blocks`` publishes.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers -1.
+        prefix_caching: Off, nothing is found again.
+        digest: As in ``ManagerConfig``.
+        dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
+            ``block_table`` to the blocks of a sequence with the same content.
+
+    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
+    """
+
+    __slots__ = ()
+
+    def can_allocate(self, seq: NanoSequence) -> int:
+        """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        if not self._has_room_for_all_of(seq) and not self._admission(seq):
+            return -1
+        return self._num_cached_blocks(seq)
+
+    def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
+        """Gives the sequence blocks for all its tokens, the cached ones first.
+
+        Fills ``block_table`` and sets ``num_cached_tokens``.
+
+        Args:
+            seq: A sequence that holds no blocks.
+            num_cached_blocks: What ``can_allocate`` has just answered: the scheduler has planned
+                its step by it.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: The sequence needs more blocks than there are.
+            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
+            SequenceStateError: The sequence holds blocks already.
+            ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
+                out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        self._check_holds_nothing(seq)
+        found = self._num_cached_blocks(seq)
+        if num_cached_blocks != found:
+            raise ValueError(
+                f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
+                f"got {num_cached_blocks!r}"
+            )
+        self._admit(seq)
+
+    def hash_blocks(self, seq: ChunkedSequence) -> None:
+        """Makes the blocks that this step's forward has filled findable.
+
+        Comes after the forward and before the scheduler advances ``num_cached_tokens``.
+
+        Raises:
+            SequenceStateError: The sequence holds no blocks.
+            ValueError: ``num_cached_tokens`` and ``num_scheduled_tokens`` add up to less than is
+                computed already, or to more tokens than there are.
+            TypeError: One of them is not an int.
+        """
+        holder = self._holder(seq)
+        check_has(seq, "num_scheduled_tokens")
+        computed = integer("num_cached_tokens", seq.num_cached_tokens)
+        computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
+        if not holder.num_computed_tokens <= computed <= holder.num_tokens:
+            raise ValueError(
+                f"num_cached_tokens + num_scheduled_tokens must be in "
+                f"[{holder.num_computed_tokens}, {holder.num_tokens}], got {computed}"
+            )
+        self._publish(holder, computed)
+
+    def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
+        """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
+        check_has(seq, "token_ids")
+        needed = -(-len(seq.token_ids) // self.block_size)
+        has_row = len(self._holders) < self.manager.config.max_seqs
+        return has_row and needed <= self.manager.num_available
+
+    def _num_cached_blocks(self, seq: NanoSequence) -> int:
+        return len(self.manager.match(seq.token_ids).block_ids)
+
+
+class LegacyBlockManager(Tables):
+    """The first interface: ``can_allocate`` answers yes or no, and nothing announces a forward.
+
+    A block becomes findable once the scheduler's own calls show that it has been computed: when
+    ``may_append`` or ``deallocate`` finds a token sampled since, or, in schedulers with chunked
+    prefill, by the chunks that ``num_cached_tokens`` counts. The original published whole prompts
+    before any of it was computed.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers False.
+        prefix_caching: Off, nothing is found again.
+        digest: As in ``ManagerConfig``.
+        dedup: As in ``ManagerConfig``. With ``"remap"``, ``may_append`` may change entries of
+            ``block_table`` to the blocks of a sequence with the same content.
+
+    Source: nano-vllm, ``nanovllm/engine/block_manager.py``, up to 0.2.0.
+    """
+
+    __slots__ = ()
+
+    def can_allocate(self, seq: NanoSequence) -> bool:
+        """Whether ``allocate`` would succeed; blocks it would share are counted once.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        return self._admission(seq)
+
+    def allocate(self, seq: NanoSequence) -> None:
+        """Gives the sequence blocks for all its tokens, those that the cache holds first.
+
+        Fills ``block_table`` and sets ``num_cached_tokens``.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: The sequence needs more blocks than there are.
+            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
+            SequenceStateError: The sequence holds blocks already.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        self._check_holds_nothing(seq)
+        self._admit(seq)
+
+    def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
+        holder = self._holder(seq)
+        computed = self._computed(holder)
+        super().may_append(seq)
+        self._publish(holder, computed)
+
+    def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
+        holder = self._holder(seq)
+        self._publish(holder, self._computed(holder))
+        super().deallocate(seq)
+
+    def _computed(self, holder: Holder) -> int:
+        """Tokens whose K/V must have been written by this time."""
+        seq, known = holder.seq, holder.num_tokens
+        if len(seq.token_ids) > known:
+            return known  # the last of them is what the new token was sampled from
+        # Schedulers count a token as cached when they sample it, one step early.
+        return max(holder.num_computed_tokens, min(seq.num_cached_tokens, known - 1))
