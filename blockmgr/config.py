@@ -26,7 +26,7 @@ MAX_DEBUG = 2
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
-EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru")
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be given up."""
 
 

@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("cli", "the command line") from error
 
-from blockmgr.cli import doctor, explain, generate, plan, replay, show, sweep, workload
+from blockmgr.cli import doctor, explain, generate, plan, replay, report, show, sweep, workload
 from blockmgr.cli.common import Group
 
 __all__ = ["cli", "main"]
@@ -35,6 +35,7 @@ cli.add_command(replay.replay)
 cli.add_command(sweep.sweep)
 cli.add_command(plan.plan)
 cli.add_command(explain.explain)
+cli.add_command(report.report)
 cli.add_command(show.show)
 cli.add_command(workload.workload)
 cli.add_command(generate.generate)

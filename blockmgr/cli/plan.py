@@ -97,7 +97,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Tokens per block; several, separated by commas, are compared.",
 )
 @_model_options
-@how_options_without("block_size", "eviction", "min_partial_tokens")
+@how_options_without("block_size", "eviction", "min_partial_tokens", "dedup")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
 @click.pass_context
@@ -122,8 +122,8 @@ def plan(
 ) -> None:
     """Say how many blocks, and how many GiB of K/V, give a hit rate.
 
-    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer is
-    for LRU, one request at a time; beside it stands what a replay with service times gives.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer
+    comes from the curve of LRU, exact unless requests wait; beside it stands a replay.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):

@@ -75,7 +75,7 @@ HEADINGS: Final = (
     metavar="SIZES",
     help="Tokens per block, separated by commas.",
 )
-@how_options_without("block_size", "eviction")
+@how_options_without("block_size", "eviction", "min_partial_tokens")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

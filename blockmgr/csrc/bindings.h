@@ -186,6 +186,7 @@ void bind_block_pool(nb::module_& m);
 
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
+void bind_adaptive(nb::module_& m);
 
 }  // namespace blockmgr
 

@@ -1,6 +1,7 @@
 #include "policy.h"
 
 #include "errors.h"
+#include "policy_adaptive.h"
 #include "policy_arc.h"
 #include "policy_lfuda.h"
 #include "policy_s3fifo.h"
@@ -17,6 +18,7 @@ std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks, const
   if (name == "arc") return std::make_unique<ArcPolicy>(blocks, index, capacity);
   if (name == "sieve") return std::make_unique<SievePolicy>(blocks, index);
   if (name == "slru") return std::make_unique<SlruPolicy>(blocks, index, capacity);
+  if (name == "adaptive") return std::make_unique<AdaptivePolicy>(blocks, index, capacity);
   throw Error(ErrorKind::kValue, "there is no eviction policy '" + std::string(name) + "'");
 }
 

@@ -10,7 +10,13 @@
 * ``optimum``: the most that any order of eviction finds.
 * ``curve``: the hit rate at every capacity in one pass, on ``distances`` and ``stack``.
 * ``study``: one trace at several capacities, beside what was attainable.
+* ``sweep``: policies, pool sizes and block sizes, in several processes.
+* ``planning``: how many blocks, and how much memory, give a hit rate.
+* ``watch``: a replay that remembers when each block was filled, found and given up.
+* ``mooncake``: any trace in Mooncake's format.
+* ``page``: all of it as one web page.
 * ``report`` and ``plot``: the results as a table, as JSON and as a picture.
 
-The last two need the extras ``cli`` and ``plot``, and nothing else here imports them.
+The last two need the extras ``cli`` and ``plot``, ``page`` needs ``plot``, and nothing else here
+imports them.
 """

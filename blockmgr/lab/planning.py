@@ -1,8 +1,8 @@
 """How many blocks, and how much memory, give a hit rate: from the exact curve, then replayed.
 
-The curve gives the hit rate of every pool size at once, one request at a time. An engine runs
-many at a time, and their blocks cannot be evicted, so each answer is replayed with service times
-and stands beside what that gave.
+The curve gives the hit rate of every pool size at once, and is exact as long as no request waits
+for blocks. In small pools they do wait, so each answer is replayed and stands beside what that
+gave.
 """
 
 from __future__ import annotations

@@ -1,0 +1,135 @@
+"""``blockmgr report``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.options import (
+    capacities,
+    chosen_source,
+    debug_option,
+    how_options_without,
+    one_capacity,
+    policies,
+    source_options,
+)
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance
+
+if TYPE_CHECKING:
+    from blockmgr.lab.study import Capacity
+
+__all__ = ["report"]
+
+ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
+# Where files lie and how many processes there were is no part of what they show: the same report
+# gives the same bytes.
+NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs"})
+PLACES: Final = 6
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[Capacity, ...]:
+    return () if text is None else capacities(ctx, param, text)
+
+
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@source_options
+@click.option(
+    "--output",
+    "-o",
+    type=FILE,
+    required=True,
+    metavar="FILE",
+    help="The page, a .html that needs no other file.",
+)
+@click.option("--png", type=FILE, metavar="FILE", help="Draw the charts into a .png as well.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Draw the charts into a .svg as well.")
+@click.option(
+    "--capacity",
+    callback=one_capacity,
+    default="10%",
+    show_default=True,
+    metavar="SIZE",
+    help="The pool to look at in detail: blocks, or a percentage of the working set.",
+)
+@click.option(
+    "--capacities",
+    callback=_sizes,
+    metavar="SIZES",
+    help="Pool sizes to compare policies at.  [default: of 1%,2%,5%,10%,20%,50% what fits]",
+)
+@click.option(
+    "--policies",
+    callback=policies,
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help="Eviction policies to compare with LRU, separated by commas.",
+)
+@how_options_without("eviction", "min_partial_tokens", "dedup")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes at work.  [default: one a CPU]",
+)
+@debug_option
+@click.pass_context
+def report(
+    ctx: click.Context,
+    /,
+    *,
+    source: str | None,
+    trace_path: Path | None,
+    workload: str | None,
+    output: Path,
+    png: Path | None,
+    svg: Path | None,
+    capacity: Capacity,
+    capacities: tuple[Capacity, ...],
+    policies: tuple[str, ...],
+    seed: int,
+    jobs: int | None,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Write a page on the hit rate: what is found, what could be, and why it is not.
+
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    """
+    chosen = chosen_source(ctx, source, trace_path, workload)
+    with one_line_errors(ctx, show_traceback=debug):
+        from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
+
+        page.check_path(output)
+        pictures = [path for path in (png, svg) if path is not None]
+        for path, suffix in ((png, ".png"), (svg, ".svg")):
+            if path is not None:
+                page.check_path(path, (suffix,))
+        config = ReplayConfig(**settings)
+        trace = chosen.trace(seed)
+        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out=NOT_SHOWN)
+        total = page.num_steps(policies=len(policies), capacities=len(capacities) or PLACES)
+        with progress_bar("replaying", "steps", total) as advance:
+            gathered = page.gather(
+                trace,
+                config,
+                capacity=capacity,
+                policies=policies,
+                capacities=capacities,
+                jobs=jobs or len(os.sched_getaffinity(0)),
+                command=command,
+                advance=advance,
+            )
+        click.echo(gathered.summary)
+        click.echo(Provenance(command=command, seed=seed).line, err=True)
+        click.echo(f"wrote {page.save_report(gathered, output)}", err=True)
+        for path in pictures:
+            click.echo(f"wrote {page.save_picture(gathered, path)}", err=True)

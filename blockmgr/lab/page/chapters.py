@@ -1,0 +1,286 @@
+"""The chapters of a report: what each chart is about, and the same as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from blockmgr.lab.page import charts
+from blockmgr.lab.page.bands import pool_bands
+from blockmgr.lab.page.words import BINS_MS, binned, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockmgr.lab.page.facts import Report
+
+__all__ = ["Chapter", "Table", "chapters"]
+
+Rows = tuple[tuple[str, ...], ...]
+
+FRAMES_IN_TABLE: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A chart's numbers.
+
+    Attributes:
+        caption: What they are.
+        headings: One a column.
+        rows: As text, the first cell of each being its heading.
+    """
+
+    caption: str
+    headings: tuple[str, ...]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """One chart with its words.
+
+    Attributes:
+        name: Begins ids.
+        heading: Its title.
+        text: How to read it.
+        description: What it shows, for who cannot see it.
+        height: Of the wide drawing, in CSS pixels.
+        tall: Of the narrow one.
+        draw: Draws it.
+        tables: The same as numbers.
+    """
+
+    name: str
+    heading: str
+    text: str
+    description: str
+    height: float
+    tall: float
+    draw: Callable[..., list[tuple[Any, float, float, str]]]
+    tables: tuple[Table, ...]
+
+
+def chapters(report: Report) -> tuple[Chapter, ...]:
+    """All chapters, in order; policies only if there are several, and something to gain."""
+    found = [_curve(report)]
+    gains = [row for row in report.sweep.rows if report.sweep.gap_closed(row) is not None]
+    if len(report.policies) > 1 and gains:
+        found.append(_policies(report))
+    return (*found, _outcomes(report), _gaps(report), _lifetimes(report), _pool(report))
+
+
+def _curve(report: Report) -> Chapter:
+    rows = tuple(
+        (
+            capacity.text,
+            f"{report.row('lru', capacity).result.num_blocks:,}",
+            _percent(report.row("lru", capacity).result.hit_rate),
+            _percent(report.curve.hit_rate_at(report.row("lru", capacity).result.num_blocks)),
+            _percent(report.row("lru", capacity).optimum.hit_rate),
+            _percent(report.attainable.hit_rate),
+        )
+        for capacity in report.capacities
+    )
+    text = (
+        "The line is LRU at every pool size, from one pass over the trace; dots are replays. "
+        "Diamonds are the best that any order of eviction could do at that size, the dashed line "
+        "what a pool without bounds would find."
+    )
+    if report.curve.exact_from > report.curve.longest_request_blocks:
+        text += (
+            f" Below {report.curve.exact_from:,} blocks requests wait for each other, and the line "
+            "is an estimate."
+        )
+    headings = ("capacity", "blocks", "LRU", "LRU, from the curve", "optimum", "unbounded")
+    return Chapter(
+        name="curve",
+        heading="Hit rate over pool size",
+        text=text,
+        description=(
+            "Token hit rate over blocks in the pool, on a logarithmic axis. "
+            f"LRU rises from {rows[0][2]} at {rows[0][1]} blocks "
+            f"to {rows[-1][2]} at {rows[-1][1]}; "
+            f"the optimum from {rows[0][4]} to {rows[-1][4]}; an unbounded pool reaches "
+            f"{rows[0][5]}."
+        ),
+        height=430,
+        tall=330,
+        draw=charts.draw_curve,
+        tables=(Table("Hit rate by pool size", headings, rows),),
+    )
+
+
+def _policies(report: Report) -> Chapter:
+    rows = tuple(
+        (
+            policy,
+            *(_percent(report.row(policy, size).result.hit_rate) for size in report.capacities),
+        )
+        for policy in report.policies
+    )
+    best = (
+        "optimum",
+        *(_percent(report.row("lru", size).optimum.hit_rate) for size in report.capacities),
+    )
+    lines = sum(1 for name in report.policies if name != "lru")
+    sizes = len(report.capacities)
+    return Chapter(
+        name="policies",
+        heading="Policies side by side",
+        text=(
+            "Points of hit rate that each order of eviction gains or loses beside LRU, at each "
+            "pool size. Above each stands the most that any order could gain; a pool size at "
+            "which LRU has nothing left to gain is left out."
+        ),
+        description=(
+            "For each pool size, the hit rate of each policy less that of LRU, in percentage "
+            "points; below zero it does worse than LRU."
+        ),
+        height=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS),
+        tall=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS_NARROW),
+        draw=charts.draw_policies,
+        tables=(
+            Table(
+                "Hit rate by policy and pool size",
+                ("policy", *(size.text for size in report.capacities)),
+                (*rows, best),
+            ),
+        ),
+    )
+
+
+def _outcomes(report: Report) -> Chapter:
+    total = sum(outcome.tokens for outcome in report.outcomes)
+    rows = tuple(
+        (outcome.name, outcome.meaning, f"{outcome.tokens:,}", _percent(outcome.tokens / total))
+        for outcome in report.outcomes
+    )
+    return Chapter(
+        name="misses",
+        heading="What became of the prompt tokens",
+        text=(
+            f"Found and missed, by reason, in a pool of {report.watched.result.num_blocks:,} "
+            "blocks under LRU. Only what was evicted can be won back by more blocks or a better "
+            "order of eviction."
+        ),
+        description="; ".join(f"{row[0]} {row[3]}" for row in rows) + ".",
+        height=70 + 58 * len(rows),
+        tall=70 + 58 * len(rows),
+        draw=charts.draw_outcomes,
+        tables=(
+            Table("Prompt tokens by outcome", ("outcome", "meaning", "tokens", "share"), rows),
+        ),
+    )
+
+
+def _gaps(report: Report) -> Chapter:
+    wanted, found = report.unbounded.reuse_gaps_ms, report.watched.reuse_gaps_ms
+    columns = (binned(wanted), binned(found))
+    text = (
+        "Every time a prompt asks for a block that was computed before, by how long ago it was "
+        "last used. The grey is what an unbounded pool would find, the blue what this pool finds: "
+        "what is only grey came too late."
+    )
+    description = "Nothing was asked for twice."
+    if len(wanted):
+        middle = duration(int(np.median(wanted)))
+        description = f"Half of the reuse gaps are shorter than {middle}."
+        text += f" Half of all gaps are shorter than {middle}."
+    return Chapter(
+        name="gaps",
+        heading="Reuse gaps",
+        text=text,
+        description=description,
+        height=310,
+        tall=280,
+        draw=charts.draw_gaps,
+        tables=(
+            Table("Reuse gaps", ("time since last use", "asked for", "found"), _by_bin(*columns)),
+        ),
+    )
+
+
+def _lifetimes(report: Report) -> Chapter:
+    watched = report.watched
+    unused = watched.uses == 0
+    columns = (binned(watched.lifetimes_ms), binned(watched.lifetimes_ms[unused]))
+    text = (
+        "How long evicted blocks had been in the pool. Orange ones were never found by any "
+        "prompt: they took room for nothing."
+    )
+    description = "Nothing was evicted."
+    if len(unused):
+        middle = duration(int(np.median(watched.lifetimes_ms)))
+        idle = duration(int(np.median(watched.idle_ms)))
+        description = (
+            f"Half of the evicted blocks lived less than {middle}; {unused.mean():.0%} of them "
+            "were never found."
+        )
+        text += f" At their eviction, half of them had not been used for {idle}."
+    return Chapter(
+        name="lifetimes",
+        heading="Block lifetimes",
+        text=text,
+        description=description,
+        height=310,
+        tall=280,
+        draw=charts.draw_lifetimes,
+        tables=(
+            Table("Block lifetimes", ("lifetime", "evicted", "never found"), _by_bin(*columns)),
+        ),
+    )
+
+
+def _pool(report: Report) -> Chapter:
+    frames = report.watched.frames
+    total = report.watched.result.num_blocks
+    bands = pool_bands(report)
+    chosen = np.unique(
+        np.linspace(0, len(frames) - 1, min(FRAMES_IN_TABLE, len(frames))).astype(int)
+    )
+    rows = [
+        (
+            duration(frames[number].time_ms - frames[0].time_ms),
+            *(f"{int(band.blocks[number]):,}" for band in bands),
+        )
+        for number in chosen
+    ]
+    busy = max(frame.shared + frame.alone for frame in frames) / total
+    headings = ("time", *(band.name for band in bands))
+    return Chapter(
+        name="pool",
+        heading="The pool over time",
+        text=(
+            "What the blocks of the pool were doing. Idle blocks are in no use and can still be "
+            "found; the paler they are, the longer ago they were used, and the nearer they are to "
+            "being evicted under LRU."
+        ),
+        description=(
+            f"Shares of {total:,} blocks over simulated time; at most {busy:.0%} were in use at "
+            "one time."
+        ),
+        height=360,
+        tall=430,
+        draw=charts.draw_pool,
+        tables=(Table("Blocks over time", headings, tuple(rows)),),
+    )
+
+
+def _by_bin(*columns: Any) -> Rows:
+    """One row for each bin that holds something."""
+    rows = []
+    last = len(BINS_MS) - 2
+    for number in range(len(BINS_MS) - 1):
+        counts = [int(column[number]) for column in columns]
+        if any(counts):
+            low, high = duration(BINS_MS[number]), duration(BINS_MS[number + 1])
+            span = f"{low} and more" if number == last else f"{low} to {high}"
+            rows.append((span, *(f"{count:,}" for count in counts)))
+    return tuple(rows)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}"

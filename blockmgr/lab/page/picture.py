@@ -1,0 +1,51 @@
+"""A report as one picture, for places where a page cannot go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+
+from blockmgr import __version__
+from blockmgr.lab.page.chapters import chapters
+from blockmgr.lab.page.paint import LIGHT, RC, figure
+
+if TYPE_CHECKING:
+    from blockmgr.lab.page.facts import Report
+
+__all__ = ["save_picture"]
+
+WIDTH: Final = 900
+HEADING: Final = 44
+HEAD: Final = 70
+SHARP: Final = 144
+
+
+def save_picture(report: Report, path: str | Path) -> Path:
+    """Draw all charts of a report under each other, in the light scheme.
+
+    Args:
+        report: What to draw.
+        path: PNG or SVG, by its suffix.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    target = Path(path)
+    parts = chapters(report)
+    heights = [HEAD, *(part.height + HEADING for part in parts)]
+    with mpl.rc_context({**RC, "svg.hashsalt": "blockmgr"}):
+        canvas = figure(WIDTH, sum(heights))
+        canvas.set_facecolor(LIGHT["paper"])
+        rows: Any = canvas.subfigures(len(heights), 1, height_ratios=heights)
+        title = f"Hit rate of {report.trace}: {report.watched.result.hit_rate:.1%} found"
+        left = {"x": 0.02, "ha": "left", "color": LIGHT["ink"]}
+        rows[0].suptitle(title, fontsize=22, **left)
+        for row, part in zip(rows[1:], parts, strict=True):
+            row.suptitle(part.heading, fontsize=16, **left)
+            part.draw(report, row, LIGHT.__getitem__, narrow=False)
+        kind = target.suffix.lower().lstrip(".")
+        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
+        canvas.savefig(target, format=kind, dpi=SHARP, metadata=stamp)
+    return target

@@ -1,0 +1,247 @@
+"""A replay that remembers when each block was filled, found and given up.
+
+* A *reuse gap* is the time from one use of a block's content, which may be the computing of it, to
+  the next time a prompt finds it.
+* A *lifetime* is the time from a block's promotion to its eviction.
+
+Times are simulated. All of it is read off the block tables, so the replay counts what it would
+count unwatched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr.blocks import BlockState
+from blockmgr.lab.replay import EventLoop, Progress, ReplayConfig, ReplayResult
+from blockmgr.manager import BlockManager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.config import ManagerConfig
+    from blockmgr.lab.trace import Request, Trace
+
+__all__ = ["Frame", "Watched", "watch"]
+
+Times = npt.NDArray[np.int64]
+
+NEVER: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The pool at one instant. All numbers are blocks, and together they are the pool.
+
+    Attributes:
+        time_ms: When, in simulated milliseconds.
+        shared: In use by two sequences or more.
+        alone: In use by one, or held for a copy.
+        idle: Not in use, by how long ago their content was used: one number for each age band.
+        free: Holding nothing.
+    """
+
+    time_ms: int
+    shared: int
+    alone: int
+    idle: tuple[int, ...]
+    free: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Watched:
+    """What a watched replay saw.
+
+    Attributes:
+        result: What the replay counted.
+        reuse_gaps_ms: One for each block that a prompt found: ``int64[n]``.
+        lifetimes_ms: One for each block that was evicted: ``int64[result.evictions]``.
+        idle_ms: Of the same blocks, the time since their last use: ``int64[result.evictions]``.
+        uses: Of the same blocks, how often a prompt found them: ``int64[result.evictions]``.
+        age_bounds_ms: Where the age bands of frames part, growing; the last band has no end.
+        frames: The pool over time; empty if none were asked for.
+    """
+
+    result: ReplayResult
+    reuse_gaps_ms: Times
+    lifetimes_ms: Times
+    idle_ms: Times
+    uses: Times
+    age_bounds_ms: tuple[int, ...]
+    frames: tuple[Frame, ...]
+
+
+def watch(
+    trace: Trace,
+    num_blocks: int,
+    config: ReplayConfig,
+    *,
+    frames: int = 0,
+    age_bounds_ms: Sequence[int] = (),
+    progress: Progress | None = None,
+) -> Watched:
+    """``replay``, watched.
+
+    Args:
+        trace: The requests.
+        num_blocks: Blocks in the pool, at least 1.
+        config: How to replay, without reuse of parts of blocks.
+        frames: Instants at which to look at the whole pool, spread evenly over the trace.
+        age_bounds_ms: Where the age bands of idle blocks part, growing.
+        progress: Called once for each request.
+
+    Raises:
+        ValueError: ``config.min_partial_tokens`` is not 0, or the trace cannot be cut into blocks
+            of ``config.block_size``.
+
+    Cost: that of ``replay``, O(blocks of the request) a request, and O(num_blocks) a frame.
+    """
+    if config.min_partial_tokens:
+        raise ValueError(
+            f"min_partial_tokens must be 0 to watch whole blocks, got {config.min_partial_tokens}"
+        )
+    bounds = tuple(age_bounds_ms)
+    loop = _WatchedLoop(trace, num_blocks, config, progress, frames=frames, age_bounds_ms=bounds)
+    return loop.watched()
+
+
+class _WatchedManager(BlockManager):
+    """A manager that notes what becomes of each block id. ``now`` is set by whoever drives it."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self._set_up(config)
+        count = config.num_blocks
+        self.now = 0
+        self.promoted_ms = np.full(count, NEVER, dtype=np.int64)
+        self.used_ms = np.full(count, NEVER, dtype=np.int64)
+        self.uses = np.zeros(count, dtype=np.int64)
+        self.gaps: list[Times] = []
+        self.gone: list[tuple[Times, Times, Times]] = []
+
+    def admit(self, tokens: Any, **options: Any) -> int:
+        handle = super().admit(tokens, **options)
+        view = self.sequence(handle)
+        ids = view.block_ids
+        found = view.num_cached_tokens // self.config.block_size
+        hits = ids[:found]
+        if found:
+            self.gaps.append(self.now - self.used_ms[hits])
+            self.used_ms[hits] = self.now
+            self.uses[hits] += 1
+        self._taken(ids[found:])
+        return handle
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        before = self.sequence(handle).block_ids
+        super().reserve(handle, num_slots)
+        self._taken_since(before, handle)
+
+    def append(self, handle: int, tokens: Any) -> None:
+        before = self.sequence(handle).block_ids
+        super().append(handle, tokens)
+        self._taken_since(before, handle)
+
+    def commit(self, handle: int, num_computed_tokens: int) -> None:
+        super().commit(handle, num_computed_tokens)
+        full = self.sequence(handle).block_ids[: num_computed_tokens // self.config.block_size]
+        # A block that turned out to be cached already gave way to the cached one, which counts
+        # as filled when it was.
+        fresh = full[self.promoted_ms[full] == NEVER]
+        self.promoted_ms[fresh] = self.now
+        self.used_ms[fresh] = self.now
+        self.uses[fresh] = 0
+
+    def _taken_since(self, before: npt.NDArray[np.int32], handle: int) -> None:
+        ids = self.sequence(handle).block_ids
+        kept = np.zeros(len(ids), dtype=bool)
+        common = min(len(before), len(ids))
+        kept[:common] = before[:common] == ids[:common]
+        self._taken(ids[~kept])
+
+    def _taken(self, ids: npt.NDArray[np.int32]) -> None:
+        """Note what the blocks held until they were taken for new content."""
+        evicted = ids[self.promoted_ms[ids] != NEVER]
+        if len(evicted):
+            lived = self.now - self.promoted_ms[evicted]
+            self.gone.append((lived, self.now - self.used_ms[evicted], self.uses[evicted]))
+            self.promoted_ms[evicted] = NEVER
+
+
+class _WatchedLoop(EventLoop):
+    """The replay's event loop, which tells the manager the time and looks at it now and then."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        progress: Progress | None,
+        *,
+        frames: int,
+        age_bounds_ms: tuple[int, ...],
+    ) -> None:
+        super().__init__(trace, num_blocks, config, progress=progress)
+        self._watched = _WatchedManager(self._manager.config)
+        self._manager = self._watched
+        self._ends: dict[int, int] = {}
+        self._age_bounds_ms = age_bounds_ms
+        first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
+        due = np.linspace(first, last, frames) if frames else np.zeros(0)
+        self._due = [int(instant) for instant in reversed(due)]
+        self._frames: list[Frame] = []
+
+    def watched(self) -> Watched:
+        result = self.run()
+        manager = self._watched
+        columns = list(zip(*manager.gone, strict=True)) or [(), (), ()]
+        lifetimes, idle, uses = (_joined(column) for column in columns)
+        return Watched(
+            result=result,
+            reuse_gaps_ms=_joined(manager.gaps),
+            lifetimes_ms=lifetimes,
+            idle_ms=idle,
+            uses=uses,
+            age_bounds_ms=self._age_bounds_ms,
+            frames=tuple(self._frames),
+        )
+
+    def _admit(self, waiting: Any, now: int) -> bool:
+        self._watched.now = now
+        admitted = super()._admit(waiting, now)
+        if admitted:
+            _, _, request, handles = max(self._running, key=lambda entry: entry[1])
+            self._ends[handles[0]] = now + self._config.service_ms(request)
+        return admitted
+
+    def _end(self, request: Request, handles: list[int], number: int) -> None:
+        self._watched.now = self._ends.pop(handles[0])
+        super()._end(request, handles, number)
+
+    def _count_step(self, now: int) -> None:
+        super()._count_step(now)
+        if self._due and now >= self._due[-1]:
+            while self._due and now >= self._due[-1]:
+                self._due.pop()
+            self._frames.append(self._frame(now))
+
+    def _frame(self, now: int) -> Frame:
+        blocks = self._watched.blocks()
+        in_use = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
+        shared = int(np.count_nonzero(in_use & (blocks.ref_count > 1)))
+        ages = now - self._watched.used_ms[blocks.state == BlockState.IDLE]
+        band = np.searchsorted(np.array(self._age_bounds_ms), ages, side="right")
+        return Frame(
+            time_ms=now,
+            shared=shared,
+            alone=int(np.count_nonzero(in_use)) - shared,
+            idle=tuple(np.bincount(band, minlength=len(self._age_bounds_ms) + 1).tolist()),
+            free=blocks.count(BlockState.FREE),
+        )
+
+
+def _joined(parts: Sequence[Times]) -> Times:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

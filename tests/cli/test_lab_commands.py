@@ -1,0 +1,236 @@
+"""``sweep``, ``plan``, ``workload`` and ``report``: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blockmgr.config import EVICTION_POLICIES
+from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.trace import read_trace
+from blockmgr.lab.workloads import generate
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
+SWEEP = ("sweep", "few-shot", "--capacities", "10%,1500", "--block-sizes", "16,64", "--jobs", 1)
+PLAN = ("plan", "few-shot", "--hit-rate", "20%", "--block-size", "16,64")
+SHAPE = ("--layers", 32, "--kv-heads", 8, "--head-size", 128, "--dtype", "bfloat16")
+REPORT = ("report", "few-shot", "--capacities", "10%", "--policies", "lru,arc", "--jobs", 1)
+
+
+def test_sweep_prints_a_row_for_each_policy_pool_size_and_block_size(run: Run) -> None:
+    result = run(*SWEEP)
+
+    assert result.exit_code == 0
+    title, heading, *rows = result.stdout.splitlines()
+    assert title == "few-shot: 1,024 requests"
+    assert heading.split()[:3] == ["block", "size", "capacity"]
+    assert len([row for row in rows if row.strip()]) == 4 * len(EVICTION_POLICIES)
+
+
+def test_sweep_in_json_says_what_replays_count(run: Run) -> None:
+    document = json.loads(run(*SWEEP, "--json", "--policies", "lru,arc").stdout)
+
+    trace = generate("few-shot", 0)
+    assert [entry["policy"] for entry in document["results"]] == ["lru", "arc"] * 4
+    for entry in document["results"]:
+        config = ReplayConfig(block_size=entry["block_size"], eviction=entry["policy"])
+        assert entry["hit_tokens"] == replay(trace, entry["num_blocks"], config).hit_tokens
+        assert entry["attainable_hit_rate"] == unbounded(trace, config).hit_rate
+        assert entry["hit_rate"] <= entry["optimum_hit_rate"] <= entry["attainable_hit_rate"]
+
+
+def test_sweep_with_two_processes_prints_the_same_bytes(run: Run) -> None:
+    one = run(*SWEEP, "--json", "--policies", "lru")
+    two = run(*SWEEP[:-1], 2, "--json", "--policies", "lru")
+    assert one.exit_code == 0
+    assert two.stdout_bytes == one.stdout_bytes
+
+
+@pytest.mark.parametrize(
+    "command", [(*SWEEP, "--policies", "lru"), PLAN, ("workload", "few-shot")], ids=lambda c: c[0]
+)
+def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[str, ...]) -> None:
+    one = run(*command, "--json", "--seed", 3)
+    again = json.loads(one.stdout)["command"]
+    assert again.startswith(f"blockmgr {command[0]} few-shot ")
+    assert run(*shlex.split(again)[1:]).stdout_bytes == one.stdout_bytes
+
+
+def test_plan_says_how_many_blocks_and_gib(run: Run) -> None:
+    document = json.loads(run(*PLAN, *SHAPE, "--json").stdout)
+
+    assert document["bytes_per_token"] == 2 * 32 * 8 * 128 * 2
+    trace = generate("few-shot", 0)
+    for entry in document["results"]:
+        assert entry["num_bytes"] == entry["num_blocks"] * entry["block_size"] * 131072
+        config = ReplayConfig(block_size=entry["block_size"])
+        rate = replay(trace, entry["num_blocks"], config).hit_rate
+        assert entry["replayed_hit_rate"] == rate
+    sizes = {entry["num_tokens"]: entry["block_size"] for entry in document["results"]}
+    assert document["cheapest_block_size"] == {"20%": sizes[min(sizes)]}
+
+
+def test_plan_as_a_table_marks_the_cheapest_and_leaves_out_gib_without_a_model(run: Run) -> None:
+    bare, sized = run(*PLAN), run(*PLAN, *SHAPE)
+    assert "GiB" not in bare.stdout
+    assert "GiB" in sized.stdout
+    assert "131,072 bytes" in sized.stdout
+    assert bare.stdout.count("*") == sized.stdout.count("*") == 1
+
+
+def test_plan_takes_several_hit_rates_either_way(run: Run) -> None:
+    one = run(*PLAN, "--hit-rate", "25%", "--json")
+    other = run("plan", "few-shot", "--hit-rate", "20%,25%", "--block-size", "16,64", "--json")
+    assert one.stdout_bytes == other.stdout_bytes
+
+
+def test_plan_reads_a_config(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    config = {
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    as_file = run(*PLAN, "--json", "--model", tmp_path / "config.json")
+    narrower = run(*PLAN, "--json", "--model", tmp_path, "--dtype", "float8_e4m3fn")
+
+    assert json.loads(as_file.stdout)["bytes_per_token"] == 131072
+    assert json.loads(narrower.stdout)["bytes_per_token"] == 65536
+
+
+def test_plan_without_a_config_never_loads_torch() -> None:
+    words = [str(word) for word in ("blockmgr", *PLAN, *SHAPE)]
+    program = (
+        f"import sys; sys.argv = {words!r}\n"
+        "from blockmgr.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+@pytest.mark.parametrize("format_", ["mooncake", "own"])
+def test_workload_exports_a_trace_that_can_be_replayed(
+    run: Run, tmp_path: Path, format_: str
+) -> None:
+    path = tmp_path / "out.jsonl"
+    result = run("workload", "chat", "--export", path, "--format", format_)
+
+    assert result.exit_code == 0
+    assert f"wrote {path}" in result.stderr
+    assert ("not in the file" in result.stderr) is (format_ == "mooncake")
+    trace = generate("chat", 0)
+    back = read_trace(path)
+    assert len(back.requests) == len(trace.requests)
+    config = ReplayConfig(block_size=512)
+    if format_ == "own":
+        assert unbounded(back, config) == unbounded(trace, config)
+    else:
+        assert 0 < unbounded(back, config).hit_tokens <= unbounded(trace, config).hit_tokens
+
+
+def test_report_writes_a_page_and_pictures(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    target = tmp_path / "page.html"
+    pictures = (tmp_path / "page.png", tmp_path / "page.svg")
+
+    result = run(*REPORT, "-o", target, "--png", pictures[0], "--svg", pictures[1])
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("A pool of ")
+    text = target.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert result.stdout.strip() in text
+    for path in (target, *pictures):
+        assert f"wrote {path}" in result.stderr
+        assert path.stat().st_size > 1000
+    # The page does not depend on where it lies.
+    run(*REPORT, "-o", tmp_path / "other.html")
+    assert (tmp_path / "other.html").read_bytes() == target.read_bytes()
+
+
+def test_replay_takes_a_policy(run: Run) -> None:
+    small = ("replay", "--workload", "few-shot", "--capacity", "10%", "--json", "--eviction")
+    rates = {}
+    for policy in ("lru", "arc"):
+        document = json.loads(run(*small, policy).stdout)
+        assert document["config"]["eviction"] == policy
+        [entry] = document["results"]
+        config = ReplayConfig(eviction=policy)
+        expected = replay(generate("few-shot", 0), entry["num_blocks"], config)
+        assert entry["hit_tokens"] == expected.hit_tokens
+        rates[policy] = entry["hit_tokens"]
+    assert rates["lru"] != rates["arc"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "chta"), "must be a file or one of"),
+        (("sweep", "chta"), "did you mean 'chat'?"),
+        (("sweep", "chat", "--workload", "agent"), "SOURCE excludes --trace and --workload"),
+        (("sweep", "chat", "--policies", "lru,lfud"), "got 'lfud'; did you mean 'lfuda'?"),
+        (("sweep", "chat", "--policies", "lru,lru"), "policies must differ, got 'lru' twice"),
+        (("sweep", "chat", "--capacities", "3"), "capacity must be at least 219 blocks (0.97%)"),
+        (("sweep", "chat", "--block-sizes", "16,no"), "whole numbers above 0, got '16,no'"),
+        (("sweep", "chat", "--jobs", "0"), "0 is not in the range"),
+        (("replay", "--eviction", "acr"), "got 'acr'; did you mean 'arc'?"),
+        (("plan", "chat"), "Missing option '--hit-rate'"),
+        (("plan", "chat", "--hit-rate", "99%"), "hit rate must be at most 92.51%"),
+        (("plan", "chat", "--hit-rate", "101%"), "got '101%'"),
+        (("plan", "chat", "--hit-rate", "9%", "--layers", "3"), "takes all of --layers"),
+        (("plan", "chat", "--hit-rate", "9%", "--dtype", "bf16"), "did you mean 'bfloat16'?"),
+        (
+            ("plan", "chat", "--hit-rate", "9%", "--model", ".", "--layers", "3"),
+            "--model excludes --layers",
+        ),
+        (("workload", "chta"), "got 'chta'; did you mean 'chat'?"),
+        (("workload", "chat", "--format", "cvs"), "'cvs' is not one of"),
+        (("report", "chat"), "Missing option '--output'"),
+        (("report", "chat", "-o", "page.pdf"), "output must end in .html"),
+        (("report", "chat", "-o", "no/page.html"), "folder that exists, got 'no'"),
+        (("report", "chat", "-o", "a.html", "--png", "b.svg"), "output must end in .png"),
+        (("report", "chat", "-o", "a.html", "--capacity", "1,2"), "capacity must be one pool"),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_what_would_be_right(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not Path("a.html").exists()
+
+
+def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    line = '{{"timestamp": {}, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}}\n'
+    path.write_text(line.format(5) + line.format(4), encoding="utf-8")
+    for command in (
+        ("sweep", path),
+        ("plan", path, "--hit-rate", "9%"),
+        ("replay", "--trace", path),
+    ):
+        result = run(*command)
+        assert result.exit_code == 3
+        assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr

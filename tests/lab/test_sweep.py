@@ -1,0 +1,98 @@
+"""A sweep: every row as a replay by itself gives it, however many processes there were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blockmgr.lab.optimum import optimum
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.study import attainable, parse_capacities
+from blockmgr.lab.sweep import Sweep, largest_request_blocks, num_tasks, sweep
+from blockmgr.lab.trace import Trace
+from blockmgr.lab.workloads import generate
+
+CONFIG = ReplayConfig(min_service_ms=0, service_ms_per_token=0)
+CAPACITIES = parse_capacities("20%,700")
+SIZES = (8, 16)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return generate("chat", 3, conversations=12)
+
+
+@pytest.fixture(scope="module")
+def outcome(trace: Trace) -> Sweep:
+    return sweep(trace, CAPACITIES, CONFIG, block_sizes=SIZES)
+
+
+def test_each_row_is_what_a_replay_by_itself_counts(trace: Trace, outcome: Sweep) -> None:
+    assert len(outcome.rows) == len(SIZES) * len(CAPACITIES)
+    for row in outcome.rows:
+        config = replace(CONFIG, block_size=row.block_size, eviction=row.policy)
+        ceiling = attainable(trace, config)
+        blocks = row.capacity.blocks(ceiling.working_set_blocks)
+        assert row.result == replay(trace, blocks, config)
+        assert row.attainable == ceiling
+        assert row.optimum.hit_tokens == optimum(trace, blocks, config).hit_tokens
+
+
+def test_rows_come_by_block_size_then_capacity(outcome: Sweep) -> None:
+    places = [(row.block_size, row.capacity.text) for row in outcome.rows]
+    assert places == [(8, "20%"), (8, "700"), (16, "20%"), (16, "700")]
+
+
+def test_two_processes_find_what_one_finds(trace: Trace, outcome: Sweep) -> None:
+    assert sweep(trace, CAPACITIES, CONFIG, block_sizes=SIZES, jobs=2) == outcome
+
+
+def test_advance_is_called_once_for_each_piece_of_work(trace: Trace) -> None:
+    calls: list[None] = []
+    sweep(trace, CAPACITIES, CONFIG, block_sizes=SIZES, advance=lambda: calls.append(None))
+    assert len(calls) == num_tasks(policies=1, capacities=2, block_sizes=2)
+
+
+def test_no_row_beats_the_optimum_or_an_unbounded_pool(outcome: Sweep) -> None:
+    for row in outcome.rows:
+        assert row.result.hit_tokens <= row.optimum.hit_tokens <= row.attainable.hit_tokens
+
+
+def test_lru_closes_none_of_its_own_gap(outcome: Sweep) -> None:
+    assert {outcome.gap_closed(row) for row in outcome.rows} <= {0.0, None}
+    assert 0.0 in {outcome.gap_closed(row) for row in outcome.rows}
+
+
+def test_a_pool_below_the_largest_request_is_refused_with_the_smallest_that_is_not(
+    trace: Trace,
+) -> None:
+    least = largest_request_blocks(trace, CONFIG)
+    with pytest.raises(ValueError, match=f"at least {least} blocks .* got {least - 1}"):
+        sweep(trace, parse_capacities(f"{least - 1}"), CONFIG)
+
+    assert not sweep(trace, parse_capacities(f"{least}"), CONFIG).rows[0].result.rejected
+
+
+def test_the_share_that_is_suggested_is_enough(trace: Trace) -> None:
+    with pytest.raises(ValueError, match=r"got 0\.1%") as refused:
+        sweep(trace, parse_capacities("0.1%"), CONFIG)
+
+    share = str(refused.value).partition("(")[2].partition(")")[0]
+    assert sweep(trace, parse_capacities(share), CONFIG).rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"policies": ("fifo",)}, "eviction must be one of lru"),
+        ({"block_sizes": (0,)}, "block_size must be at least 1, got 0"),
+    ],
+)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_bad_arguments_are_named(
+    trace: Trace, change: dict[str, object], message: str, jobs: int
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sweep(trace, CAPACITIES, CONFIG, **{"jobs": jobs, **change})  # type: ignore[arg-type]
