@@ -99,6 +99,8 @@ void BlockAudit::check_queues() {
     if (list >= 0)
       BLOCKMGR_EXPECT(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
   }
+  BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
+                  "free and idle blocks do not add up to what is available");
   BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
                   "used, free, idle and fenced blocks do not add up to the capacity");
   if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);

@@ -223,11 +223,12 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
     const Block& block = blocks_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool idle = block.keyed() && !block.used() && !block.fence;
+    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool idle = keyed && !block.used() && !block.fence;
     audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
     audit.expect(f.listed == (idle && block.first_child < 0),
                  who + " is a leaf and no candidate, or the reverse");
-    audit.expect(f.sampled == (block.keyed() && is_full(b) && sample_.takes(tag(b))),
+    audit.expect(f.sampled == (keyed && is_full(b) && sample_.takes(tag(b))),
                  who + " is in the sample or should be");
     num_listed += f.listed;
   }

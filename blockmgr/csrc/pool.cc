@@ -70,10 +70,7 @@ BlockId Pool::take_apart(int partition) noexcept {
   return take_from(at(partition));
 }
 
-BlockId Pool::take_idle(int partition) noexcept {
-  if (owners_) --num_queued_;
-  return evict_from(at(partition));
-}
+BlockId Pool::take_idle() noexcept { return evict_from(common_); }
 
 BlockId Pool::evict_from(Partition& own) noexcept {
   const BlockId b = victim_of(own);

@@ -76,10 +76,11 @@ class Pool {
   BlockId next() const noexcept {
     return common_.free.empty() ? common_.idle.front() : common_.free.front();
   }
-  // The next idle block in the eviction order, likewise; free ones are left alone.
-  BlockId take_idle(int partition = 0) noexcept;
+  // The next idle block in the eviction order, likewise; free ones are left alone. For pools
+  // without partitions, as is victim.
+  BlockId take_idle() noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim(int partition = 0) noexcept { return victim_of(at(partition)); }
+  BlockId victim() noexcept { return victim_of(common_); }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]

@@ -357,3 +357,14 @@ def test_the_namespaces_with_quotas_outlive_their_last_sequence(make_manager: Ma
         cache(manager, [token] * 5, namespace=A)
         cache(manager, [token] * 5, namespace=b"visitor")
     assert usage(manager, A)[0] == usage(manager, b"visitor")[0] == 3
+
+
+def test_the_shares_add_up_to_the_whole(make_manager: MakeManager) -> None:
+    manager = make_manager(16, 2, quotas={A: 6, B: 5})
+    for namespace in (A, B, b"", A, B):
+        serve(manager, [1, 2, 3, 4, 5], namespace=namespace).free()
+    serve(manager, [1, 2, 3, 4, 5], namespace=A)  # idle blocks are in use again
+    stats, shares = manager.stats(), [manager.quota_usage(name) for name in (A, B, b"")]
+    assert stats.capacity == sum(own.limit for own in shares)
+    assert stats.used_blocks == sum(own.used_blocks for own in shares) == 3
+    assert manager.num_available == stats.available == sum(own.available for own in shares)
