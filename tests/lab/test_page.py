@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -218,6 +219,20 @@ def test_reasons_are_those_that_explain_gives(trace: Trace, report: page.Report)
     found, *missed = report.outcomes
     assert {outcome.reason: outcome.tokens for outcome in missed} == table.missed_tokens
     assert found.tokens == table.hit_tokens
+
+
+def test_what_was_evicted_stands_before_the_other_reasons_however_little_it_is(
+    report: page.Report,
+) -> None:
+    tokens = {MissReason.LAST_TOKEN: 2, MissReason.EVICTED: 1, MissReason.NEVER_SEEN: 900}
+    table = replace(report.misses, hit_tokens=9_000, missed_tokens=tokens)
+    changed = replace(report, misses=table)
+    names = [outcome.name for outcome in changed.outcomes]
+    assert names == ["found", "evicted", "never seen", "last token"]
+    text = page.as_html(changed)
+    assert "under 0.1%  (1)" in text
+    assert "under 0.1%  (2)" in text
+    assert "9.1%  (900)" in text
 
 
 def test_every_reason_has_its_meaning() -> None:
