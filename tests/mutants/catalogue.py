@@ -161,8 +161,8 @@ CORE = (
     Mutant(
         "serves_the_last_token_from_the_cache",
         "admission.cc",
-        "  const std::int64_t limit = (count - 1) / config_.block_size;",
-        "  const std::int64_t limit = count / config_.block_size;",
+        "  const std::int64_t limit = (count - 1) / config_.block_size;\n  const Chain chain",
+        "  const std::int64_t limit = count / config_.block_size;\n  const Chain chain",
     ),
     Mutant(
         "takes_before_it_touches_what_it_found",
@@ -219,15 +219,15 @@ CORE = (
     ),
     Mutant(
         "merges_without_a_reference",
-        "promotion.cc",
-        "  pool_.acquire(cached);\n",
-        "",
+        "pool.cc",
+        "  acquire(twin);\n  release(own);\n",
+        "  release(own);\n",
     ),
     Mutant(
         "leaks_the_merged_block",
-        "promotion.cc",
-        "  drop_reference(own);\n",
-        "",
+        "pool.cc",
+        "  acquire(twin);\n  release(own);\n",
+        "  acquire(twin);\n",
     ),
     Mutant(
         "does_not_keep_the_twin",
