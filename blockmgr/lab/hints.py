@@ -34,6 +34,7 @@ class Outlook:
     """
 
     def __init__(self, trace: Trace, block_size: int) -> None:
+        self._requests = trace.requests
         self._hashed = trace.is_hashed
         self._segment_size = TOKENS_PER_HASH_ID if self._hashed else block_size
         self._segments: dict[tuple[Hashable, Hashable], int] = {}
@@ -56,6 +57,19 @@ class Outlook:
             admitted: Requests that have been admitted already: what they found, they found.
         """
         return self._last[number - 1] > admitted
+
+    def num_returning_tokens(self, number: int) -> int:
+        """Leading tokens of a request's prompt that another prompt can hold as well.
+
+        A last id that covers fewer than its 512 tokens belongs to prompts of just that length:
+        whatever goes on from such a prompt has another id there, so its blocks, where they are
+        smaller than that, are found by nobody.
+
+        Args:
+            number: Number of the request in the trace, from 1.
+        """
+        num_tokens = self._requests[number - 1].num_prompt_tokens
+        return num_tokens // TOKENS_PER_HASH_ID * TOKENS_PER_HASH_ID if self._hashed else num_tokens
 
     def _chain(self, request: Request) -> Iterator[int]:
         """The whole segments of a prompt, each named by all that comes before it."""

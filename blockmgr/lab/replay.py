@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockmgr.blocks import Admission
+from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.hints import Outlook
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
@@ -283,11 +283,18 @@ class EventLoop:
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
+        if outlook is not None and goes_on:
+            self._let_go_after(outlook.num_returning_tokens(number), handles[0], prompt)
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
+
+    def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
+        """Say that nobody comes back to the rest of a prompt."""
+        if num_tokens < prompt:
+            self._manager.retain(handle, num_tokens, prompt, priority=Priority.LOW)
 
     def _apply_copies(self) -> None:
         """Take the copy plan and report it done: the replay has no KV to move."""
