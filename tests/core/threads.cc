@@ -22,12 +22,13 @@ using namespace blockmgr;
 using blockmgr::testing::TestDigester;
 
 void play_alone(std::uint64_t seed, int moves) {
+  std::int64_t calls = 0;
   for (std::uint8_t kind = 0; kind < 10; ++kind) {
     testing::Bytes bytes(seed * 16 + kind);
-    testing::run(bytes, kind, moves);
+    testing::run(bytes, kind, moves, calls);
   }
   testing::Bytes bytes(seed);
-  testing::run(bytes, testing::kPoolKind, moves);
+  testing::run(bytes, testing::kPoolKind, moves, calls);
 }
 
 // A thread's own sequences, all on the shared manager.
