@@ -22,10 +22,10 @@ namespace {
 
 // Adds up on the way out, whatever way that is.
 template <class Anything>
-struct Tally {
+struct CallCount {
   const Anything& play;
   std::int64_t& calls;
-  ~Tally() { calls += play.calls(); }
+  ~CallCount() { calls += play.calls(); }
 };
 
 }  // namespace
@@ -33,12 +33,12 @@ struct Tally {
 void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts) {
   if (kind >= kPoolKind) {
     PoolPlay play(bytes);
-    const Tally<PoolPlay> tally{play, calls};
+    const CallCount<PoolPlay> count_calls{play, calls};
     for (int i = 0; i < moves && play.move(); ++i) continue;
     return;
   }
   Play play(bytes, kind % static_cast<int>(profiles().size()), counts);
-  const Tally<Play> tally{play, calls};
+  const CallCount<Play> count_calls{play, calls};
   try {
     for (int i = 0; i < moves && play.move(); ++i) continue;
     play.finish_up();
