@@ -171,10 +171,9 @@ def _bytes_per_token(
 
 
 def _of_config(model: Path, dtype: str | None) -> int:
-    # Seconds, and an extra, that nothing else here needs.
+    # Seconds, and an extra, that nothing else here needs. It goes first: it says what is missing.
+    from blockmgr.kv import ModelShape  # noqa: I001, PLC0415
     import torch  # noqa: PLC0415
-
-    from blockmgr.kv import ModelShape  # noqa: PLC0415
 
     chosen = None if dtype is None else getattr(torch, dtype)
     return ModelShape.from_config(model, chosen).bytes_per_token

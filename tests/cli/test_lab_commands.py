@@ -234,3 +234,22 @@ def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Pat
         result = run(*command)
         assert result.exit_code == 3
         assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr
+
+
+def test_plan_of_a_config_names_the_extra_that_is_missing(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    command = ["plan", "chat", "--hit-rate", "50%", "--model", str(config)]
+    without_torch = f"""
+import sys
+sys.modules["torch"] = None
+from blockmgr.__main__ import main
+sys.argv = ["blockmgr", *{command!r}]
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", without_torch], check=False, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "pip install 'blockmgr[torch]'" in done.stderr
