@@ -102,28 +102,29 @@ class BlockManager:
     def _set_up(self, config: ManagerConfig) -> None:
         function = digest_function(config.digest)
         self._config = config
-        self._core = _core.Core(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_seqs=config.max_seqs,
-            row_width=config.row_width,
-            prefix_caching=config.prefix_caching,
-            remap=config.dedup == "remap",
-            min_partial_tokens=config.min_partial_tokens,
-            watermark_blocks=config.watermark_blocks,
-            steps_in_flight=config.steps_in_flight,
-            early_commit=config.early_commit,
-            null_block=config.null_block,
-            eviction=config.eviction if isinstance(config.eviction, str) else "lru",
-            ghost_blocks=config.ghost_blocks,
-            python_policy=policy_of(config.eviction, config.capacity),
-            retention=config.retention,
-            max_pinned_blocks=config.max_pinned_blocks,
-            quotas=list(config.quotas.items()),
-            digest=function,
-            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
-            digest_size=digest_size(function) if config.prefix_caching else 0,
-        )
+        options = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "max_seqs": config.max_seqs,
+            "row_width": config.row_width,
+            "prefix_caching": config.prefix_caching,
+            "remap": config.dedup == "remap",
+            "min_partial_tokens": config.min_partial_tokens,
+            "watermark_blocks": config.watermark_blocks,
+            "steps_in_flight": config.steps_in_flight,
+            "early_commit": config.early_commit,
+            "null_block": config.null_block,
+            "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
+            "ghost_blocks": config.ghost_blocks,
+            "python_policy": policy_of(config.eviction, config.capacity),
+            "retention": config.retention,
+            "max_pinned_blocks": config.max_pinned_blocks,
+            "quotas": list(config.quotas.items()),
+            "digest": function,
+            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
+            "digest_size": digest_size(function) if config.prefix_caching else 0,
+        }
+        self._core = _core.Core(options)
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())

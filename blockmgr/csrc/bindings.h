@@ -117,7 +117,7 @@ class PythonDigest : public Digester {
 };
 
 // The digest function among the options, or nullptr without a prefix cache.
-std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size);
+std::unique_ptr<PythonDigest> digest_option(const nb::dict& options, int block_size);
 
 // What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
 // collection: a digest function or a policy may refer back to the object that calls it.
@@ -149,6 +149,28 @@ PyType_Slot* collection_slots() {
                                 {0, nullptr}};
   return slots;
 }
+
+// What of Python is looked up once, at import: looking it up within a call could run Python code,
+// and needs memory when there may be none. Kept for good, as the modules are.
+struct Known {
+  PyObject* empty;    // numpy.empty
+  PyObject* ndarray;  // numpy.ndarray
+  PyObject* out_of_blocks;
+  PyObject* out_of_sequences;
+  PyObject* never_fits;
+  PyObject* unknown_sequence;
+  PyObject* pin_budget;
+  PyObject* unknown_pin;
+  PyObject* sequence_state;
+  PyObject* block_state;
+  PyObject* step;
+  PyObject* ticket;
+  PyObject* reentrancy;
+  PyObject* invariant;
+  PyObject* copy;
+};
+const Known& known();
+void know_python();
 
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
@@ -222,6 +244,7 @@ void bind_block_pool(nb::module_& m);
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
 void bind_adaptive(nb::module_& m);
+void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr
 

@@ -29,8 +29,8 @@ auto with_copy_errors(Work work) {
   try {
     return work();
   } catch (const CopyFault& fault) {
-    const nb::object type = nb::module_::import_("blockmgr.errors").attr("CopyError");
-    const nb::object pair = fault.pair < 0 ? nb::none() : nb::object(nb::int_(fault.pair));
+    const nb::handle type = known().copy;
+    const nb::object pair = fault.pair < 0 ? nb::none() : made(nb::object(nb::int_(fault.pair)));
     PyErr_SetObject(type.ptr(), type(pair, fault.problem).ptr());
     throw nb::python_error();
   }

@@ -113,10 +113,8 @@ ExtrasBytes extras_argument(nb::handle extras) {
 }
 
 void* new_array(const char* dtype, std::int64_t size, nb::object& array) {
-  // Kept for good, as NumPy itself is.
-  static PyObject* const empty =
-      nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
-  array = nb::steal(PyObject_CallFunction(empty, "Ls", static_cast<long long>(size), dtype));
+  array =
+      nb::steal(PyObject_CallFunction(known().empty, "Ls", static_cast<long long>(size), dtype));
   if (!array.is_valid()) throw nb::python_error();
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE)) throw nb::python_error();
