@@ -989,5 +989,5 @@ def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     # The core finds its way by these numbers, so a stray write must not be able to lead it astray.
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view

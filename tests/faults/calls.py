@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from blockmgr import BlockManager, OutOfBlocksError, Priority
+from blockmgr import BlockManager, BlockMgrError, Priority
+from blockmgr.config import EVICTION_POLICIES
+from blockmgr.digest import KeyedDigest
 from blockmgr.pool import BlockPool
 from tests.unit.snapshot import snapshot
 
@@ -103,6 +105,82 @@ def retaining() -> World:
     return world
 
 
+def own_digest(message: bytes) -> bytes:
+    """A digest that is not the library's, so it is given copies."""
+    return hashlib.blake2b(message, digest_size=16).digest()
+
+
+class FirstIn:
+    """An eviction policy written in Python: the block cached first goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.parents: dict[int, int] = {}
+        self.idle: dict[int, None] = {}
+
+    def on_cached(self, block: int, parent: int, digest: bytes) -> None:
+        self.parents[block] = parent
+
+    def on_hit(self, block: int) -> None: ...
+
+    def on_idle(self, block: int) -> None:
+        self.idle[block] = None
+
+    def on_used(self, block: int) -> None:
+        self.idle.pop(block, None)
+
+    def on_uncached(self, block: int, evicted: bool) -> None:
+        self.idle.pop(block, None)
+        self.parents.pop(block, None)
+
+    def victim(self) -> int:
+        continued = set(self.parents.values())
+        return next(b for b in self.parents if b in self.idle and b not in continued)
+
+
+def full(**options: Any) -> World:
+    """Every block idle and cached but for those of one sequence: what comes next evicts."""
+    options = {"num_blocks": 9, "block_size": 2, "min_partial_tokens": 1, **options}
+    manager = BlockManager(**options)
+    for prompt in ([1, 2, 3, 4, 5], [1, 2, 6, 7, 8], [20, 21, 22]):
+        handle = manager.admit(prompt)
+        manager.commit(handle, len(prompt))
+        manager.free(handle)
+    held = manager.admit([30, 31, 32])
+    return World(manager, {"first": held})
+
+
+def own_policy() -> World:
+    """The same under a policy written in Python."""
+    return full(eviction=FirstIn)
+
+
+def with_ghosts() -> World:
+    """A manager that remembers what it has evicted."""
+    world = full(ghost_blocks=12)
+    world.subject.free(world.subject.admit([*range(40, 52)]))
+    return world
+
+
+def divided(debug: int = 0) -> World:
+    """A tenant with a quota, which it has used up, and everybody else."""
+    world = full(num_blocks=16, quotas={b"tenant": 3}, debug=debug)
+    world.named["tenants"] = world.subject.admit([1, 2, 3], namespace=b"tenant")
+    world.subject.commit(world.tenants, 3)
+    return world
+
+
+def checked() -> World:
+    """Everything is checked after every call."""
+    return divided(debug=2)
+
+
+def preempted() -> World:
+    """A sequence that waits, whose view is asked for more."""
+    world = managed()
+    world.subject.preempt(world.first)
+    return world
+
+
 def pooled(num_blocks: int = 600) -> World:
     """A chain that is held, one that is idle, and blocks with large numbers to come next."""
     pool = BlockPool(num_blocks, 2)
@@ -158,9 +236,35 @@ def _view(make: Callable[[Any], Any]) -> Callable[[World], Any]:
     return lambda world: partial(make, world.subject.sequence(world.first))
 
 
-def _admit_too_much(world: World) -> None:
-    with suppress(OutOfBlocksError):
-        world.subject.admit(world.too_much)
+def _refused(error: str, make: Callable[[World], Any]) -> Callable[[World], Any]:
+    """A call that raises this error of the library, which itself needs memory."""
+
+    def call(world: World) -> None:
+        try:
+            make(world)
+        except (BlockMgrError, ValueError, TypeError) as raised:
+            if type(raised).__name__ != error:
+                raise
+        else:
+            raise AssertionError(f"{error} was not raised")
+
+    return _by(call)
+
+
+def _facts(view: Any) -> tuple[int, ...]:
+    computed, cached = view.num_computed_tokens, view.num_cached_tokens
+    return view.row, view.num_tokens, computed, cached, view.num_slots, view.is_preempted
+
+
+def _pool_facts(pool: BlockPool) -> tuple[int, ...]:
+    gauges = pool.num_free, pool.num_idle, pool.num_available, pool.num_used, pool.num_cached
+    return *gauges, pool.num_pending_copies
+
+
+def _block_facts(world: World) -> tuple[int, ...]:
+    pool, block = world.subject, int(world.chain[1])
+    facts = pool.ref_count(block), pool.is_cached(block), pool.waits_for_copy(block)
+    return *facts, pool.generation(block), pool.parent(block)
 
 
 def _enter_and_leave(world: World) -> None:
@@ -180,7 +284,6 @@ MANAGER_CALLS = [
     Call("BlockManager", managed, _by(lambda _: BlockManager(8, 2))),
     Call("admit", managed, _on("admit", [5, 6, 7, 8, 1], **FRESH)),
     Call("admit, found", managed, _on("admit", [1, 2, 3, 4, 5, 6])),
-    Call("admit, refused", managed, _by(_admit_too_much)),
     Call("match", managed, _on("match", PROMPT)),
     Call("can_admit", managed, _on("can_admit", PROMPT)),
     Call("reserve", managed, _on("reserve", "first", 14)),
@@ -218,6 +321,101 @@ MANAGER_CALLS = [
     Call("touch", retaining, _on("touch", [1, 2, 3, 4, 5])),
     Call("set_time", retaining, _on("set_time", 5.0)),
     Call("free, expecting", retaining, _on("free", "first", expect_reuse=False)),
+    Call("from_config", managed, _by(lambda w: BlockManager.from_config(w.subject.config))),
+    Call("admit, ghosts", with_ghosts, _on("admit", [*range(60, 66)])),
+    Call("explain, ghosts", with_ghosts, _on("explain", [1, 2, 3, 4, 5])),
+    Call("hit_rate_curve", with_ghosts, _on("hit_rate_curve")),
+    Call("admit, quota", divided, _on("admit", [5, 6], namespace=b"tenant")),
+    Call("admit, beside a quota", divided, _on("admit", [*range(60, 72)])),
+    Call("quota_usage", divided, _on("quota_usage", b"tenant")),
+    Call("append, checked", checked, _on("append", "tenants", [4, 5])),
+    Call("commit, own digest", partial(managed, digest=own_digest), _on("commit", "first", 9)),
+    Call(
+        "admit, keyed digest",
+        partial(managed, digest=KeyedDigest(b"sixteen bytes ..")),
+        _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
+    ),
+    Call("num_available", managed, _by(lambda w: w.subject.num_available)),
+    Call("debug, read", managed, _by(lambda w: w.subject.debug)),
+    Call("time", retaining, _by(lambda w: w.subject.time)),
+    Call("check_policy", own_policy, _on("check_policy")),
+]
+MANAGER_CALLS += [
+    Call(f"admit, {name}", partial(full, eviction=name), _on("admit", [*range(40, 50)]))
+    for name in EVICTION_POLICIES
+]
+# A policy written in Python that runs out of memory is left alone from there on: the call finishes,
+# but which block goes next is then another.
+POLICY_CALLS = [
+    Call("admit, own policy", own_policy, _on("admit", [*range(40, 50)])),
+    Call("commit, own policy", own_policy, _on("commit", "first", 3)),
+    Call("free, own policy", own_policy, _on("free", "first")),
+]
+REFUSALS = [
+    Call(
+        "admit, refused",
+        managed,
+        _refused("OutOfBlocksError", lambda w: w.subject.admit(w.too_much)),
+    ),
+    Call(
+        "admit, no row",
+        partial(managed, max_seqs=4),
+        _refused("OutOfSequencesError", lambda w: w.subject.fork(w.first, 2)),
+    ),
+    Call(
+        "admit, too long", managed, _refused("NeverFitsError", lambda w: w.subject.admit([1] * 99))
+    ),
+    Call("admit, no tokens", managed, _refused("ValueError", lambda w: w.subject.admit([]))),
+    Call("admit, a word", managed, _refused("TypeError", lambda w: w.subject.admit("word"))),
+    Call(
+        "append, a word",
+        managed,
+        _refused("TypeError", lambda w: w.subject.append(w.first, ["word"])),
+    ),
+    Call(
+        "append, too large",
+        managed,
+        _refused("ValueError", lambda w: w.subject.append(w.first, [1 << 70])),
+    ),
+    Call(
+        "free, unknown",
+        managed,
+        _refused("UnknownSequenceError", lambda w: w.subject.free(1 << 60)),
+    ),
+    Call(
+        "append, preempted",
+        managed,
+        _refused("SequenceStateError", lambda w: w.subject.append(w.third, [1])),
+    ),
+    Call(
+        "take_copies, open", with_ticket, _refused("StepError", lambda w: w.subject.take_copies())
+    ),
+    Call(
+        "copies_applied, twice",
+        managed,
+        _refused("TicketError", lambda w: w.subject.copies_applied(1 << 60)),
+    ),
+    Call(
+        "pin, refused",
+        partial(managed, retention=True, max_pinned_blocks=1),
+        _refused("PinBudgetError", lambda w: w.subject.pin([1, 2, 3, 4, 5])),
+    ),
+    Call(
+        "unpin, unknown", retaining, _refused("UnknownPinError", lambda w: w.subject.unpin(1 << 60))
+    ),
+    Call(
+        "admit, quota refused",
+        checked,
+        _refused(
+            "OutOfBlocksError", lambda w: w.subject.admit([5, 6, 7, 8, 9, 10], namespace=b"tenant")
+        ),
+    ),
+    Call(
+        "pool.release, too often",
+        pooled,
+        _refused("BlockStateError", lambda w: w.subject.release([w.one, w.one])),
+    ),
+    Call("pool.take, refused", pooled, _refused("OutOfBlocksError", lambda w: w.subject.take(500))),
 ]
 VIEW_CALLS = [
     Call("Sequence.append", managed, _view(lambda s: s.append([1]))),
@@ -229,6 +427,12 @@ VIEW_CALLS = [
     Call("Sequence.tokens", managed, _view(lambda s: s.tokens)),
     Call("Sequence.block_ids", managed, _view(lambda s: s.block_ids)),
     Call("Sequence.repr", managed, _view(repr)),
+    Call("Sequence.commit", managed, _view(lambda s: s.commit(9))),
+    Call("Sequence.resume", preempted, _view(lambda s: s.resume())),
+    Call("Sequence.retain", retaining, _view(lambda s: s.retain(0, 4, priority=Priority.HIGH))),
+    Call("Sequence.slot_mapping", managed, _view(lambda s: s.slot_mapping(0, 9))),
+    Call("Sequence.facts", managed, _view(_facts)),
+    Call("Sequence.equal", managed, _view(lambda s: (s == object(), hash(s)))),
 ]
 # What of these calls is done is done by two calls of the manager, one after the other.
 TWO_STEP_CALLS = [Call("with sequence", managed, _by(_enter_and_leave))]
@@ -253,5 +457,17 @@ POOL_CALLS = [
     Call("pool.children", pooled, _on("children")),
     Call("pool.tokens", pooled, _by(lambda w: w.subject.tokens(int(w.chain[0])))),
     Call("pool.idle_blocks", pooled, _on("idle_blocks")),
+    Call("pool.are_cached", pooled, _on("are_cached", "chain")),
+    Call("pool.are_idle", pooled, _on("are_idle", "idle")),
+    Call("pool.gauges", pooled, _by(lambda w: _pool_facts(w.subject))),
+    Call("pool.facts of a block", pooled, _by(_block_facts)),
+    Call("pool.memory_usage", pooled, _on("memory_usage")),
+    Call("pool.check_invariants", pooled, _on("check_invariants")),
+    Call("pool.repr", pooled, _by(lambda w: repr(w.subject))),
 ]
-CALLS = {call.name: call for call in [*MANAGER_CALLS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS]}
+CALLS = {
+    call.name: call
+    for call in [
+        *MANAGER_CALLS, *POLICY_CALLS, *REFUSALS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS
+    ]
+}  # fmt: skip
