@@ -256,15 +256,21 @@ def _facts(view: Any) -> tuple[int, ...]:
     return view.row, view.num_tokens, computed, cached, view.num_slots, view.is_preempted
 
 
-def _pool_facts(pool: BlockPool) -> tuple[int, ...]:
-    gauges = pool.num_free, pool.num_idle, pool.num_available, pool.num_used, pool.num_cached
-    return *gauges, pool.num_pending_copies
+def _pool_facts(pool: BlockPool) -> list[int]:
+    names = (
+        "num_free",
+        "num_idle",
+        "num_available",
+        "num_used",
+        "num_cached",
+        "num_pending_copies",
+    )
+    return [getattr(pool, name) for name in names]
 
 
-def _block_facts(world: World) -> tuple[int, ...]:
-    pool, block = world.subject, int(world.chain[1])
-    facts = pool.ref_count(block), pool.is_cached(block), pool.waits_for_copy(block)
-    return *facts, pool.generation(block), pool.parent(block)
+def _block_facts(world: World) -> list[int]:
+    names = ("ref_count", "is_cached", "waits_for_copy", "generation", "parent")
+    return [getattr(world.subject, name)(int(world.chain[1])) for name in names]
 
 
 def _enter_and_leave(world: World) -> None:
