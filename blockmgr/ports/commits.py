@@ -1,9 +1,10 @@
 """How an adapter changes the core's books and its own together: plan first, then ``at_once``.
 
-An exception can come from outside between any two instructions of Python code: ``KeyboardInterrupt``,
-or one that another thread sets. So a call of an adapter only plans in Python: it checks, counts and
-prepares every change as a *step*, a call of compiled code with its arguments. ``at_once`` then makes
-all the steps within one instruction. What a plan needs of a pool beforehand is a ``Loan``.
+An exception can come from outside between any two instructions of Python code:
+``KeyboardInterrupt``, or one that another thread sets. So a call of an adapter only plans in
+Python: it checks, counts and prepares every change as a *step*, a call of compiled code with its
+arguments. ``at_once`` then makes all the steps within one instruction. What a plan has to take from
+a pool beforehand is a ``Loan``.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from blockmgr.pool import BlockPool
+    from blockmgr.pool import BlockPool, Ints
 
 __all__ = ["Loan", "Step", "at_once", "step"]
 
 T = TypeVar("T")
 
 Step: TypeAlias = Callable[[], object]
-"""A change, ready to be made: compiled code, a ``partial`` of a built-in method or of the core's."""
+"""A change, ready to be made: compiled code, as a ``partial`` of one of the core's methods."""
 
 step = partial
 """A step: what to call, and with what."""
@@ -64,7 +65,7 @@ class Loan:
         blocks: npt.NDArray[np.int32] = self._lent[-1]
         return blocks
 
-    def acquire(self, blocks: list[int]) -> None:
+    def acquire(self, blocks: Ints) -> None:
         """``BlockPool.acquire``."""
         at_once((step(self._core.acquire, blocks), step(self._lent.append, blocks)), None)
 

@@ -63,7 +63,7 @@ class Holder:
     def entries(self, start: int, stop: int) -> Step:
         """Writes these entries of the block table as they stand in the core's by then."""
         # A memory view gives Python's ints; it is read when the step is made.
-        entries = memoryview(self.row[start:stop])
+        entries = memoryview(self.row[start:stop])  # type: ignore[arg-type]  # NumPy's are buffers
         return step(self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
