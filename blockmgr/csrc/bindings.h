@@ -155,7 +155,9 @@ void translate_errors(const std::exception_ptr& thrown, void*);
 
 // A fresh NumPy array, and where its numbers are. Made by NumPy itself, for nanobind ends the
 // process where it has no memory for one.
-void* new_array(const char* dtype, std::int64_t size, nb::object& array);
+void* new_array(PyObject* dtype, std::int64_t size, nb::object& array);
+// The type of a NumPy array's numbers, never released.
+PyObject* numpy_dtype(const char* name);
 
 template <class T>
 struct Array {
@@ -165,7 +167,8 @@ struct Array {
                                           {"int8", "int16", "int32", "int64"}};
     constexpr int kPower = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
     const char* name = std::is_same_v<T, bool> ? "bool" : kNames[std::is_signed_v<T>][kPower];
-    numbers = static_cast<T*>(new_array(name, size, array));
+    static PyObject* const dtype = numpy_dtype(name);  // by name it is looked up for every array
+    numbers = static_cast<T*>(new_array(dtype, size, array));
   }
   nb::object array;
   T* numbers;
