@@ -266,7 +266,8 @@ class BlockManager:
         if counts is None:
             raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
         query_tokens, found = counts
-        hit_tokens = np.cumsum(found) * self._config.block_size
+        # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
+        hit_tokens = np.add.accumulate(found) * self._config.block_size
         return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
 
     # Growth.
