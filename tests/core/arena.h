@@ -77,7 +77,7 @@ class Arena {
     Piece* next;
   };
   struct alignas(kUnit) Head {
-    std::size_t top;                     // bytes in use, with this
+    std::size_t top;                    // bytes in use, with this
     std::array<Piece*, kLists> unused;  // what was given back, by units
   };
   std::size_t size_;

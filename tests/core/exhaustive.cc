@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -34,7 +34,7 @@ struct Options {
 };
 
 using Path = std::vector<std::uint8_t>;  // operations, by number
-using StateHash = std::uint64_t;         // a state in 10^12 may be taken for another
+using StateHash = std::uint64_t;         // 63 bits of hash, never 0
 
 // Hashes in one array, so that a hundred million fit.
 class HashSet {
@@ -311,6 +311,7 @@ Options parse(int argc, char** argv) {
   options.settings.core.block_size = 2;
   options.settings.core.max_seqs = kMostSequences;
   options.settings.core.min_partial_tokens = 1;
+  options.settings.check_every = INT32_MAX;  // the walker checks what an operation leaves
   if (argc > 1) options.depth = std::atoi(argv[1]);
   if (argc > 2) options.operations = argv[2];
   for (int i = 3; i < argc; ++i) {

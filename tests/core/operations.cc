@@ -56,14 +56,14 @@ void add_for_each_order(Operations& all, const std::string& name, Run run) {
   do {
     std::size_t fewest = kMostSequences;
     while (fewest && order[fewest - 1] == fewest - 1) --fewest;
-    all.push_back({name + (order == kInOrder ? "" : " in the order " + shown(order)),
-                   [=](World& world) {
-                     const std::size_t count = world.entries().size();
-                     if (count < fewest) return;
-                     Order shorter = order;
-                     shorter.resize(count);
-                     run(world, shorter);
-                   }});
+    all.push_back(
+        {name + (order == kInOrder ? "" : " in the order " + shown(order)), [=](World& world) {
+           const std::size_t count = world.entries().size();
+           if (count < fewest) return;
+           Order shorter = order;
+           shorter.resize(count);
+           run(world, shorter);
+         }});
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
@@ -173,7 +173,7 @@ void add_part_steps(Operations& all, const Names&) {
 }
 
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
-    {"prompts", add_prompts},      {"truncate", add_truncations}, {"preempt", add_preemptions},
+    {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},
     {"lookahead", add_look_aheads}, {"decode", add_decodes},       {"reparent", add_reparents},
     {"parts", add_part_steps}};
 

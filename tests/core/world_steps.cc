@@ -142,9 +142,8 @@ void World::reorder(const std::vector<std::size_t>& order) {
     return std::find(entries_.begin(), entries_.end(), part.entry);
   };
   for (const LaunchPtr& step : steps_)
-    std::stable_sort(step->parts.begin(), step->parts.end(), [&](const auto& a, const auto& b) {
-      return position(a) < position(b);
-    });
+    std::stable_sort(step->parts.begin(), step->parts.end(),
+                     [&](const auto& a, const auto& b) { return position(a) < position(b); });
 }
 
 void World::wrong_ticket(Op op, std::int64_t ticket) {
