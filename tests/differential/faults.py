@@ -2,10 +2,9 @@
 
 Each call is made in fresh worlds with its first allocation failing, its second and so on, each time
 alone; and with an exception at its first line inside its package, its second and so on, as Ctrl-C
-would have it. A point is broken if the call raised and left neither what there was before nor what a whole
-call makes of it: blocks that nobody holds and that are not free, a queue whose length is not its
-count, and the like.
-vLLM does not promise otherwise; this is what the promise of ours is worth.
+would have it. A point is broken if the call raised and left neither what there was before nor what
+a whole call makes of it: blocks that nobody holds and that are not free, a queue whose length is
+not its count, and the like. vLLM does not promise otherwise; this is what our promise is worth.
 """
 
 from __future__ import annotations
