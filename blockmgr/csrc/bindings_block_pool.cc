@@ -228,12 +228,13 @@ nb::object tokens_of(PoolCore& self, nb::handle block) {
   return to_array(std::move(tokens), count);
 }
 
-nb::object idle_blocks(PoolCore& self) {
-  return copied(self.read([](const BlockPool& core) {
+nb::object idle_blocks(PoolCore& self, int most) {
+  return copied(self.read([most](const BlockPool& core) {
     const BlockList& list = core.pool().idle_list();
     std::vector<BlockId> ids;
-    ids.reserve(static_cast<std::size_t>(list.size()));
-    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) ids.push_back(b);
+    const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, list.size()));
+    ids.reserve(count);
+    for (BlockId b = list.front(); ids.size() < count; b = list.after(b)) ids.push_back(b);
     return ids;
   }));
 }
@@ -330,7 +331,7 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("tokens", tokens_of,
            nb::sig("def tokens(self, block: object, /) -> " BM_ARRAY("uint32")), any())
-      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, /) -> " BM_IDS))
+      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS))
       .def("num_free", num_free)
       .def("num_idle", num_idle)
       .def("num_available", num_available)

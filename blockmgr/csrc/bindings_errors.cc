@@ -38,11 +38,25 @@ void know_python() {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
-  python = {member("numpy", "empty"),     member("numpy", "ndarray"), error("OutOfBlocksError"),
-            error("OutOfSequencesError"), error("NeverFitsError"),    error("UnknownSequenceError"),
-            error("PinBudgetError"),      error("UnknownPinError"),   error("SequenceStateError"),
-            error("BlockStateError"),     error("StepError"),         error("TicketError"),
-            error("ReentrancyError"),     error("InvariantError"),    error("CopyError")};
+  python = {{},
+            member("numpy", "empty"),
+            member("numpy", "ndarray"),
+            error("OutOfBlocksError"),
+            error("OutOfSequencesError"),
+            error("NeverFitsError"),
+            error("UnknownSequenceError"),
+            error("PinBudgetError"),
+            error("UnknownPinError"),
+            error("SequenceStateError"),
+            error("BlockStateError"),
+            error("StepError"),
+            error("TicketError"),
+            error("ReentrancyError"),
+            error("InvariantError"),
+            error("CopyError")};
+  const nb::object dtype = nb::module_::import_("numpy").attr("dtype");
+  for (std::size_t i = 0; i < std::size(kDtypes); ++i)
+    python.dtypes[i] = nb::object(dtype(kDtypes[i])).release().ptr();
 }
 
 static void set_error(const std::exception_ptr& thrown) {
