@@ -39,6 +39,8 @@ class Call:
     name: str
     world: Callable[[], World]
     bind: Callable[[World], Callable[[], Any]]
+    first_part: Callable[[World], Callable[[], Any]] | None = None
+    """Another call, after which this one only has to be made again."""
 
 
 def managed(**options: Any) -> World:

@@ -165,8 +165,12 @@ class PoolAllocator(BlockAllocator):
         loan = Loan(self.pool)
         try:
             num_blocks = -(-len(tokens) // size) + num_empty
-            fresh = self.take_beside(loan, found, num_blocks - len(found))
+            fresh: list[int] = []
             steps: list[Step] = []
+            if num_blocks > len(found):
+                fresh = self.take_beside(loan, found, num_blocks - len(found))
+            else:  # nothing is evicted for it, so this can wait
+                steps.append(step(self.pool._core.acquire, found))
             num_fresh = num_full - len(found)
             if keep and num_fresh:
                 rest = tokens[len(found) * size : num_full * size]
@@ -180,15 +184,15 @@ class PoolAllocator(BlockAllocator):
             run = self._run_after(previous)
             start = len(run.blocks)
             chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-            columns = run.extension(
+            columns = run.extend(
                 found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
             )
             if start:
                 steps += columns
-            else:  # nobody knows the run yet
+            else:
                 at_once(columns, None)
-            if self.caches:
-                steps += self.hits.count(num_full, len(found))
+            if self.caches and num_full:
+                steps.append(self.hits.count(num_full, len(found)))
                 if not keep:
                     waiting = {(run, start + i): fresh[i] for i in range(num_full)}
                     steps.append(self.prefix_cache.wait(waiting))
@@ -202,7 +206,7 @@ class PoolAllocator(BlockAllocator):
         """Adds empty blocks at the end of a run. For block tables."""
         # Taken when the step is made, when others may have been given back.
         taken = map(np.ndarray.tolist, map(self.pool._core.take, (n,)))
-        return run.extension(chain.from_iterable(taken), [()] * n, extra_hash, 0)
+        return run.extend(chain.from_iterable(taken), [()] * n, extra_hash)
 
     def take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
         """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
@@ -235,8 +239,10 @@ class PoolAllocator(BlockAllocator):
         count = len(tokens)
         if not 0 < count <= empty:
             raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        run.view(index).held()
-        if count < empty and self.pool.ref_count(run.blocks[index]) == 1:
+        block = run.blocks[index]
+        if block == FREED:
+            run.view(index).held()  # raises
+        if count < empty and self.pool._core.ref_count(block) == 1:
             run.tokens[index] = present + tokens
             return
         before = self.prefix_cache.node(run.place_before(index))
@@ -272,7 +278,7 @@ class PoolAllocator(BlockAllocator):
     def _make_writable(self, run: Run, index: int) -> tuple[list[Step], bool]:
         """Moves a block if it is shared; whether what stands there then waits for a copy."""
         block, count = run.blocks[index], len(run.tokens[index])
-        if self.pool.ref_count(block) == 1:
+        if self.pool._core.ref_count(block) == 1:
             return [], self.pool.waits_for_copy(block)
         moved = map(self.pool._core.make_writable, (block,), (count,))
         return [step(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
@@ -455,11 +461,10 @@ class PoolAllocator(BlockAllocator):
 
     def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
         """Frees some blocks of a run, none of which was freed before. For block tables."""
-        places = slice(start, stop)
-        blocks = run.blocks[places]
+        blocks = run.blocks[start:stop]
         if FREED in blocks:
             run.view(start + blocks.index(FREED)).held()  # raises
-        return [step(self.pool._core.release, blocks), *run.drop(places)]
+        return [step(self.pool._core.release, blocks), *run.drop(start, stop)]
 
     def free_run(self, run: Run) -> list[Step]:
         """Frees all blocks of a run that are held, the last first. For block tables."""
