@@ -82,17 +82,22 @@ class Run:
     ) -> list[Step]:
         """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
 
-        The other columns of an empty run are filled already, for nobody knows it yet.
+        An empty run is filled already, as far as is known, for nobody knows it yet.
         """
         start, count = len(self.blocks), len(tokens)
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
-        steps: list[Step] = [step(self.blocks.extend, blocks)]
+        steps: list[Step] = []
         if start:
+            steps.append(step(self.blocks.extend, blocks))
             steps.append(step(self.tokens.extend, tokens))
             steps.append(step(self.promoted.extend, promoted))
         else:
             self.tokens += tokens
             self.promoted += promoted
+            if isinstance(blocks, list):
+                self.blocks += blocks
+            else:
+                steps.append(step(self.blocks.extend, blocks))
         if extra is not None:
             extras = dict.fromkeys(range(start, start + count), extra)
             steps.append(step(self.extras.update, extras))
@@ -116,13 +121,16 @@ class Run:
 
     def drop(self, start: int, stop: int) -> list[Step]:
         """Takes note that these blocks, none of which was, are given back."""
-        places, count = slice(start, stop), stop - start
-        steps: list[Step] = [
-            step(self.blocks.__setitem__, places, [FREED] * count),
-            step(setattr, self, "num_freed", self.num_freed + count),
-        ]
-        if 1 in self.promoted[places]:
-            steps.append(step(self.promoted.__setitem__, places, bytes(count)))
+        count = stop - start
+        steps: list[Step] = [step(setattr, self, "num_freed", self.num_freed + count)]
+        if count == 1:
+            steps.append(step(self.blocks.__setitem__, start, FREED))
+            if self.promoted[start]:
+                steps.append(step(self.promoted.__setitem__, start, 0))
+            return steps
+        places = slice(start, stop)
+        steps.append(step(self.blocks.__setitem__, places, [FREED] * count))
+        steps.append(step(self.promoted.__setitem__, places, bytes(count)))
         return steps
 
     def drop_all(self) -> list[Step]:

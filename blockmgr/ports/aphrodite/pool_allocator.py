@@ -13,7 +13,7 @@ from blockmgr.ports.aphrodite.caching import PrefixCache
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
-from blockmgr.ports.commits import at_once
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,7 +106,9 @@ class PoolAllocator(PoolPlans):
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
         self._check_sizes((token_ids,))
-        return self.extend(prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v[0]))
+        return self.extend(
+            prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v.run.view(v.start))
+        )
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -280,7 +282,9 @@ class PoolAllocator(PoolPlans):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        at_once(self.free_slice(mine._run, mine._index, mine._index + 1), None)
+        run, index = mine._run, mine._index
+        release = step(self.pool._core.release, (mine.held(),))
+        at_once((release, *run.drop(index, index + 1)), None)
 
     # Names and numbers.
 

@@ -80,12 +80,12 @@ class PoolPlans(BlockAllocator):
         ).tolist()
         if not keep:
             found = []
-        loan = Loan(self.pool)
+        num_blocks = -(-len(tokens) // size) + num_empty
+        loan = Loan(self.pool) if num_blocks > len(found) else None
+        fresh: list[int] = []
+        steps: list[Step] = []
         try:
-            num_blocks = -(-len(tokens) // size) + num_empty
-            fresh: list[int] = []
-            steps: list[Step] = []
-            if num_blocks > len(found):
+            if loan:
                 fresh = self.take_beside(loan, found, num_blocks - len(found))
             else:  # nothing is evicted for it, so this can wait
                 steps.append(step(self.pool._core.acquire, found))
@@ -102,22 +102,22 @@ class PoolPlans(BlockAllocator):
             run = self._run_after(previous)
             start = len(run.blocks)
             chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-            columns = run.extend(
+            steps += run.extend(
                 found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
             )
-            if start:
-                steps += columns
-            else:
-                at_once(columns, None)
             if self.caches and num_full:
                 steps.append(self.hits.count(num_full, len(found)))
                 if not keep:
                     waiting = {(run, start + i): fresh[i] for i in range(num_full)}
                     steps.append(self.prefix_cache.wait(waiting))
             more, result = publish(BlockView(run, start, start + num_blocks))
-            return at_once([*steps, *more, loan.keep], result)
+            steps += more
+            if loan:
+                steps.append(loan.keep)
+            return at_once(steps, result)
         except BaseException:
-            loan.give_back()
+            if loan:
+                loan.give_back()
             raise
 
     def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
