@@ -9,7 +9,6 @@ a pool beforehand is a ``Loan``.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import call
@@ -39,7 +38,7 @@ def at_once(steps: Iterable[Step], result: T) -> T:
     after it cannot.
     """
     # One line, so that no exception comes between the last step and the result either.
-    return (deque(map(call, steps), maxlen=0), result)[1]
+    return ([*map(call, steps)], result)[1]
 
 
 class Loan:
@@ -49,14 +48,16 @@ class Loan:
     that, ``give_back`` returns them; it does nothing after ``keep``.
     """
 
-    __slots__ = ("_core", "_lent", "keep")
-
-    keep: Step
+    __slots__ = ("_core", "_lent")
 
     def __init__(self, pool: BlockPool) -> None:
         self._core = pool._core
         self._lent: list[Any] = []
-        self.keep = self._lent.clear
+
+    @property
+    def keep(self) -> Step:
+        """The step by which the blocks stop being lent."""
+        return self._lent.clear
 
     def take(self, n: int) -> npt.NDArray[np.int32]:
         """``BlockPool.take``."""

@@ -73,20 +73,31 @@ class Run:
         self.hashes: dict[int, int] = {}
         self._views: dict[int, weakref.ref[PoolBlock]] = {}
 
-    def extension(
+    def extend(
         self,
         blocks: Iterable[int],
         tokens: list[tuple[int, ...]],
         extra: int | None,
-        num_promoted: int,
+        num_promoted: int = 0,
     ) -> list[Step]:
-        """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached."""
+        """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
+
+        An empty run is filled already, as far as is known, for nobody knows it yet.
+        """
         start, count = len(self.blocks), len(tokens)
-        steps: list[Step] = [
-            step(self.blocks.extend, blocks),
-            step(self.tokens.extend, tokens),
-            step(self.promoted.extend, bytes([1]) * num_promoted + bytes(count - num_promoted)),
-        ]
+        promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
+        steps: list[Step] = []
+        if start:
+            steps.append(step(self.blocks.extend, blocks))
+            steps.append(step(self.tokens.extend, tokens))
+            steps.append(step(self.promoted.extend, promoted))
+        else:
+            self.tokens += tokens
+            self.promoted += promoted
+            if isinstance(blocks, list):
+                self.blocks += blocks
+            else:
+                steps.append(step(self.blocks.extend, blocks))
         if extra is not None:
             extras = dict.fromkeys(range(start, start + count), extra)
             steps.append(step(self.extras.update, extras))
@@ -108,14 +119,19 @@ class Run:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
-    def drop(self, places: slice) -> list[Step]:
+    def drop(self, start: int, stop: int) -> list[Step]:
         """Takes note that these blocks, none of which was, are given back."""
-        count = len(range(*places.indices(len(self.blocks))))
-        return [
-            step(self.blocks.__setitem__, places, [FREED] * count),
-            step(self.promoted.__setitem__, places, bytes(count)),
-            step(setattr, self, "num_freed", self.num_freed + count),
-        ]
+        count = stop - start
+        steps: list[Step] = [step(setattr, self, "num_freed", self.num_freed + count)]
+        if count == 1:
+            steps.append(step(self.blocks.__setitem__, start, FREED))
+            if self.promoted[start]:
+                steps.append(step(self.promoted.__setitem__, start, 0))
+            return steps
+        places = slice(start, stop)
+        steps.append(step(self.blocks.__setitem__, places, [FREED] * count))
+        steps.append(step(self.promoted.__setitem__, places, bytes(count)))
+        return steps
 
     def drop_all(self) -> list[Step]:
         """Takes note that all are given back that were not."""

@@ -150,6 +150,9 @@ class BlockSpaceManager:
             UnknownSequenceError: The sequence has no blocks.
             SequenceStateError: It has lost tokens since they were given slots.
             ValueError: A negative number of slots.
+
+        Interrupted from outside after tokens were appended, the copies are still there for the next
+        call, of whatever sequence.
         """
         table = self._table(seq)
         unseen = table.get_unseen_token_ids(_tokens(seq))

@@ -1,38 +1,32 @@
-"""What both allocators do, on a ``BlockPool``.
-
-Longer than other modules, because it is one class with the whole interface; most of it is what the
-calls promise.
-"""
+"""What both allocators do, on a ``BlockPool``."""
 
 from __future__ import annotations
 
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from blockmgr.arguments import integer
-from blockmgr.blocks import CopyPlan
-from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
 from blockmgr.ports.aphrodite.caching import PrefixCache
-from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
-from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, extra_bytes, whole_tokens
+from blockmgr.ports.aphrodite.pool_plans import PoolPlans
+from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from blockmgr.ports.commits import Step
+    from blockmgr.ports.aphrodite.interfaces import Block
+
 
 __all__ = ["PoolAllocator"]
 
 T = TypeVar("T")
 
 
-class PoolAllocator(BlockAllocator):
+class PoolAllocator(PoolPlans):
     """What both allocators do: everything, on a ``BlockPool``.
 
     Attributes:
@@ -42,9 +36,6 @@ class PoolAllocator(BlockAllocator):
         hits: Full blocks looked up and found by ``allocate_immutable_*``.
         prefix_cache: Which blocks are cached and computed.
     """
-
-    block_class: type[PoolBlock]
-    caches: ClassVar[bool]
 
     def __init__(
         self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
@@ -115,7 +106,9 @@ class PoolAllocator(BlockAllocator):
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
         self._check_sizes((token_ids,))
-        return self.extend(prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v[0]))
+        return self.extend(
+            prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v.run.view(v.start))
+        )
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -124,106 +117,6 @@ class PoolAllocator(BlockAllocator):
     def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> PoolBlock:
         """``allocate_immutable_block`` by its earlier name."""
         return self.allocate_immutable_block(prev_block, token_ids)
-
-    def extend(
-        self,
-        prev_block: Block | None,
-        tokens: tuple[int, ...],
-        num_empty: int,
-        extra_hash: int | None,
-        publish: Callable[[BlockView], tuple[list[Step], T]],
-    ) -> T:
-        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables.
-
-        Args:
-            prev_block: The block they follow.
-            tokens: Their tokens.
-            num_empty: Blocks without tokens after them.
-            extra_hash: Their extra key.
-            publish: Plans what is made of the blocks: the steps, and what is returned. The columns
-                of a run of their own are filled by then.
-        """
-        previous = self._previous(prev_block)
-        checked_extra(extra_hash)
-        if previous is not None and tokens and not previous.is_full:
-            raise BlockStateError(
-                previous.held(), f"prev_block has {previous.num_empty_slots} empty slots"
-            )
-        size = self.block_size
-        num_full = len(tokens) // size
-        parent = self.prefix_cache.node(None if previous is None else previous.place)
-        keep = self.caches and parent is not None and num_full > 0
-        key = extra_bytes(extra_hash)
-        # The look-up is what checks the tokens, so it is made even where it cannot find any.
-        found: list[int] = self.pool.find(
-            tokens,
-            parent=-1 if parent is None else parent,
-            extras=dict.fromkeys(range(num_full), key) if key else None,
-        ).tolist()
-        if not keep:
-            found = []
-        loan = Loan(self.pool)
-        try:
-            num_blocks = -(-len(tokens) // size) + num_empty
-            fresh = self.take_beside(loan, found, num_blocks - len(found))
-            steps: list[Step] = []
-            num_fresh = num_full - len(found)
-            if keep and num_fresh:
-                rest = tokens[len(found) * size : num_full * size]
-                keys = [(i, key) for i in range(num_fresh)] if key else None
-                before = found[-1] if found else parent
-                chained = fresh[:num_fresh]
-                steps += [
-                    step(self.pool._core.promote_chain, chained, rest, before, b"", keys),
-                    self.prefix_cache.add(chained),
-                ]
-            run = self._run_after(previous)
-            start = len(run.blocks)
-            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-            columns = run.extension(
-                found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
-            )
-            if start:
-                steps += columns
-            else:  # nobody knows the run yet
-                at_once(columns, None)
-            if self.caches:
-                steps += self.hits.count(num_full, len(found))
-                if not keep:
-                    waiting = {(run, start + i): fresh[i] for i in range(num_full)}
-                    steps.append(self.prefix_cache.wait(waiting))
-            more, result = publish(BlockView(run, start, start + num_blocks))
-            return at_once([*steps, *more, loan.keep], result)
-        except BaseException:
-            loan.give_back()
-            raise
-
-    def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
-        """Adds empty blocks at the end of a run. For block tables."""
-        # Taken when the step is made, when others may have been given back.
-        taken = map(np.ndarray.tolist, map(self.pool._core.take, (n,)))
-        return run.extension(chain.from_iterable(taken), [()] * n, extra_hash, 0)
-
-    def take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
-        """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
-        # All counting before any change: idle blocks that are found are not available any more.
-        pool = self.pool
-        available = pool.num_available
-        if n + len(found) > available:
-            needed = n + pool.are_idle(found).tolist().count(True)
-            if needed > available:
-                raise NoFreeBlocksError(needed, available)
-        if found:
-            loan.acquire(found)
-        taken: list[int] = loan.take(n).tolist() if n else []
-        return taken
-
-    def carry_out(self, steps: list[Step], result: T) -> T:
-        """Makes the steps at once, of which the first may find no block."""
-        try:
-            return at_once(steps, result)
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
 
     # Writing.
 
@@ -235,47 +128,15 @@ class PoolAllocator(BlockAllocator):
         count = len(tokens)
         if not 0 < count <= empty:
             raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        run.view(index).held()
-        if count < empty and self.pool.ref_count(run.blocks[index]) == 1:
+        block = run.blocks[index]
+        if block == FREED:
+            run.view(index).held()  # raises
+        if count < empty and self.pool._core.ref_count(block) == 1:
             run.tokens[index] = present + tokens
             return
         before = self.prefix_cache.node(run.place_before(index))
         steps, _ = self.fill(run, index, present + tokens, before is not None, None)
         self.carry_out(steps, None)
-
-    def fill(
-        self, run: Run, index: int, tokens: tuple[int, ...], is_next: bool, extra: int | None
-    ) -> tuple[list[Step], bool]:
-        """Lets a block hold these tokens, after those it holds.
-
-        Args:
-            run: The run of the block.
-            index: Its place there; beyond the end if it is added by then.
-            tokens: What it holds by then, present tokens included.
-            is_next: Whether the block before is cached by then.
-            extra: The extra key of a block that is added by then.
-
-        Returns:
-            The steps, and whether the block is cached by then.
-        """
-        steps: list[Step] = []
-        waits = False
-        if index < len(run.blocks):
-            steps, waits = self._make_writable(run, index)
-            extra = run.extras.get(index)
-        steps.append(step(run.tokens.__setitem__, index, tokens))
-        if not self.caches or len(tokens) < self.block_size:
-            return steps, False
-        is_next = is_next and not waits
-        return steps + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
-
-    def _make_writable(self, run: Run, index: int) -> tuple[list[Step], bool]:
-        """Moves a block if it is shared; whether what stands there then waits for a copy."""
-        block, count = run.blocks[index], len(run.tokens[index])
-        if self.pool.ref_count(block) == 1:
-            return [], self.pool.waits_for_copy(block)
-        moved = map(self.pool._core.make_writable, (block,), (count,))
-        return [step(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be put into the block without moving it."""
@@ -315,25 +176,6 @@ class PoolAllocator(BlockAllocator):
             Blocks that became full while they waited for their copy, cached.
         """
         return self.hand_out_copies(lambda copies: copies)
-
-    def hand_out_copies(self, form: Callable[[dict[int, list[int]]], T]) -> T:
-        """``clear_copy_on_writes``, in another form."""
-        core = self.pool._core
-        plans: list[CopyPlan] = []
-        try:
-            # Noted down in the same instruction.
-            plans.extend(map(core.take_copies, (CopyPlan,)))
-            copies: dict[int, list[int]] = {}
-            for source, destination, _ in plans[0]:
-                copies.setdefault(self._ids[source], []).append(self._ids[destination])
-            # All that were planned are in it, so nothing waits for a copy any more.
-            applied = step(core.copies_applied, plans[0].ticket)
-            promoted = self.prefix_cache.promote_waiting()
-            return at_once([applied, *promoted, plans.clear], form(copies))
-        except BaseException:
-            for plan in plans:
-                core.copies_aborted(plan.ticket)
-            raise
 
     # The prefix cache.
 
@@ -431,17 +273,6 @@ class PoolAllocator(BlockAllocator):
         run, steps = self._fork(parts)
         return at_once(steps, BlockView(run, 0, len(run.blocks)))
 
-    def fork_run(self, run: Run) -> tuple[Run, list[Step]]:
-        """The same for a table, some of whose blocks may have left its window."""
-        return self._fork([(run, len(run.blocks))])
-
-    def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
-        copy = Run(self)
-        for run, stop in parts:
-            copy.add_slice(run, stop)
-        acquired = step(self.pool._core.acquire, copy.held())
-        return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
-
     def free(self, block: Block) -> None:
         """Gives a block back. What was cached stays findable until it is evicted.
 
@@ -451,29 +282,9 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        at_once(self.free_slice(mine._run, mine._index, mine._index + 1), None)
-
-    def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
-        """Frees some blocks of a run, none of which was freed before. For block tables."""
-        places = slice(start, stop)
-        blocks = run.blocks[places]
-        if FREED in blocks:
-            run.view(start + blocks.index(FREED)).held()  # raises
-        return [step(self.pool._core.release, blocks), *run.drop(places)]
-
-    def free_run(self, run: Run) -> list[Step]:
-        """Frees all blocks of a run that are held, the last first. For block tables."""
-        return [step(self.pool._core.release, run.held()[::-1]), *run.drop_all()]
-
-    def refuse_waiting(self, blocks: list[int]) -> None:
-        """Raises for blocks of the pool that wait for a copy. For swaps.
-
-        Raises:
-            BlockStateError: One does.
-        """
-        for block in blocks:
-            if block != FREED and self.pool.waits_for_copy(block):
-                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
+        run, index = mine._run, mine._index
+        release = step(self.pool._core.release, (mine.held(),))
+        at_once((release, *run.drop(index, index + 1)), None)
 
     # Names and numbers.
 
@@ -527,22 +338,6 @@ class PoolAllocator(BlockAllocator):
 
     get_physical_block_id = pool_block
 
-    def _mine(self, block: Block) -> PoolBlock:
-        if not isinstance(block, self.block_class):
-            raise TypeError(
-                f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
-            )
-        if block._run.allocator is not self:
-            raise ValueError("block belongs to another allocator")
-        return block
-
-    def _previous(self, prev_block: Block | None) -> PoolBlock | None:
-        if prev_block is None:
-            return None
-        previous = self._mine(prev_block)
-        previous.held()  # raises if it has been freed: nothing can follow what is not there
-        return previous
-
     def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
         sizes = [len(chunk) for chunk in block_token_ids]
         for i, size in enumerate(sizes):
@@ -552,8 +347,3 @@ class PoolAllocator(BlockAllocator):
                     f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
                     f"{size} in block {i}"
                 )
-
-    def _run_after(self, previous: PoolBlock | None) -> Run:
-        if previous is not None and previous._index + 1 == len(previous._run.blocks):
-            return previous._run
-        return Run(self, previous)

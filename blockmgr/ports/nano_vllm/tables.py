@@ -45,32 +45,28 @@ class ChunkedSequence(NanoSequence, Protocol):
 class Holder:
     """A sequence that holds blocks, kept alive for as long, and what the core knows of it."""
 
-    __slots__ = ("handle", "num_computed_tokens", "num_tokens", "row", "seq")
+    __slots__ = ("_entries", "handle", "num_computed_tokens", "row", "seq")
 
     def __init__(
-        self, seq: NanoSequence, handle: int, num_cached_tokens: int, row: npt.NDArray[np.int32]
+        self, seq: NanoSequence, view: blockmgr.Sequence, entries: npt.NDArray[np.int32]
     ) -> None:
         self.seq = seq
-        self.handle = handle
-        self.num_tokens = len(seq.token_ids)
-        self.num_computed_tokens = num_cached_tokens
-        self.row = row  # of the core's block tables, so what stands there is always right
-
-    def known(self, num_tokens: int) -> Step:
-        """Takes note of tokens that the core has been given."""
-        return step(setattr, self, "num_tokens", num_tokens)
+        self.handle = view.handle
+        self.row = view.row
+        self.num_computed_tokens = view.num_cached_tokens
+        # The core's own block table; a memory view gives Python's ints.
+        self._entries = memoryview(entries)  # type: ignore[arg-type]  # NumPy's are buffers
 
     def entries(self, start: int, stop: int) -> Step:
         """Writes these entries of the block table as they stand in the core's by then."""
-        # A memory view gives Python's ints; it is read when the step is made.
-        entries = memoryview(self.row[start:stop])  # type: ignore[arg-type]  # NumPy's are buffers
+        entries = self._entries[start:stop]
         return step(self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
 class Tables:
     """What both generations share: who holds which blocks, growth, and the attributes."""
 
-    __slots__ = ("_core", "_holders", "_most_blocks", "block_size", "manager")
+    __slots__ = ("_core", "_holders", "_lengths", "_most_blocks", "block_size", "manager")
 
     manager: blockmgr.BlockManager
     """The manager that does the work, for its statistics. Its sequences belong to the port."""
@@ -97,6 +93,7 @@ class Tables:
             dedup=dedup,
         )
         self._core = self.manager._core
+        self._lengths = memoryview(self.manager.seq_lens)  # type: ignore[arg-type]  # as in Holder
         self.block_size = self.manager.config.block_size
         self._most_blocks = self.manager.config.row_width
         self._holders: dict[int, Holder] = {}  # by identity of the sequence
@@ -149,7 +146,12 @@ class Tables:
             ValueError: A token out of bounds.
             TypeError: A token that is not an int.
         """
-        at_once(self._growth(self._holder(seq)), None)
+        holder = self._holder(seq)
+        tokens, entries = self._growth(holder)
+        if entries:
+            at_once((step(self._core.append, holder.handle, tokens), *entries), None)
+        elif tokens:
+            self._core.append(holder.handle, tokens)
 
     def deallocate(self, seq: NanoSequence) -> None:
         """Releases the blocks of a finished or preempted sequence, the last first.
@@ -199,9 +201,10 @@ class Tables:
         return holder
 
     def _check_grown(self, holder: Holder, num_tokens: int) -> None:
-        if num_tokens < holder.num_tokens:
+        known = self._lengths[holder.row]
+        if num_tokens < known:
             raise SequenceStateError(
-                f"the sequence had {holder.num_tokens} tokens and has {num_tokens}; "
+                f"the sequence had {known} tokens and has {num_tokens}; "
                 "tokens may be added only, deallocate it first"
             )
 
@@ -226,13 +229,11 @@ class Tables:
             # Noted down in the same instruction.
             handles.extend(map(self._core.admit, (seq.token_ids,), (b"",), (None,), (None,)))
             view = self.manager.sequence(handles[0])
-            num_cached = view.num_cached_tokens
-            row = self.manager.block_tables[view.row]
-            holder = Holder(seq, handles[0], num_cached, row)
+            holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(
                 (
                     step(seq.block_table.extend, view.block_ids.tolist()),
-                    step(setattr, seq, "num_cached_tokens", num_cached),
+                    step(setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
                     step(self._holders.__setitem__, id(seq), holder),
                     handles.clear,
                 ),
@@ -243,34 +244,27 @@ class Tables:
                 self.manager.free(handle)
             raise
 
-    def _growth(self, holder: Holder) -> list[Step]:
-        """Gives the core the tokens sampled since the last call."""
-        seq, known = holder.seq, holder.num_tokens
+    def _growth(self, holder: Holder) -> tuple[list[int], list[Step]]:
+        """The tokens sampled since the last call, and how the table takes in blocks for them."""
+        seq, known = holder.seq, self._lengths[holder.row]
         num_tokens = len(seq.token_ids)
         self._check_grown(holder, num_tokens)
-        if num_tokens == known:
-            return []
-        steps: list[Step] = [
-            step(self._core.append, holder.handle, seq.token_ids[known:]),
-            holder.known(num_tokens),
-        ]
-        num_blocks = -(-num_tokens // self.block_size)
-        if num_blocks > len(seq.block_table):
-            steps.append(holder.entries(len(seq.block_table), num_blocks))
-        return steps
+        num_blocks, present = -(-num_tokens // self.block_size), len(seq.block_table)
+        entries = [holder.entries(present, num_blocks)] if num_blocks > present else []
+        return seq.token_ids[known:], entries
 
     def _publication(self, holder: Holder, num_computed_tokens: int) -> list[Step]:
-        """Makes what was computed findable; the core is told once a block is full."""
-        steps: list[Step] = []
+        """Makes what was computed findable, if that fills a block: the core is told only then."""
         start = holder.num_computed_tokens // self.block_size
         full = num_computed_tokens // self.block_size
-        if full > start:
-            # With ``dedup="remap"``, these entries may be others afterwards.
-            steps = [
-                step(self._core.commit, holder.handle, num_computed_tokens),
-                holder.entries(start, full),
-            ]
-        return [*steps, step(setattr, holder, "num_computed_tokens", num_computed_tokens)]
+        if full == start:
+            return []
+        return [
+            step(self._core.commit, holder.handle, num_computed_tokens),
+            # With ``dedup="remap"``, these may be others afterwards.
+            holder.entries(start, full),
+            step(setattr, holder, "num_computed_tokens", num_computed_tokens),
+        ]
 
     def _departure(self, holder: Holder) -> list[Step]:
         """Releases the blocks, and forgets the sequence."""

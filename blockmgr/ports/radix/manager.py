@@ -167,7 +167,7 @@ class CacheManager:
         loan = Loan(self._pool)
         try:
             slots = self.manager._slots(loan.take(num_pages))
-            return at_once((loan.keep,), slots)
+            return (loan.keep(), slots)[1]
         except BaseException:  # no memory on the device, say
             loan.give_back()
             raise

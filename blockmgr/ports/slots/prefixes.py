@@ -196,7 +196,7 @@ class PrefixCacheManager:
     ) -> None:
         """Copies the K/V of a cached prefix to the beginning of another slot.
 
-        The target is not found with anything else that it held.
+        The target is not found with anything else that it held, even if the copy is interrupted.
 
         Args:
             token_ids: Tokens that a slot begins with, as ``find`` says.
