@@ -139,21 +139,9 @@ ExtrasBytes extras_argument(nb::handle extras) {
   return result;
 }
 
-static PyObject* numpy_attribute(const char* name) {
-  return nb::object(nb::module_::import_("numpy").attr(name)).release().ptr();
-}
-
-PyObject* numpy_dtype(const char* name) {
-  static PyObject* const make = numpy_attribute("dtype");
-  return nb::object(nb::handle(make)(name)).release().ptr();
-}
-
 void* new_array(PyObject* dtype, std::int64_t size, nb::object& array) {
-  // Kept for good, as NumPy itself is.
-  static PyObject* const empty = numpy_attribute("empty");
-  const nb::object length = nb::steal(PyLong_FromLongLong(size));
-  if (!length.is_valid()) throw nb::python_error();
-  array = nb::handle(empty)(length, nb::handle(dtype));
+  const nb::object length = made(nb::steal(PyLong_FromLongLong(size)));
+  array = nb::handle(known().empty)(length, nb::handle(dtype));
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE)) throw nb::python_error();
   void* numbers = view.buf;
