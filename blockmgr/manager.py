@@ -194,7 +194,7 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         keys = None if extras is None else _extras(extras)
-        return Match(*self._core.match(tokens, namespace, keys))
+        return self._core.match(tokens, namespace, keys, Match)
 
     def can_admit(
         self,
