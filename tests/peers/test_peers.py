@@ -24,13 +24,21 @@ def transformers_peer() -> Any:
     return TransformersBatching()
 
 
+def tensor_peer() -> Any:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from benchmarks.peers.mini_sglang_tensors import MiniSglangTensors
+
+    return MiniSglangTensors()
+
+
 PEERS = {
     "nano-vllm, as it is": partial(NanoVllm, "as it is"),
     "nano-vllm, tuned": partial(NanoVllm, "tuned"),
-    "mini-sglang": MiniSglang,
+    "mini-sglang, as it is": tensor_peer,
+    "mini-sglang, tuned": MiniSglang,
     "transformers": transformers_peer,
 }
-AT_THE_END = {"mini-sglang"}
+AT_THE_END = {"mini-sglang, as it is", "mini-sglang, tuned"}
 """Peers whose decoded blocks can be found once the request has ended."""
 
 
