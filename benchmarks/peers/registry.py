@@ -32,6 +32,11 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "blockmgr from lists": partial(_make, "ours", "FromLists"),
     "vLLM, xxhash": partial(_make, "vllm", "Vllm", "xxhash"),
     "vLLM, sha256": partial(_make, "vllm", "Vllm", "sha256", _AS_XXHASH),
+    "mini-sglang, as it is": partial(_make, "mini_sglang_tensors", "MiniSglangTensors"),
+    "mini-sglang, tuned": partial(_make, "mini_sglang", "MiniSglang"),
+    "nano-vllm, as it is": partial(_make, "nano_vllm", "NanoVllm", "as it is"),
+    "nano-vllm, tuned": partial(_make, "nano_vllm", "NanoVllm", "tuned"),
+    "transformers": partial(_make, "transformers_cb", "TransformersBatching"),
 }
 """Name, as ``--peers`` and a line about a failed import have it, to maker."""
 

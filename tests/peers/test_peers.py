@@ -3,53 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.peers.adapter import Operation
-from benchmarks.peers.mini_sglang import MiniSglang
-from benchmarks.peers.nano_vllm import NanoVllm
 from benchmarks.peers.ours import FromArrays
+from benchmarks.peers.registry import PEERS, load
 
 SIZE = 16
 
 
-def transformers_peer() -> Any:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from benchmarks.peers.transformers_cb import TransformersBatching
-
-    return TransformersBatching()
-
-
-def tensor_peer() -> Any:
-    pytest.importorskip("torch", reason="torch is not installed")
-    from benchmarks.peers.mini_sglang_tensors import MiniSglangTensors
-
-    return MiniSglangTensors()
-
-
-PEERS = {
-    "nano-vllm, as it is": partial(NanoVllm, "as it is"),
-    "nano-vllm, tuned": partial(NanoVllm, "tuned"),
-    "mini-sglang, as it is": tensor_peer,
-    "mini-sglang, tuned": MiniSglang,
-    "transformers": transformers_peer,
-}
+NAMES = [name for name in PEERS if name.startswith(("mini-sglang", "nano-vllm", "transformers"))]
 AT_THE_END = {"mini-sglang, as it is", "mini-sglang, tuned"}
 """Peers whose decoded blocks can be found once the request has ended."""
 
 
-@pytest.fixture(params=PEERS)
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
 def peer(name: str) -> Any:
-    return PEERS[name]()
+    [(_, peer)] = load([name])
+    if isinstance(peer, ImportError):
+        pytest.skip(str(peer))
+    return peer
 
 
 class Side:
