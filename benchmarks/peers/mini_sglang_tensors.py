@@ -141,7 +141,7 @@ class _Cache:
         self._offsets = torch.arange(page, dtype=torch.int32)
         max_requests, max_tokens = most
         width = min(num_blocks, -(-max_tokens // page)) * page
-        self._table = torch.zeros((max_requests, width), dtype=torch.int32)
+        self._table = torch.empty((max_requests, width), dtype=torch.int32)
         self._rows = list(range(max_requests))
 
     def _whole_pages(self, num_tokens: int) -> int:
