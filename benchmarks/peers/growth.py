@@ -17,7 +17,10 @@ from benchmarks.peers.rows import Row, Sizes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Pool", "growth_rows"]
+__all__ = ["NEEDS", "Pool", "build", "growth_rows"]
+
+NEEDS = (Operation.GROWTH, Operation.COLD_ADMIT, Operation.EVICTING_ADMIT)
+"""What a system must be able to do, so that a pool of it can be filled and used."""
 
 DECODED_STEPS = 64
 MOST_PROMPTS = 1024  # visited in turn: 256k blocks at 4,096 tokens a prompt
@@ -84,4 +87,4 @@ def growth_rows(sizes: Sizes, pools: dict[Peer, Pool]) -> Iterator[Row]:
     )
     for name, operation, count, case in timed:
         unit = "step" if operation == Operation.DECODE else "block"
-        yield Row(name, (operation, Operation.GROWTH), unit, count, case)
+        yield Row(name, (operation, *NEEDS), unit, count, case)

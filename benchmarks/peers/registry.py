@@ -35,6 +35,11 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "SGLang, Rust tree": partial(_make, "sglang", "SglangRust"),
     "SGLang, Rust tree alone": partial(_make, "sglang", "SglangTreeAlone"),
     "SGLang, Python tree": partial(_make, "sglang", "SglangPython"),
+    "mini-sglang, as it is": partial(_make, "mini_sglang_tensors", "MiniSglangTensors"),
+    "mini-sglang, tuned": partial(_make, "mini_sglang", "MiniSglang"),
+    "nano-vllm, as it is": partial(_make, "nano_vllm", "NanoVllm", "as it is"),
+    "nano-vllm, tuned": partial(_make, "nano_vllm", "NanoVllm", "tuned"),
+    "transformers": partial(_make, "transformers_cb", "TransformersBatching"),
 }
 """Name, as ``--peers`` and a line about a failed import have it, to maker."""
 

@@ -57,7 +57,7 @@ class Run:
         for num_blocks in self._sizes.growth_blocks:
             pools, reasons = {}, {}
             for peer in self._peers:
-                if Operation.GROWTH in peer.cannot or Operation.COLD_ADMIT in peer.cannot:
+                if cannot(peer, growth.NEEDS):
                     continue
                 try:
                     pools[peer] = growth.build(
@@ -66,8 +66,10 @@ class Run:
                     built[peer.name] = (num_blocks, pools[peer].seconds)
                 except Exception as error:
                     reasons[peer.name] = worded(error)
-            for row in growth.growth_rows(self._sizes, pools):
-                results.append(self._time(row, reasons, num_blocks) | {"blocks": num_blocks})
+            results += [
+                self._time(row, reasons, num_blocks) | {"blocks": num_blocks}
+                for row in growth.growth_rows(self._sizes, pools)
+            ]
             pools.clear()
             gc.collect()
         return results
