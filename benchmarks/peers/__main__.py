@@ -56,6 +56,7 @@ def main() -> None:
         else:
             peers.append(peer)
     one_thread()
+    _heap = warm_heap()
     effort = Effort(arguments.rounds, arguments.burst, arguments.seconds)
     run = runner.Run(peers, TINY if arguments.tiny else FULL, effort, say)
     about = machine()
@@ -83,6 +84,16 @@ def one_thread() -> None:
     """Keeps torch to one thread, if a peer brought it: turns would otherwise share cores."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def warm_heap(num_bytes: int = 256 << 20) -> list[bytes]:
+    """Memory that the interpreter keeps for small objects, as one that has served for long does.
+
+    Otherwise a system that makes an object for each block would pay for fresh pages from the
+    operating system in every run. What is returned has to stay alive: a little in each arena.
+    """
+    size = 480  # of the largest objects that do not go to malloc
+    return [bytes(size) for _ in range(num_bytes // size)][:: (1 << 18) // size]
 
 
 if __name__ == "__main__":

@@ -87,4 +87,4 @@ def growth_rows(sizes: Sizes, pools: dict[Peer, Pool]) -> Iterator[Row]:
     )
     for name, operation, count, case in timed:
         unit = "step" if operation == Operation.DECODE else "block"
-        yield Row(name, (operation, *NEEDS), unit, count, case)
+        yield Row(f"growth/{name}", name, (operation, *NEEDS), unit, count, case)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import gc
 from collections import deque
 from dataclasses import dataclass, field
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers.turns import expect, without_gc
+from benchmarks.peers.turns import expect, timed, without_gc
 from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
@@ -96,10 +95,9 @@ def _turn(peer: Peer, cache: Cache, requests: Any, outcome: Outcome) -> None:
             outcome.looked_up += request.num_prompt_tokens
             outcome.found += cache.match(prompt)
         ending = running.popleft() if len(running) == RUNNING else None
-        start = perf_counter_ns()
         if ending is not None:
-            free(ending)
-        admitted = admit(prompt)
-        nanoseconds += perf_counter_ns() - start
+            nanoseconds += timed(free, ending)[1]
+        admitted, took = timed(admit, prompt)
+        nanoseconds += took
         running.append(admitted)
     outcome.seconds += nanoseconds * 1e-9

@@ -65,10 +65,16 @@ TINY = Sizes(
 )
 
 
+LENGTHS = ("short", "usual", "long")
+"""Names of ``Sizes.prompt_tokens`` in the keys of rows."""
+
+
 @dataclass(frozen=True)
 class Row:
     """An operation on a size, and how to make the case that is timed."""
 
+    key: str
+    """The same for every size: ``match/usual``."""
     name: str
     needs: tuple[Operation, ...]
     unit: str
@@ -84,15 +90,18 @@ def thousands(tokens: int) -> str:
 
 def rows(sizes: Sizes) -> Iterator[Row]:
     """Every row that builds a cache of its own for each system."""
-    for tokens in sizes.prompt_tokens:
-        yield _hot(sizes, f"warm match, {thousands(tokens)}", Operation.MATCH, tokens, work.Match)
-    for tokens in sizes.prompt_tokens:
-        yield _hot(sizes, f"warm admit, {thousands(tokens)}", Operation.ADMIT, tokens, work.Admit)
-    for tokens in sizes.prompt_tokens:
-        yield _hot(sizes, f"free, {thousands(tokens)}", Operation.FREE, tokens, work.Free)
+    hot = (
+        ("warm match", Operation.MATCH, work.Match),
+        ("warm admit", Operation.ADMIT, work.Admit),
+        ("free", Operation.FREE, work.Free),
+    )
+    for words, operation, case in hot:
+        for length in LENGTHS:
+            yield _hot(sizes, words, operation, length, case)
     usual, pool = sizes.usual_tokens, sizes.pool_blocks
     blocks = usual // BLOCK_SIZE
     yield Row(
+        "cold",
         "cold admit + commit",
         (Operation.COLD_ADMIT,),
         "block",
@@ -100,18 +109,25 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         lambda peer: work.ColdAdmit(peer, usual, pool),
     )
     yield Row(
+        "evicting",
         "cold admit, each block evicts",
-        (Operation.COLD_ADMIT, Operation.EVICTING_ADMIT),
+        (Operation.EVICTING_ADMIT, Operation.COLD_ADMIT),
         "block",
         blocks,
         lambda peer: _evicting(peer, pool, usual),
     )
     for batch in sizes.batches:
         yield Row(
-            f"decode of {batch:,}", (Operation.DECODE,), "step", 1, _decode_maker(batch, pool)
+            f"decode/{batch}",
+            f"decode of {batch:,}",
+            (Operation.DECODE,),
+            "step",
+            1,
+            _decode_maker(batch, pool),
         )
     forked, children = sizes.fork_blocks, sizes.num_children
     yield Row(
+        "fork",
         f"fork of {forked:,} blocks x {children}",
         (Operation.FORK,),
         "call",
@@ -119,8 +135,9 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         lambda peer: work.Fork(peer, forked, children),
     )
     yield Row(
+        "copy on write",
         "the copy-on-write step after it",
-        (Operation.FORK, Operation.COPY_ON_WRITE),
+        (Operation.COPY_ON_WRITE, Operation.FORK),
         "step",
         1,
         lambda peer: work.CopyOnWrite(peer, forked, children),
@@ -128,11 +145,19 @@ def rows(sizes: Sizes) -> Iterator[Row]:
 
 
 def _hot(
-    sizes: Sizes, name: str, operation: Operation, tokens: int, case: Callable[[work.Scene], Case]
+    sizes: Sizes, words: str, operation: Operation, length: str, case: Callable[[work.Scene], Case]
 ) -> Row:
-    pool = max(sizes.pool_blocks, 2 * tokens // BLOCK_SIZE)
+    tokens = sizes.prompt_tokens[LENGTHS.index(length)]
     blocks = tokens // BLOCK_SIZE
-    return Row(name, (operation,), "block", blocks, lambda peer: case(work.Hot(peer, tokens, pool)))
+    pool = max(sizes.pool_blocks, 2 * blocks)
+    return Row(
+        f"{operation}/{length}",
+        f"{words}, {thousands(tokens)}",
+        (operation,),
+        "block",
+        blocks,
+        lambda peer: case(work.Hot(peer, tokens, pool)),
+    )
 
 
 def _evicting(peer: Peer, pool: int, tokens: int) -> work.EvictingAdmit:
@@ -185,10 +210,11 @@ def scattered_rows(sizes: Sizes, pools: dict[Peer, Scattered]) -> Iterator[Row]:
         ("free", Operation.FREE, work.Free),
     )
     for words, operation, case in timed:
-        for tokens in sizes.prompt_tokens:
-            if operation != Operation.MATCH and tokens != sizes.usual_tokens:
+        for length, tokens in zip(LENGTHS, sizes.prompt_tokens, strict=True):
+            if operation != Operation.MATCH and length != "usual":
                 continue
             yield Row(
+                f"{operation}/{length}/scattered",
                 f"{words}, {thousands(tokens)}, cache-missing",
                 (operation, Operation.SCATTERED),
                 "block",

@@ -98,6 +98,7 @@ class Run:
                 timed = {"min_ns": nanoseconds, "median_ns": nanoseconds, "repetitions": 1}
                 cells.append({"peer": peer.name, **timed, "hit_rate": outcome.hit_rate})
         row = {
+            "key": f"replay/{block_size}",
             "row": f"Mooncake trace, {len(requests):,} requests, blocks of {block_size}",
             "operation": Operation.REPLAY,
             "unit": "request",
@@ -123,6 +124,7 @@ class Run:
                     reasons[peer.name] = worded(error)
         timings = time_in_turns(cases, self._effort)
         result = {
+            "key": row.key,
             "row": row.name,
             "operation": row.needs[0],
             "unit": row.unit,

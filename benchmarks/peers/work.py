@@ -78,9 +78,9 @@ class Scene:
         self._turn = 0
 
     def next_prompt(self) -> Any:
-        """The next prompt in the system's form, made afresh if there are several."""
+        """The next prompt in the system's form, as fresh in memory as one that just arrived."""
         self._turn = (self._turn + 1) % len(self._prompts)
-        return self.peer.prompt(self._prompts[self._turn])
+        return self.peer.prompt(self._prompts[self._turn].copy())
 
 
 class Hot(Scene):
