@@ -29,7 +29,7 @@ TRACE_HINT = "Mooncake's conversation trace (FAST'25 release), JSONL"
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each system")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
     parser.add_argument("--burst", type=int, default=20, help="timed runs in a turn, at most")
     parser.add_argument("--seconds", type=float, default=0.05, help="for a turn, at most")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to build a pool")

@@ -23,7 +23,6 @@ NEEDS = (Operation.GROWTH, Operation.COLD_ADMIT, Operation.EVICTING_ADMIT)
 """What a system must be able to do, so that a pool of it can be filled and used."""
 
 DECODED_STEPS = 64
-MOST_PROMPTS = 1024  # visited in turn: 256k blocks at 4,096 tokens a prompt
 
 
 class Pool:
@@ -39,7 +38,7 @@ class Pool:
         left = seconds - (perf_counter() - start)
         prompts = work.fill(peer, self.cache, num_blocks, tokens, seconds=left)
         whole = num_blocks // (tokens // BLOCK_SIZE)  # the first may have lost blocks again
-        prompts = prompts[-min(whole, MOST_PROMPTS) :]
+        prompts = prompts[-whole:]
         self.hot = work.Scene(peer, self.cache, num_blocks, prompts[-1:], tokens)
         self.in_turn = work.Scene(peer, self.cache, num_blocks, prompts, tokens)
         self.seconds = perf_counter() - start

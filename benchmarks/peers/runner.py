@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import Timing
@@ -51,7 +52,7 @@ class Run:
         return [self._time(row, reasons) for row in scattered_rows(self._sizes, pools)]
 
     def growth(self, limit: float) -> list[dict[str, Any]]:
-        """The rows that grow with the pool; a pool has ``limit`` seconds to be built."""
+        """The rows that grow with the pool; a pool that is not ours has ``limit`` seconds."""
         results = []
         built: dict[str, tuple[int, float]] = {}
         for num_blocks in self._sizes.growth_blocks:
@@ -60,8 +61,9 @@ class Run:
                 if cannot(peer, growth.NEEDS):
                     continue
                 try:
+                    seconds = math.inf if peer is self._peers[0] else limit
                     pools[peer] = growth.build(
-                        peer, num_blocks, self._sizes, limit, built.get(peer.name)
+                        peer, num_blocks, self._sizes, seconds, built.get(peer.name)
                     )
                     built[peer.name] = (num_blocks, pools[peer].seconds)
                 except Exception as error:

@@ -7,6 +7,7 @@ blocks hold, because the last token of a prompt is never served from a cache.
 from __future__ import annotations
 
 import math
+from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ __all__ = [
 ]
 
 
+MOST_PROMPTS = 1024
+"""Of those that fill a pool, how many are visited in turn: 256k blocks at 4,096 tokens each."""
+
+
 def cached(cache: Cache, prompt: Any) -> None:
     """Leaves every full block of a prompt cached and held by nobody."""
     cache.free(cache.admit(prompt))
@@ -49,21 +54,21 @@ def cached(cache: Cache, prompt: Any) -> None:
 def fill(
     peer: Peer, cache: Cache, num_blocks: int, num_tokens: int, *, seconds: float = math.inf
 ) -> list[npt.NDArray[np.uint32]]:
-    """Caches different prompts until no block is free that is not cached, oldest first.
+    """Caches different prompts until no block is free that is not cached; the newest of them.
 
     Raises:
         TooSlowError: It has taken more than ``seconds``.
     """
     draw = Prompts(3).draw
     until = perf_counter() + seconds
-    prompts = []
+    prompts: deque[npt.NDArray[np.uint32]] = deque(maxlen=MOST_PROMPTS)
     for number in range(-(-num_blocks // (num_tokens // BLOCK_SIZE))):
         prompts.append(draw(num_tokens + 1))
         cached(cache, peer.prompt(prompts[-1][:-1]))
         if perf_counter() > until:
             share = (number + 1) * (num_tokens // BLOCK_SIZE) / num_blocks
             raise TooSlowError(f"filling {share:.0%} of the pool took more than {seconds:.0f} s")
-    return prompts
+    return list(prompts)
 
 
 class Scene:
