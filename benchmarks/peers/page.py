@@ -197,15 +197,15 @@ def _step(document: dict[str, Any] | None) -> list[str]:
 
 
 def _memory(document: dict[str, Any] | None) -> list[str]:
-    """The rows in bytes of ``benchmarks.budgets``, if it was run."""
-    rows = [] if document is None else [r for r in document["results"] if r["unit"] == "bytes"]
-    if not rows:
+    """What ``benchmarks.startup`` weighed, if it was run."""
+    if document is None:
         return []
     lines = [
-        (r["name"], f"{r['minimum']:,.1f}", _number(r["budget"]) if r["budget"] else NONE)
-        for r in rows
+        (weight["what"], f"{weight['bytes']:,.0f}", f"{weight['budget']:,.0f}")
+        for weight in document["weights"]
     ]
-    return ["## Memory\n", _table(("what", "bytes", "budget"), lines)]
+    text = "Start-up and what makes up a block: [memory](design/memory.md).\n"
+    return ["## Memory\n", text, _table(("what", "bytes", "budget"), lines)]
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -214,7 +214,6 @@ def page(folder: Path = RESULTS) -> str:
     if document is None:
         raise FileNotFoundError(f"no *-peers.json in {folder}")
     result = Result(document)
-    budgets = newest(document["machine"]["versions"]["blockmgr"], folder)
     parts = [
         HEAD,
         _about(result),
@@ -233,7 +232,7 @@ def page(folder: Path = RESULTS) -> str:
         "## Growth\n\nPools full of cached prompts of 4,096 tokens.\n",
         _growth(result),
         *_step(newest("step", folder)),
-        *_memory(budgets),
+        *_memory(newest("memory", folder)),
         "## What a system was not timed at\n",
         _cannot(result),
         NOT_SHOWN,

@@ -24,6 +24,7 @@ from weakref import ref
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.blocks import CopyPlan
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -33,14 +34,15 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.manager import BlockManager, Sequence
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import numpy.typing as npt
 
-    from blockmgr.blocks import CopyPlan
     from blockmgr.manager import Tokens
+    from blockmgr.ports.commits import Step
 
 __all__ = ["BlockAllocation", "BlockAllocator"]
 
@@ -148,9 +150,7 @@ class BlockAllocation:
         Raises:
             UnknownSequenceError: The allocation is closed.
         """
-        if self.is_ready:
-            self.commit()
-        self.discard()
+        self._allocator._end(self.allocation_id, self)
 
     def discard(self) -> None:
         """Any other end, and what a drop does: only what was committed stays findable.
@@ -252,8 +252,12 @@ class BlockAllocator:
     @property
     def manager(self) -> BlockManager:
         """The manager that does the work, for its statistics. Its sequences belong to the port."""
-        while self._dropped:
-            self._release(cast("_Link", self._dropped.popleft()).allocation_id)
+        dropped = self._dropped
+        while dropped:
+            # One that was never handed out is not known, and may have no id.
+            allocation_id = getattr(dropped[0], "allocation_id", -1)
+            release = self._release(allocation_id) if allocation_id in self._links else []
+            at_once([*release, dropped.popleft], None)
         return self._manager
 
     @property
@@ -288,26 +292,26 @@ class BlockAllocator:
             num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
             if self._caching:
                 prompt = prefill_tokens
-        handle = link = None
+        handles: list[int] = []
         try:
-            handle = self._admit(prompt, min(num_tokens, self._window_size))
-            if handle is None:
+            if not self._admit(prompt, min(num_tokens, self._window_size), handles):
                 return None
+            [handle] = handles
             view = Sequence(self._manager, handle)
             allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
             link = _Link(allocation, self._dropped.append)
             link.allocation_id = handle
-            if allocation.prefix_len % self.block_size:
-                self._waiting.add(handle)
-            self._links[handle] = link
+            waits = {handle} if allocation.prefix_len % self.block_size else set()
+            steps: list[Step] = [
+                step(self._links.__setitem__, handle, link),
+                step(self._waiting.update, waits),
+                handles.clear,
+            ]
+            return at_once(steps, allocation)
         except BaseException:  # no memory, say
-            link = None  # before the allocation goes, which would be dropped a second time
-            if handle is not None:
-                self._links.pop(handle, None)
-                self._waiting.discard(handle)
+            for handle in handles:
                 self._manager.free(handle)
             raise
-        return allocation
 
     def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:
         """Closes the allocation of this id, as its ``close`` does.
@@ -335,27 +339,36 @@ class BlockAllocator:
         If another task has a plan open, this waits for it; allocating does not.
         """
         async with self._turn:
-            plan = self.manager.take_copies()
-            self._in_flight, self._waiting = self._waiting, set()
+            plans: list[CopyPlan] = []
+            core = self.manager._core
             try:
+                # Noted down in the same instruction.
+                plans.extend(map(core.take_copies, (CopyPlan,)))
+                [plan] = plans
+                taken = step(self._in_flight.update, tuple(self._waiting))
+                at_once((taken, self._waiting.clear), None)
                 yield plan
+                applied = step(core.copies_applied, plan.ticket)
+                at_once((applied, self._in_flight.clear, plans.clear), None)
             except BaseException:
-                self.manager.copies_aborted(plan.ticket)
-                self._waiting |= self._in_flight
-                self._in_flight.clear()
+                for plan in plans:
+                    due = step(self._waiting.update, tuple(self._in_flight))
+                    aborted = step(core.copies_aborted, plan.ticket)
+                    at_once((aborted, due, self._in_flight.clear), None)
                 raise
-            self.manager.copies_applied(plan.ticket)
-            self._in_flight.clear()
 
-    def _admit(self, prompt: Tokens, num_slots: int) -> int | None:
+    def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
+        """Whether there is room; the handle is noted down in the instruction that makes it."""
         try:
-            return self.manager.admit(prompt, num_slots=num_slots)
+            core = self.manager._core
+            handles.extend(map(core.admit, (prompt,), (b"",), (None,), (num_slots,)))
         except (OutOfBlocksError, OutOfSequencesError):
-            return None
+            return False
         except NeverFitsError:
             raise
         except (TypeError, ValueError) as error:
             raise type(error)(f"prefill_tokens: {error}") from None
+        return True
 
     def _is_ready(self, allocation_id: int) -> bool:
         return allocation_id not in self._waiting and allocation_id not in self._in_flight
@@ -374,17 +387,23 @@ class BlockAllocator:
         if most and self._caching:
             self.manager.commit(handle, wanted)
 
-    def _end(self, allocation_id: int) -> None:
+    def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
         if allocation_id not in self._links:
             raise UnknownSequenceError(allocation_id)
-        _ = self.manager  # what was dropped before goes first
-        self._release(allocation_id)
+        core = self.manager._core  # what was dropped before goes first
+        steps = self._release(allocation_id)
+        most = computed._num_prompt_tokens if computed is not None and self._caching else 0
+        if most and self._is_ready(allocation_id):
+            steps.insert(0, step(core.commit, allocation_id, most))
+        at_once(steps, None)
 
-    def _release(self, allocation_id: int) -> None:
-        self._manager.free(allocation_id)
-        del self._links[allocation_id]
-        self._waiting.discard(allocation_id)
-        self._in_flight.discard(allocation_id)
+    def _release(self, allocation_id: int) -> list[Step]:
+        return [
+            step(self._manager._core.free, allocation_id),
+            step(self._links.pop, allocation_id),
+            step(self._waiting.discard, allocation_id),
+            step(self._in_flight.discard, allocation_id),
+        ]
 
 
 def _prompt_length(prefill_tokens: Tokens, tokens: int) -> int:

@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Any
 
 import blockmgr
-from tests.faults.calls import CALLS, Call, World
+from tests.faults.calls import CALLS, Call
 from tests.faults.ports import PORT_CALLS, PortWorld
+from tests.faults.worlds import World
 
 PACKAGE = str(Path(blockmgr.__file__).parent)
 LAB = str(Path(PACKAGE) / "lab")

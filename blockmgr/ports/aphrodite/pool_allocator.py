@@ -7,9 +7,12 @@ calls promise.
 from __future__ import annotations
 
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import numpy as np
 
 from blockmgr.arguments import integer
+from blockmgr.blocks import CopyPlan
 from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
@@ -17,11 +20,16 @@ from blockmgr.ports.aphrodite.caching import PrefixCache
 from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, extra_bytes, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
+from blockmgr.ports.commits import Loan, at_once, step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from blockmgr.ports.commits import Step
 
 __all__ = ["PoolAllocator"]
+
+T = TypeVar("T")
 
 
 class PoolAllocator(BlockAllocator):
@@ -71,13 +79,8 @@ class PoolAllocator(BlockAllocator):
         """
         previous = self._previous(prev_block)
         checked_extra(extra_hash)
-        try:
-            block = int(self.pool.take(1)[0])
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
         run = self._run_after(previous)
-        run.extend([block], [()], extra_hash, 0)
-        return run.view(len(run.blocks) - 1)
+        return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
 
     def allocate_immutable_blocks(
         self,
@@ -103,22 +106,16 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator; or blocks without the right number of
                 tokens; or a token out of ``[0, 2**32)``.
         """
-        sizes = [len(chunk) for chunk in block_token_ids]
-        for i, size in enumerate(sizes):
-            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
-            if not least <= size <= self.block_size:
-                raise ValueError(
-                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
-                    f"{size} in block {i}"
-                )
-        return self.extend(prev_block, tuple(chain.from_iterable(block_token_ids)), 0, extra_hash)
+        self._check_sizes(block_token_ids)
+        tokens = tuple(chain.from_iterable(block_token_ids))
+        return self.extend(prev_block, tokens, 0, extra_hash, lambda view: ([], view))
 
     def allocate_immutable_block(
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
-        view = self.allocate_immutable_blocks(prev_block, (token_ids,), extra_hash)
-        return view.run.view(view.start)
+        self._check_sizes((token_ids,))
+        return self.extend(prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v[0]))
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -134,8 +131,18 @@ class PoolAllocator(BlockAllocator):
         tokens: tuple[int, ...],
         num_empty: int,
         extra_hash: int | None,
-    ) -> BlockView:
-        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables."""
+        publish: Callable[[BlockView], tuple[list[Step], T]],
+    ) -> T:
+        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables.
+
+        Args:
+            prev_block: The block they follow.
+            tokens: Their tokens.
+            num_empty: Blocks without tokens after them.
+            extra_hash: Their extra key.
+            publish: Plans what is made of the blocks: the steps, and what is returned. The columns
+                of a run of their own are filled by then.
+        """
         previous = self._previous(prev_block)
         checked_extra(extra_hash)
         if previous is not None and tokens and not previous.is_full:
@@ -155,30 +162,49 @@ class PoolAllocator(BlockAllocator):
         ).tolist()
         if not keep:
             found = []
-        num_blocks = -(-len(tokens) // size) + num_empty
-        fresh = self.take_beside(found, num_blocks - len(found))
-        num_fresh = num_full - len(found)
-        if keep and num_fresh:
-            assert parent is not None
-            self.pool.promote_chain(
-                fresh[:num_fresh],
-                tokens[len(found) * size : num_full * size],
-                parent=found[-1] if found else parent,
-                extras=dict.fromkeys(range(num_fresh), key) if key else None,
+        loan = Loan(self.pool)
+        try:
+            num_blocks = -(-len(tokens) // size) + num_empty
+            fresh = self.take_beside(loan, found, num_blocks - len(found))
+            steps: list[Step] = []
+            num_fresh = num_full - len(found)
+            if keep and num_fresh:
+                rest = tokens[len(found) * size : num_full * size]
+                keys = [(i, key) for i in range(num_fresh)] if key else None
+                before = found[-1] if found else parent
+                chained = fresh[:num_fresh]
+                steps += [
+                    step(self.pool._core.promote_chain, chained, rest, before, b"", keys),
+                    self.prefix_cache.add(chained),
+                ]
+            run = self._run_after(previous)
+            start = len(run.blocks)
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            columns = run.extension(
+                found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
             )
-            self.prefix_cache.add(fresh[:num_fresh])
-        run = self._run_after(previous)
-        start = len(run.blocks)
-        chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        run.extend(found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0)
-        if self.caches:
-            self.hits.count(num_full, len(found))
-            if not keep:
-                for i in range(start, start + num_full):
-                    self.prefix_cache.promote(run, i)
-        return BlockView(run, start, len(run.blocks))
+            if start:
+                steps += columns
+            else:  # nobody knows the run yet
+                at_once(columns, None)
+            if self.caches:
+                steps += self.hits.count(num_full, len(found))
+                if not keep:
+                    waiting = {(run, start + i): fresh[i] for i in range(num_full)}
+                    steps.append(self.prefix_cache.wait(waiting))
+            more, result = publish(BlockView(run, start, start + num_blocks))
+            return at_once([*steps, *more, loan.keep], result)
+        except BaseException:
+            loan.give_back()
+            raise
 
-    def take_beside(self, found: list[int], n: int) -> list[int]:
+    def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
+        """Adds empty blocks at the end of a run. For block tables."""
+        # Taken when the step is made, when others may have been given back.
+        taken = map(np.ndarray.tolist, map(self.pool._core.take, (n,)))
+        return run.extension(chain.from_iterable(taken), [()] * n, extra_hash, 0)
+
+    def take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
         """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
         # All counting before any change: idle blocks that are found are not available any more.
         pool = self.pool
@@ -188,8 +214,16 @@ class PoolAllocator(BlockAllocator):
             if needed > available:
                 raise NoFreeBlocksError(needed, available)
         if found:
-            pool.acquire(found)
-        return pool.take(n).tolist() if n else []
+            loan.acquire(found)
+        taken: list[int] = loan.take(n).tolist() if n else []
+        return taken
+
+    def carry_out(self, steps: list[Step], result: T) -> T:
+        """Makes the steps at once, of which the first may find no block."""
+        try:
+            return at_once(steps, result)
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
 
     # Writing.
 
@@ -201,20 +235,47 @@ class PoolAllocator(BlockAllocator):
         count = len(tokens)
         if not 0 < count <= empty:
             raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        self._make_writable(run, index)
-        run.tokens[index] = present + tokens
-        if count == empty and self.caches:
-            self.prefix_cache.promote(run, index)
+        run.view(index).held()
+        if count < empty and self.pool.ref_count(run.blocks[index]) == 1:
+            run.tokens[index] = present + tokens
+            return
+        before = self.prefix_cache.node(run.place_before(index))
+        steps, _ = self.fill(run, index, present + tokens, before is not None, None)
+        self.carry_out(steps, None)
 
-    def _make_writable(self, run: Run, index: int) -> int:
-        block = run.blocks[index]
-        if block == FREED:
-            run.view(index).held()
-        try:
-            run.blocks[index] = block = self.pool.make_writable(block, len(run.tokens[index]))
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
-        return block
+    def fill(
+        self, run: Run, index: int, tokens: tuple[int, ...], is_next: bool, extra: int | None
+    ) -> tuple[list[Step], bool]:
+        """Lets a block hold these tokens, after those it holds.
+
+        Args:
+            run: The run of the block.
+            index: Its place there; beyond the end if it is added by then.
+            tokens: What it holds by then, present tokens included.
+            is_next: Whether the block before is cached by then.
+            extra: The extra key of a block that is added by then.
+
+        Returns:
+            The steps, and whether the block is cached by then.
+        """
+        steps: list[Step] = []
+        waits = False
+        if index < len(run.blocks):
+            steps, waits = self._make_writable(run, index)
+            extra = run.extras.get(index)
+        steps.append(step(run.tokens.__setitem__, index, tokens))
+        if not self.caches or len(tokens) < self.block_size:
+            return steps, False
+        is_next = is_next and not waits
+        return steps + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
+
+    def _make_writable(self, run: Run, index: int) -> tuple[list[Step], bool]:
+        """Moves a block if it is shared; whether what stands there then waits for a copy."""
+        block, count = run.blocks[index], len(run.tokens[index])
+        if self.pool.ref_count(block) == 1:
+            return [], self.pool.waits_for_copy(block)
+        moved = map(self.pool._core.make_writable, (block,), (count,))
+        return [step(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be put into the block without moving it."""
@@ -237,8 +298,11 @@ class PoolAllocator(BlockAllocator):
             A copy, for ``clear_copy_on_writes``.
         """
         mine = self._mine(block)
-        if mine.block_id is not None and not mine.is_full:
-            self._make_writable(mine._run, mine._index)
+        run, index = mine.place
+        if run.blocks[index] == FREED or mine.is_full:
+            return mine.block_id
+        steps, _ = self._make_writable(run, index)
+        self.carry_out(steps, None)
         return mine.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
@@ -250,13 +314,26 @@ class PoolAllocator(BlockAllocator):
         Leaves:
             Blocks that became full while they waited for their copy, cached.
         """
-        plan = self.pool.take_copies()
-        copies: dict[int, list[int]] = {}
-        for source, destination, _ in plan:
-            copies.setdefault(self._ids[source], []).append(self._ids[destination])
-        self.pool.copies_applied(plan.ticket)
-        self.prefix_cache.promote_waiting()
-        return copies
+        return self.hand_out_copies(lambda copies: copies)
+
+    def hand_out_copies(self, form: Callable[[dict[int, list[int]]], T]) -> T:
+        """``clear_copy_on_writes``, in another form."""
+        core = self.pool._core
+        plans: list[CopyPlan] = []
+        try:
+            # Noted down in the same instruction.
+            plans.extend(map(core.take_copies, (CopyPlan,)))
+            copies: dict[int, list[int]] = {}
+            for source, destination, _ in plans[0]:
+                copies.setdefault(self._ids[source], []).append(self._ids[destination])
+            # All that were planned are in it, so nothing waits for a copy any more.
+            applied = step(core.copies_applied, plans[0].ticket)
+            promoted = self.prefix_cache.promote_waiting()
+            return at_once([applied, *promoted, plans.clear], form(copies))
+        except BaseException:
+            for plan in plans:
+                core.copies_aborted(plan.ticket)
+            raise
 
     # The prefix cache.
 
@@ -276,8 +353,12 @@ class PoolAllocator(BlockAllocator):
         held = mine.held()
         if not mine.is_full:
             raise BlockStateError(held, f"it has {mine.num_empty_slots} empty slots")
-        if self.caches:
-            self.prefix_cache.promote(mine._run, mine._index)
+        run, index = mine.place
+        if self.caches and not run.promoted[index]:
+            before = self.prefix_cache.node(run.place_before(index))
+            is_next = before is not None and not self.pool.waits_for_copy(held)
+            extra = run.extras.get(index)
+            at_once(self.prefix_cache.promote(run, index, run.tokens[index], extra, is_next), None)
         return self._ids[mine.held()]
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
@@ -347,20 +428,19 @@ class PoolAllocator(BlockAllocator):
         parts = segments(self._mine(last_block))
         if any(run.num_freed and FREED in run.blocks[:stop] for run, stop in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
-        run = self._fork(parts)
-        return BlockView(run, 0, len(run.blocks))
+        run, steps = self._fork(parts)
+        return at_once(steps, BlockView(run, 0, len(run.blocks)))
 
-    def fork_run(self, run: Run) -> Run:
+    def fork_run(self, run: Run) -> tuple[Run, list[Step]]:
         """The same for a table, some of whose blocks may have left its window."""
         return self._fork([(run, len(run.blocks))])
 
-    def _fork(self, parts: list[tuple[Run, int]]) -> Run:
+    def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
         copy = Run(self)
         for run, stop in parts:
             copy.add_slice(run, stop)
-        self.pool.acquire(copy.held())
-        self.prefix_cache.fork(parts, copy)
-        return copy
+        acquired = step(self.pool._core.acquire, copy.held())
+        return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
 
     def free(self, block: Block) -> None:
         """Gives a block back. What was cached stays findable until it is evicted.
@@ -371,13 +451,19 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        self.pool.release((mine.held(),))
-        mine._run.drop(mine._index)
+        at_once(self.free_slice(mine._run, mine._index, mine._index + 1), None)
 
-    def free_run(self, run: Run) -> None:
+    def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
+        """Frees some blocks of a run, none of which was freed before. For block tables."""
+        places = slice(start, stop)
+        blocks = run.blocks[places]
+        if FREED in blocks:
+            run.view(start + blocks.index(FREED)).held()  # raises
+        return [step(self.pool._core.release, blocks), *run.drop(places)]
+
+    def free_run(self, run: Run) -> list[Step]:
         """Frees all blocks of a run that are held, the last first. For block tables."""
-        self.pool.release(run.held()[::-1])
-        run.drop_all()
+        return [step(self.pool._core.release, run.held()[::-1]), *run.drop_all()]
 
     def refuse_waiting(self, blocks: list[int]) -> None:
         """Raises for blocks of the pool that wait for a copy. For swaps.
@@ -456,6 +542,16 @@ class PoolAllocator(BlockAllocator):
         previous = self._mine(prev_block)
         previous.held()  # raises if it has been freed: nothing can follow what is not there
         return previous
+
+    def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
+        sizes = [len(chunk) for chunk in block_token_ids]
+        for i, size in enumerate(sizes):
+            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
+            if not least <= size <= self.block_size:
+                raise ValueError(
+                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
+                    f"{size} in block {i}"
+                )
 
     def _run_after(self, previous: PoolBlock | None) -> Run:
         if previous is not None and previous._index + 1 == len(previous._run.blocks):

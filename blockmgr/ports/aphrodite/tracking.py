@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockmgr.ports.commits import step
+
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.interfaces import Block
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.commits import Step
 
 __all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
 
@@ -96,10 +99,14 @@ class HitCounter:
         self.num_queries = 0
         self.num_hits = 0
 
-    def count(self, num_queries: int, num_hits: int) -> None:
+    def count(self, num_queries: int, num_hits: int) -> list[Step]:
         """Adds a look-up of so many blocks."""
-        self.num_queries += num_queries
-        self.num_hits += num_hits
+        if not num_queries:
+            return []
+        return [
+            step(setattr, self, "num_queries", self.num_queries + num_queries),
+            step(setattr, self, "num_hits", self.num_hits + num_hits),
+        ]
 
     @property
     def hit_rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import integer
+from blockmgr.ports.commits import at_once
 from blockmgr.ports.nano_vllm.tables import Tables, check_has
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class BlockManager(Tables):
                 f"num_cached_tokens + num_scheduled_tokens must be in "
                 f"[{holder.num_computed_tokens}, {holder.num_tokens}], got {computed}"
             )
-        self._publish(holder, computed)
+        at_once(self._publication(holder, computed), None)
 
     def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
         """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
@@ -153,14 +154,13 @@ class LegacyBlockManager(Tables):
 
     def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
-        computed = self._computed(holder)
-        super().may_append(seq)
-        self._publish(holder, computed)
+        growth = self._growth(holder)
+        at_once(growth + self._publication(holder, self._computed(holder)), None)
 
     def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
-        self._publish(holder, self._computed(holder))
-        super().deallocate(seq)
+        publication = self._publication(holder, self._computed(holder))
+        at_once(publication + self._departure(holder), None)
 
     def _computed(self, holder: Holder) -> int:
         """Tokens whose K/V must have been written by this time."""
