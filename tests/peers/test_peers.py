@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.peers import nano_vllm
 from benchmarks.peers.adapter import Operation
+from benchmarks.peers.nano_vllm import NanoVllm
 from benchmarks.peers.ours import FromArrays
 from benchmarks.peers.registry import PEERS, load
 
@@ -141,6 +143,28 @@ def test_what_was_used_longest_ago_goes_first_when_blocks_run_out(peer: Any) -> 
     assert side.match(np.append(new[: 2 * SIZE], np.uint32(1))) == 2 * SIZE
     side.cache.free(request)
     assert side.cache.num_free() == 8
+
+
+@pytest.mark.parametrize("kind", ["as it is", "tuned"])
+def test_nano_vllm_gives_up_the_last_block_of_a_prompt_first(kind: str) -> None:
+    side = Side(NanoVllm(kind), 4)
+    old = np.arange(4 * SIZE + 1, dtype=np.uint32)
+    side.cache.free(side.admit(old[:-1]))
+    side.cache.free(side.admit(np.arange(2000, 2000 + SIZE, dtype=np.uint32)))
+    assert side.match(old) == 3 * SIZE
+
+
+@pytest.mark.parametrize("kind", ["as it is", "tuned"])
+def test_nano_vllm_compares_the_tokens_of_what_it_finds(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nano_vllm._AsItIs, "_digest", lambda *_: 7)
+    monkeypatch.setattr(nano_vllm.xxhash, "xxh64_digest", lambda _: b"seven")
+    side = Side(NanoVllm(kind), 64)
+    cached, other = (np.arange(i, i + SIZE + 1, dtype=np.uint32) for i in (0, 500))
+    side.cache.free(side.admit(cached[:-1]))
+    assert side.match(cached) == SIZE
+    assert side.match(other) == 0
 
 
 def test_only_a_peer_that_says_so_gives_up_more_than_it_needs(peer: Any) -> None:
