@@ -1,0 +1,5 @@
+"""The same work done by blockmgr and by the systems people would otherwise use, in one run.
+
+``benchmarks/peers/run FOLDER`` makes an environment for them and starts ``python -m
+benchmarks.peers``; ``python -m benchmarks.peers.page`` writes docs/benchmarks.md from its result.
+"""
