@@ -220,6 +220,7 @@ class World {
   void check_entries();
   void check_cached();
   void check_computed();
+  void check_ghosts();
   void check_found(const Entry& entry);
   int extras_prefix(std::uint32_t id) const;
   void check_fences(Op op);

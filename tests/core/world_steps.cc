@@ -230,6 +230,7 @@ void World::check() {
   check_cached();
   check_computed();
   check_quotas();
+  check_ghosts();
   if (!config_.retention) return;
   const std::string wrong = levels_.wrong();
   EXPECT(wrong.empty(), wrong);
@@ -263,6 +264,16 @@ void World::check_found(const Entry& entry) {
   if (due == 0) return;
   const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
   EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
+}
+
+// What is cached is not remembered as evicted; a digest without collisions tells them apart.
+void World::check_ghosts() {
+  const ReuseTracker* reuse = core_.pool().reuse();
+  if (!reuse || settings_.digest != TestDigester::kWide) return;
+  const Blocks& blocks = core_.blocks();
+  for (BlockId b = 0; b < blocks.count; ++b)
+    if (blocks[b].key_tokens == config_.block_size)
+      EXPECT(reuse->find(blocks.digest(b)) < 0, "a cached block is remembered as evicted");
 }
 
 // The memory of every cached block is what its place in the tree of prefixes says. With early
