@@ -365,12 +365,16 @@ void Play::abort() {
 
 // A fork of a fork, all written in one step: copies of copies.
 void Play::branch(const EntryPtr& entry) {
+  // With early commits the copies may start from what the step's forward has yet to write.
+  const bool commits = world_.early() && bytes_.one_in(2);
+  if (commits) world_.append(*entry, {token()});
   for (const EntryPtr& child : world_.fork(entry, 1)) {
     std::vector<EntryPtr> family = {entry, child};
     for (const EntryPtr& grandchild : world_.fork(child, 1)) family.push_back(grandchild);
     std::rotate(family.begin(), family.begin() + bytes_.below(static_cast<int>(family.size())),
                 family.end());
     for (const EntryPtr& member : family) {
+      if (commits) world_.commit(*member, world_.committable(*member));
       world_.append(*member, {token()});
       world_.append(*member, {token()});
     }

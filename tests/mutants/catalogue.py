@@ -136,9 +136,9 @@ CORE = (
     ),
     Mutant(
         "ignores_the_watermark",
-        "sequences.h",
-        "return needed() == 0 || needed() <= available - watermark;",
-        "return needed() == 0 || needed() <= available - 0 * watermark;",
+        "admission.cc",
+        "  if (!d.fits(left, watermark)) throw ",
+        "  if (!d.fits(left, 0)) throw ",
     ),
     Mutant(
         "never_fits_too_late",
@@ -179,15 +179,15 @@ CORE = (
     ),
     Mutant(
         "ignores_extras",
-        "index.h",
-        "block.extras == key.extras &&",
-        "true &&",
+        "index.cc",
+        "    if (has_key(buckets_[s], key)) return",
+        "    if (has_key(buckets_[s], {key.parent, blocks_[buckets_[s]].extras, key.tokens})) return",
     ),
     Mutant(
         "ignores_the_parent",
-        "index.h",
-        "    return block.parent == key.parent && block.key_tokens",
-        "    return block.key_tokens",
+        "index.cc",
+        "    if (has_key(buckets_[s], key)) return",
+        "    if (has_key(buckets_[s], {blocks_[buckets_[s]].parent, key.extras, key.tokens})) return",
     ),
     Mutant(
         "one_namespace_for_all",
@@ -197,9 +197,9 @@ CORE = (
     ),
     Mutant(
         "compares_half_the_tokens",
-        "index.h",
-        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size)",
-        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size / 2)",
+        "index.cc",
+        "key.tokens, static_cast<int>(size))",
+        "key.tokens, static_cast<int>(size) / 2)",
     ),
     # Publication.
     Mutant(
@@ -471,9 +471,9 @@ CORE = (
     ),
     Mutant(
         "retention_outlives_the_content",
-        "retention.h",
-        "at(b).retention != kNoLevel && at(b).generation == blocks_[b].generation",
-        "at(b).retention != kNoLevel",
+        "retention.cc",
+        "  if (is_current(b)) {\n    refresh(b);",
+        "  if (k.generation = blocks_[b].generation; is_current(b)) {\n    refresh(b);",
     ),
     Mutant(
         "parents_stand_below_their_children",
