@@ -181,13 +181,19 @@ CORE = (
         "ignores_extras",
         "index.cc",
         "    if (has_key(buckets_[s], key)) return",
-        "    if (has_key(buckets_[s], {key.parent, blocks_[buckets_[s]].extras, key.tokens})) return",
+        (
+            "    if (has_key(buckets_[s], {key.parent, blocks_[buckets_[s]].extras, "
+            "key.tokens})) return"
+        ),
     ),
     Mutant(
         "ignores_the_parent",
         "index.cc",
         "    if (has_key(buckets_[s], key)) return",
-        "    if (has_key(buckets_[s], {blocks_[buckets_[s]].parent, key.extras, key.tokens})) return",
+        (
+            "    if (has_key(buckets_[s], {blocks_[buckets_[s]].parent, key.extras, "
+            "key.tokens})) return"
+        ),
     ),
     Mutant(
         "one_namespace_for_all",
