@@ -8,6 +8,9 @@ import numpy.typing
 import blockmgr.blocks
 
 
+class SharedMemory:
+    """What the block tables and sequence lengths are views of."""
+
 class CopyChecker:
     """
     Checks lists of block copies and packs them for a launch; kept by blockmgr.kv.KVBlocks.
@@ -26,7 +29,7 @@ def order_copies(sources: object, destinations: object, num_blocks: object, sequ
 class Core:
     """Block ids, tokens and tables; documented as blockmgr.BlockManager."""
 
-    def __init__(self, **options: object) -> None: ...
+    def __init__(self, options: dict[str, Any], /) -> None: ...
 
     def admit(self, tokens: object, namespace: object, extras: object, num_slots: object, /) -> int: ...
 
@@ -125,7 +128,7 @@ class Core:
 class PoolCore:
     """Blocks without sequences; documented as blockmgr.pool.BlockPool."""
 
-    def __init__(self, **options: object) -> None: ...
+    def __init__(self, options: dict[str, Any], /) -> None: ...
 
     def take(self, n: object, /) -> numpy.typing.NDArray[numpy.int32]: ...
 

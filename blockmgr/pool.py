@@ -95,15 +95,16 @@ class BlockPool:
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
         self.capacity = config.capacity
-        self._core = _core.PoolCore(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            prefix_caching=config.prefix_caching,
-            null_block=config.null_block,
-            digest=function,
-            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
-            digest_size=digest_size(function) if config.prefix_caching else 0,
-        )
+        options = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "prefix_caching": config.prefix_caching,
+            "null_block": config.null_block,
+            "digest": function,
+            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
+            "digest_size": digest_size(function) if config.prefix_caching else 0,
+        }
+        self._core = _core.PoolCore(options)
 
     def __repr__(self) -> str:
         return (

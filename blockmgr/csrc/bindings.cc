@@ -335,7 +335,7 @@ nb::dict quota_usage(Core& self, nb::handle name) {
         {"evicted_blocks", own.num_evicted},
     });
   });
-  nb::dict d;
+  nb::dict d = made(nb::dict());
   for (const auto& [fact, value] : facts) d[fact] = value;
   return d;
 }
@@ -425,7 +425,9 @@ using namespace blockmgr;
 NB_MODULE(_core, m) {
   Monitor::wait = wait_for_call;
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
+  know_python();
   nb::register_exception_translator(translate_errors);
+  bind_shared_memory(m);
   bind_copies(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
@@ -433,7 +435,8 @@ NB_MODULE(_core, m) {
   const auto any = [] { return nb::arg().none(); };
   nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
-      .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
+      .def("__init__", init_core,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),

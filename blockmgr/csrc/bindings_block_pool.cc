@@ -32,7 +32,7 @@ struct PoolCore {
   std::vector<std::int64_t> ids;
 };
 
-void init_pool(PoolCore* self, nb::kwargs options) {
+void init_pool(PoolCore* self, nb::dict options) {
   const auto num_blocks = static_cast<int>(int_argument(options["num_blocks"], "num_blocks"));
   const auto block_size = static_cast<int>(int_argument(options["block_size"], "block_size"));
   new (self) PoolCore(num_blocks, block_size, nb::cast<bool>(options["null_block"]),
@@ -281,7 +281,8 @@ void bind_block_pool(nb::module_& m) {
   const auto any = [] { return nb::arg().none(); };
   nb::class_<PoolCore>(m, "PoolCore", nb::type_slots(collection_slots<PoolCore>()),
                        "Blocks without sequences; documented as blockmgr.pool.BlockPool.")
-      .def("__init__", init_pool, nb::sig("def __init__(self, **options: object) -> None"))
+      .def("__init__", init_pool,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("take", take, nb::sig("def take(self, n: object, /) -> " BM_IDS), any())
       .def("acquire", acquire, nb::sig("def acquire(self, blocks: object, /) -> None"), any())
       .def("release", release, nb::sig("def release(self, blocks: object, /) -> None"), any())

@@ -30,6 +30,8 @@ int World::name_of_root(std::uint32_t root) const {
   throw Violation("a cached block belongs to no namespace in use");
 }
 
+std::uint32_t World::root_of_name(int name) const { return core_.index().find_root(kNames[name]); }
+
 int World::extras_prefix(std::uint32_t id) const {
   if (!id) return 0;
   return core_.index().extras().bytes(id) == "x" ? 1 : 2;

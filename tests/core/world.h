@@ -132,6 +132,8 @@ class World {
   void complete(std::size_t count);
   void step(std::size_t skip = SIZE_MAX, std::int64_t held_back = 0);
   void abort();
+  // From here on the engine goes through its sequences, and those of its steps, in this order.
+  void reorder(const std::vector<std::size_t>& order);
   // Everything is freed, and nothing may be missing afterwards.
   void finish_up();
 
@@ -150,6 +152,7 @@ class World {
   const std::vector<LaunchPtr>& steps() const { return steps_; }
   const LaunchPtr& open() const { return open_; }
   int name_of_root(std::uint32_t root) const;
+  std::uint32_t root_of_name(int name) const;  // kUnknownId while nothing is in it
   std::size_t num_dead() const { return dead_.size(); }
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }

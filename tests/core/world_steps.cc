@@ -134,6 +134,18 @@ void World::abort() {
   if (early()) step();  // what was promised must be computed by the very next step
 }
 
+void World::reorder(const std::vector<std::size_t>& order) {
+  std::vector<EntryPtr> entries;
+  for (const std::size_t index : order) entries.push_back(entries_[index]);
+  entries_.swap(entries);
+  const auto position = [this](const Launch::Part& part) {
+    return std::find(entries_.begin(), entries_.end(), part.entry);
+  };
+  for (const LaunchPtr& step : steps_)
+    std::stable_sort(step->parts.begin(), step->parts.end(),
+                     [&](const auto& a, const auto& b) { return position(a) < position(b); });
+}
+
 void World::wrong_ticket(Op op, std::int64_t ticket) {
   const bool open = open_ && open_->ticket == ticket;
   if (op == kComplete) {

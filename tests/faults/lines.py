@@ -17,9 +17,10 @@ from types import FrameType
 from typing import Any
 
 import blockmgr
-from tests.faults.calls import CALLS, Call, World
+from tests.faults.calls import CALLS, Call
 from tests.faults.port_worlds import PortWorld
 from tests.faults.ports import PORT_CALLS
+from tests.faults.worlds import World
 
 PACKAGE = str(Path(blockmgr.__file__).parent)
 LAB = str(Path(PACKAGE) / "lab")
