@@ -16,7 +16,7 @@ from blockmgr.ports.aphrodite import BlockSpaceManager, Device
 from blockmgr.ports.radix import CacheManager, RadixCacheManager, Request
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
 from blockmgr.ports.tgi import BlockAllocator
-from tests.faults.calls import World
+from tests.faults.worlds import World
 from tests.ports.nano_driver import Seq
 from tests.unit.snapshot import snapshot
 
@@ -210,12 +210,10 @@ def tgi() -> PortWorld:
     return PortWorld(allocator.manager, named, _tgi_state, _tgi_probe)
 
 
-def tgi_dropped() -> PortWorld:
-    """The same, and two allocations were dropped."""
-    world = tgi()
+def drop_two(world: World) -> None:
+    """Drops two allocations, whose blocks are back by the next call."""
     for _ in range(2):
         _finish(world.port.allocate(4))
-    return world
 
 
 def _tgi_state(world: PortWorld) -> Any:

@@ -12,8 +12,9 @@ from blockmgr.ports.radix import CacheManager
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
 from blockmgr.ports.tgi import BlockAllocator
 from tests.faults import port_worlds as worlds
-from tests.faults.calls import Call, World
+from tests.faults.calls import Call
 from tests.faults.port_worlds import Memory, _finish
+from tests.faults.worlds import World
 
 Make = Callable[[World], Any]
 
@@ -174,7 +175,7 @@ TGI = [
         copies_that_fail=lambda w: _finish(worlds.with_copies_that_fail(w)),
         with_allocation=lambda w: _finish(worlds.with_allocation(w)),
     ),
-    *_named("tgi", worlds.tgi_dropped, dropped=lambda w: w.port.num_available),
+    Call("tgi.dropped", worlds.tgi, lambda w: worlds.drop_two(w) or (lambda: w.port.num_available)),
     *_refused(
         "tgi",
         worlds.tgi,
