@@ -26,6 +26,7 @@ __all__ = [
     "Match",
     "Prompts",
     "cache",
+    "touch",
 ]
 
 VOCABULARY = 128_000
@@ -65,7 +66,7 @@ class Prompts:
         return in_order
 
 
-def _touch(manager: BlockManager) -> None:
+def touch(manager: BlockManager) -> None:
     """Uses every block once, so that no page of the pool is touched first in a timed run."""
     size = manager.config.block_size
     most = manager.config.row_width
@@ -200,7 +201,7 @@ class ColdAdmit:
             max_blocks_per_seq=self.count,
             eviction=self._eviction,
         )
-        _touch(self.manager)
+        touch(self.manager)
 
     def prepare(self) -> None:
         if self._handle is not None:
@@ -262,7 +263,7 @@ class DecodeStep:
             max_blocks_per_seq=num_blocks // self._num_seqs + 8,
             eviction=self._eviction,
         )
-        _touch(self.manager)
+        touch(self.manager)
 
     def _start(self) -> None:
         block_size = self._shape[1]

@@ -102,28 +102,29 @@ class BlockManager:
     def _set_up(self, config: ManagerConfig) -> None:
         function = digest_function(config.digest)
         self._config = config
-        self._core = _core.Core(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_seqs=config.max_seqs,
-            row_width=config.row_width,
-            prefix_caching=config.prefix_caching,
-            remap=config.dedup == "remap",
-            min_partial_tokens=config.min_partial_tokens,
-            watermark_blocks=config.watermark_blocks,
-            steps_in_flight=config.steps_in_flight,
-            early_commit=config.early_commit,
-            null_block=config.null_block,
-            eviction=config.eviction if isinstance(config.eviction, str) else "lru",
-            ghost_blocks=config.ghost_blocks,
-            python_policy=policy_of(config.eviction, config.capacity),
-            retention=config.retention,
-            max_pinned_blocks=config.max_pinned_blocks,
-            quotas=list(config.quotas.items()),
-            digest=function,
-            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
-            digest_size=digest_size(function) if config.prefix_caching else 0,
-        )
+        options = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "max_seqs": config.max_seqs,
+            "row_width": config.row_width,
+            "prefix_caching": config.prefix_caching,
+            "remap": config.dedup == "remap",
+            "min_partial_tokens": config.min_partial_tokens,
+            "watermark_blocks": config.watermark_blocks,
+            "steps_in_flight": config.steps_in_flight,
+            "early_commit": config.early_commit,
+            "null_block": config.null_block,
+            "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
+            "ghost_blocks": config.ghost_blocks,
+            "python_policy": policy_of(config.eviction, config.capacity),
+            "retention": config.retention,
+            "max_pinned_blocks": config.max_pinned_blocks,
+            "quotas": list(config.quotas.items()),
+            "digest": function,
+            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
+            "digest_size": digest_size(function) if config.prefix_caching else 0,
+        }
+        self._core = _core.Core(options)
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())
@@ -178,7 +179,9 @@ class BlockManager:
 
         Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts part ways.
         """
-        return self._core.admit(tokens, namespace, _extras(extras), num_slots)
+        # Tested here, for calling a function takes as long as all the core does for a short prompt.
+        keys = None if extras is None else _extras(extras)
+        return self._core.admit(tokens, namespace, keys, num_slots)
 
     def match(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
@@ -190,7 +193,8 @@ class BlockManager:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        return Match(*self._core.match(tokens, namespace, _extras(extras)))
+        keys = None if extras is None else _extras(extras)
+        return self._core.match(tokens, namespace, keys, Match)
 
     def can_admit(
         self,
@@ -208,7 +212,8 @@ class BlockManager:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        return _ADMISSIONS[self._core.can_admit(tokens, namespace, _extras(extras), num_slots)]
+        keys = None if extras is None else _extras(extras)
+        return _ADMISSIONS[self._core.can_admit(tokens, namespace, keys, num_slots)]
 
     def explain(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
@@ -261,7 +266,8 @@ class BlockManager:
         if counts is None:
             raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
         query_tokens, found = counts
-        hit_tokens = np.cumsum(found) * self._config.block_size
+        # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
+        hit_tokens = np.add.accumulate(found) * self._config.block_size
         return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
 
     # Growth.
@@ -988,5 +994,5 @@ def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     # The core finds its way by these numbers, so a stray write must not be able to lead it astray.
     view = array.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view

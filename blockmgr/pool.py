@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
+from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
@@ -94,15 +95,16 @@ class BlockPool:
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
         self.capacity = config.capacity
-        self._core = _core.PoolCore(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            prefix_caching=config.prefix_caching,
-            null_block=config.null_block,
-            digest=function,
-            digest_is_trusted=isinstance(config.digest, str | KeyedDigest),
-            digest_size=digest_size(function) if config.prefix_caching else 0,
-        )
+        options = {
+            "num_blocks": config.num_blocks,
+            "block_size": config.block_size,
+            "prefix_caching": config.prefix_caching,
+            "null_block": config.null_block,
+            "digest": function,
+            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
+            "digest_size": digest_size(function) if config.prefix_caching else 0,
+        }
+        self._core = _core.PoolCore(options)
 
     def __repr__(self) -> str:
         return (
@@ -472,9 +474,18 @@ class BlockPool:
         """
         return self._core.tokens(block)
 
-    def idle_blocks(self) -> npt.NDArray[np.int32]:
-        """The idle blocks in eviction order: ``int32[num_idle]`` on the host, a copy."""
-        return self._core.idle_blocks()
+    def idle_blocks(self, most: int | None = None) -> npt.NDArray[np.int32]:
+        """The idle blocks in eviction order: ``int32[num_idle]`` on the host, a copy.
+
+        Args:
+            most: No more than these first ones; ``None`` for all.
+
+        Raises:
+            ValueError: ``most`` below 0.
+            TypeError: ``most`` is not an int.
+        """
+        limit = self.num_blocks if most is None else whole("most", most, 0)
+        return self._core.idle_blocks(min(limit, self.num_blocks))
 
     def memory_usage(self) -> int:
         """Bytes the pool holds on the host."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.peers.adapter import BLOCK_SIZE
+from benchmarks.cases import touch
+from benchmarks.peers.adapter import BLOCK_SIZE, Operation
 from blockmgr import BlockManager
 
 if TYPE_CHECKING:
@@ -37,14 +38,19 @@ class FromArrays:
         max_requests: int = 64,
         max_tokens: int = 1 << 18,
     ) -> _Cache:
-        columns = min(num_blocks, -(-max_tokens // block_size))
-        return _Cache(
-            BlockManager(num_blocks, block_size, max_seqs=max_requests, max_blocks_per_seq=columns)
+        # Rows and columns for all of the pool, so that every page of it can be touched at once.
+        columns = min(num_blocks, max(-(-max_tokens // block_size), -(-num_blocks // max_requests)))
+        manager = BlockManager(
+            num_blocks, block_size, max_seqs=max_requests, max_blocks_per_seq=columns
         )
+        touch(manager)
+        return _Cache(manager)
 
 
 class FromLists(FromArrays):
     """blockmgr with tokens in lists, as a tokenizer returns them."""
+
+    cannot: Mapping[str, str] = {Operation.GROWTH: "grows as from arrays"}
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PEERS", "load"]
 
-_AS_XXHASH = {
-    operation: "only timed with xxhash, which is faster"
-    for operation in (Operation.SCATTERED, Operation.GROWTH, Operation.REPLAY)
-}
+_AS_XXHASH = dict.fromkeys(
+    (Operation.SCATTERED, Operation.GROWTH, Operation.REPLAY),
+    "only timed with xxhash, which is faster",
+)
 
 
 def _make(module: str, name: str, *arguments: object) -> Peer:
@@ -32,6 +32,9 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "blockmgr from lists": partial(_make, "ours", "FromLists"),
     "vLLM, xxhash": partial(_make, "vllm", "Vllm", "xxhash"),
     "vLLM, sha256": partial(_make, "vllm", "Vllm", "sha256", _AS_XXHASH),
+    "SGLang, Rust tree": partial(_make, "sglang_trees", "SglangRust"),
+    "SGLang, Rust tree alone": partial(_make, "sglang_trees", "SglangTreeAlone"),
+    "SGLang, Python tree": partial(_make, "sglang_trees", "SglangPython"),
     "mini-sglang, as it is": partial(_make, "mini_sglang_tensors", "MiniSglangTensors"),
     "mini-sglang, tuned": partial(_make, "mini_sglang", "MiniSglang"),
     "nano-vllm, as it is": partial(_make, "nano_vllm", "NanoVllm", "as it is"),

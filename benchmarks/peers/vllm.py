@@ -41,6 +41,10 @@ class Vllm:
             Operation.COPY_ON_WRITE: _NO_FORK,
             **(cannot or {}),
         }
+        # A global of vLLM's, by which every chain of hashes begins: to change it would orphan all
+        # that caches of another hash function hold.
+        if not hasattr(kv_cache_utils, "NONE_HASH"):
+            kv_cache_utils.init_none_hash(get_hash_fn_by_name("sha256"))
         self.hash_function = get_hash_fn_by_name(hash_name)
         self.interface = kv_cache_interface
         self.manager_class = kv_cache_manager.KVCacheManager
@@ -69,7 +73,6 @@ class _Cache:
         import torch
 
         utilities, interface = peer.utilities, peer.interface
-        utilities.init_none_hash(peer.hash_function)  # a global of vLLM's
         self._hasher = utilities.get_request_block_hasher(block_size, peer.hash_function)
         self._request_class = peer.request_class
         self._sampling = peer.sampling

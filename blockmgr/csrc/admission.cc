@@ -180,7 +180,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     pool_.unpin(found.partial);
     t[i++] = fresh;
   }
-  for (; i < d.num_blocks; ++i) t[i] = pool_.take(s.partition);
+  pool_.take_run(s.partition, d.num_blocks - i, t + i);
 
   const std::int64_t size = config_.block_size;
   s.num_blocks = static_cast<std::int32_t>(d.num_blocks);

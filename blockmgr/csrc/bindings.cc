@@ -53,14 +53,37 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   return handle;
 }
 
-nb::tuple match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+// Kept for good.
+PyObject* interned(const char* text) {
+  PyObject* const name = PyUnicode_InternFromString(text);
+  if (!name) throw nb::python_error();
+  return name;
+}
+
+// Sets a field of a frozen record, as its initialiser would.
+void set_field(const nb::object& record, PyObject* name, const nb::object& value) {
+  if (!value.is_valid() || PyObject_GenericSetAttr(record.ptr(), name, value.ptr()))
+    throw nb::python_error();
+}
+
+// record: the type of the result, a frozen dataclass whose initialiser takes longer than a match.
+nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle record) {
+  static PyObject* const num_cached = interned("num_cached_tokens");
+  static PyObject* const num_partial = interned("num_partial_tokens");
+  static PyObject* const block_ids = interned("block_ids");
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
-  const MatchResult result = self.core.match(with_tokens(prompt, values));
-  const auto count = static_cast<std::int64_t>(result.blocks.size());
-  auto ids = new_numbers<std::int32_t>(count);
-  std::copy(result.blocks.begin(), result.blocks.end(), ids.get());
-  return nb::make_tuple(result.num_cached, result.num_partial, to_array(std::move(ids), count));
+  const MatchResult found = self.core.match(with_tokens(prompt, values));
+  const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
+  std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
+  nb::object result =
+      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(record.ptr()), 0));
+  if (!result.is_valid()) throw nb::python_error();
+  set_field(result, num_cached, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  set_field(result, num_partial, nb::steal(PyLong_FromLongLong(found.num_partial)));
+  set_field(result, block_ids, ids.array);
+  return result;
 }
 
 nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
@@ -335,7 +358,7 @@ nb::dict quota_usage(Core& self, nb::handle name) {
         {"evicted_blocks", own.num_evicted},
     });
   });
-  nb::dict d;
+  nb::dict d = made(nb::dict());
   for (const auto& [fact, value] : facts) d[fact] = value;
   return d;
 }
@@ -425,7 +448,9 @@ using namespace blockmgr;
 NB_MODULE(_core, m) {
   Monitor::wait = wait_for_call;
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
+  know_python();
   nb::register_exception_translator(translate_errors);
+  bind_shared_memory(m);
   bind_copies(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
@@ -433,15 +458,16 @@ NB_MODULE(_core, m) {
   const auto any = [] { return nb::arg().none(); };
   nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
-      .def("__init__", init_core, nb::sig("def __init__(self, **options: object) -> None"))
+      .def("__init__", init_core,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
       .def("match", match,
-           nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
-                   "tuple[int, int, " BM_ARRAY("int32") "]"),
-           any(), any(), any())
+           nb::sig("def match(self, tokens: object, namespace: object, extras: object, "
+                   "record: type[blockmgr.blocks.Match], /) -> blockmgr.blocks.Match"),
+           any(), any(), any(), any())
       .def("explain", explain,
            nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -117,7 +117,7 @@ class PythonDigest : public Digester {
 };
 
 // The digest function among the options, or nullptr without a prefix cache.
-std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size);
+std::unique_ptr<PythonDigest> digest_option(const nb::dict& options, int block_size);
 
 // What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
 // collection: a digest function or a policy may refer back to the object that calls it.
@@ -150,23 +150,52 @@ PyType_Slot* collection_slots() {
   return slots;
 }
 
+inline constexpr const char* kDtypes[] = {"bool", "uint8", "uint16", "uint32", "uint64",
+                                          "int8", "int16", "int32",  "int64"};
+
+// What of Python is looked up once, at import: looking it up within a call could run Python code,
+// and needs memory when there may be none. Kept for good, as the modules are.
+struct Known {
+  PyObject* dtypes[std::size(kDtypes)];  // by name, NumPy would look them up for every array
+  PyObject* empty;                       // numpy.empty
+  PyObject* ndarray;                     // numpy.ndarray
+  PyObject* out_of_blocks;
+  PyObject* out_of_sequences;
+  PyObject* never_fits;
+  PyObject* unknown_sequence;
+  PyObject* pin_budget;
+  PyObject* unknown_pin;
+  PyObject* sequence_state;
+  PyObject* block_state;
+  PyObject* step;
+  PyObject* ticket;
+  PyObject* reentrancy;
+  PyObject* invariant;
+  PyObject* copy;
+};
+const Known& known();
+void know_python();
+
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
 
 // A fresh NumPy array, and where its numbers are. Made by NumPy itself, for nanobind ends the
 // process where it has no memory for one.
-void* new_array(const char* dtype, std::int64_t size, nb::object& array);
+void* new_array(PyObject* dtype, std::int64_t size, nb::object& array);
+
+// Which of kDtypes an array of T has.
+template <class T>
+constexpr std::size_t dtype_of() {
+  static_assert(std::is_same_v<T, bool> || std::is_integral_v<T>);
+  if (std::is_same_v<T, bool>) return 0;
+  constexpr std::size_t kPower = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+  return 1 + kPower + (std::is_signed_v<T> ? 4 : 0);
+}
 
 template <class T>
 struct Array {
-  explicit Array(std::int64_t size) {
-    static_assert(std::is_same_v<T, bool> || std::is_integral_v<T>);
-    constexpr const char* kNames[2][4] = {{"uint8", "uint16", "uint32", "uint64"},
-                                          {"int8", "int16", "int32", "int64"}};
-    constexpr int kPower = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-    const char* name = std::is_same_v<T, bool> ? "bool" : kNames[std::is_signed_v<T>][kPower];
-    numbers = static_cast<T*>(new_array(name, size, array));
-  }
+  explicit Array(std::int64_t size)
+      : numbers(static_cast<T*>(new_array(known().dtypes[dtype_of<T>()], size, array))) {}
   nb::object array;
   T* numbers;
 };
@@ -222,6 +251,7 @@ void bind_block_pool(nb::module_& m);
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
 void bind_adaptive(nb::module_& m);
+void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr
 

@@ -32,7 +32,7 @@ struct PoolCore {
   std::vector<std::int64_t> ids;
 };
 
-void init_pool(PoolCore* self, nb::kwargs options) {
+void init_pool(PoolCore* self, nb::dict options) {
   const auto num_blocks = static_cast<int>(int_argument(options["num_blocks"], "num_blocks"));
   const auto block_size = static_cast<int>(int_argument(options["block_size"], "block_size"));
   new (self) PoolCore(num_blocks, block_size, nb::cast<bool>(options["null_block"]),
@@ -228,12 +228,13 @@ nb::object tokens_of(PoolCore& self, nb::handle block) {
   return to_array(std::move(tokens), count);
 }
 
-nb::object idle_blocks(PoolCore& self) {
-  return copied(self.read([](const BlockPool& core) {
+nb::object idle_blocks(PoolCore& self, int most) {
+  return copied(self.read([most](const BlockPool& core) {
     const BlockList& list = core.pool().idle_list();
     std::vector<BlockId> ids;
-    ids.reserve(static_cast<std::size_t>(list.size()));
-    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) ids.push_back(b);
+    const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, list.size()));
+    ids.reserve(count);
+    for (BlockId b = list.front(); ids.size() < count; b = list.after(b)) ids.push_back(b);
     return ids;
   }));
 }
@@ -280,7 +281,8 @@ void bind_block_pool(nb::module_& m) {
   const auto any = [] { return nb::arg().none(); };
   nb::class_<PoolCore>(m, "PoolCore", nb::type_slots(collection_slots<PoolCore>()),
                        "Blocks without sequences; documented as blockmgr.pool.BlockPool.")
-      .def("__init__", init_pool, nb::sig("def __init__(self, **options: object) -> None"))
+      .def("__init__", init_pool,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("take", take, nb::sig("def take(self, n: object, /) -> " BM_IDS), any())
       .def("acquire", acquire, nb::sig("def acquire(self, blocks: object, /) -> None"), any())
       .def("release", release, nb::sig("def release(self, blocks: object, /) -> None"), any())
@@ -329,7 +331,7 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("tokens", tokens_of,
            nb::sig("def tokens(self, block: object, /) -> " BM_ARRAY("uint32")), any())
-      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, /) -> " BM_IDS))
+      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS))
       .def("num_free", num_free)
       .def("num_idle", num_idle)
       .def("num_available", num_available)

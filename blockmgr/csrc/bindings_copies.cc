@@ -10,7 +10,37 @@ namespace blockmgr {
 namespace {
 
 using Numbers = IntArray<std::int64_t>;
-using Rows = nb::ndarray<std::int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
+
+// Where copies are packed: int32[n, 3], writable and contiguous. Read as a buffer, because nanobind
+// ends the process where it has no memory to read an array.
+class Rows {
+ public:
+  explicit Rows(nb::handle array) {
+    if (PyObject_GetBuffer(array.ptr(), &view_,
+                           PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
+      if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
+      PyErr_Clear();
+      refuse();
+    }
+    const std::string_view format = view_.format ? view_.format : "B";
+    const bool whole = view_.itemsize == 4 && (format == "i" || format == "l");
+    if (whole && view_.ndim == 2 && view_.shape[1] == 3) return;
+    PyBuffer_Release(&view_);
+    refuse();
+  }
+  ~Rows() { PyBuffer_Release(&view_); }
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+  std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
+  std::int64_t size() const { return view_.shape[0]; }
+
+ private:
+  [[noreturn]] static void refuse() {
+    PyErr_SetString(PyExc_TypeError, "out must be a writable, contiguous array int32[n, 3]");
+    throw nb::python_error();
+  }
+  Py_buffer view_{};
+};
 
 // A checker, and buffers that the conversions of its calls reuse.
 struct Checker {
@@ -29,8 +59,8 @@ auto with_copy_errors(Work work) {
   try {
     return work();
   } catch (const CopyFault& fault) {
-    const nb::object type = nb::module_::import_("blockmgr.errors").attr("CopyError");
-    const nb::object pair = fault.pair < 0 ? nb::none() : nb::object(nb::int_(fault.pair));
+    const nb::handle type = known().copy;
+    const nb::object pair = fault.pair < 0 ? nb::none() : made(nb::object(nb::int_(fault.pair)));
     PyErr_SetObject(type.ptr(), type(pair, fault.problem).ptr());
     throw nb::python_error();
   }
@@ -50,8 +80,6 @@ std::int32_t positive_argument(nb::handle value, const char* name) {
   return static_cast<std::int32_t>(number);
 }
 
-std::int64_t num_rows(const Rows& out) { return static_cast<std::int64_t>(out.shape(0)); }
-
 void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
           nb::handle num_destinations) {
   const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
@@ -63,7 +91,8 @@ void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
 }
 
 std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
-                   nb::handle num_tokens, Rows out) {
+                   nb::handle num_tokens, nb::handle out) {
+  const Rows rows(out);
   const Numbers from(sources, "sources", 0, self.sources);
   const Numbers to(destinations, "destinations", 0, self.destinations);
   const bool whole = num_tokens.is_none();
@@ -73,19 +102,21 @@ std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
     check_sizes(from.size(), tokens.size(), "num_tokens");
     self.lists.check(from.data(), to.data(), whole ? nullptr : tokens.data(), from.size());
   });
-  self.lists.pack(0, out.data(), num_rows(out));
+  self.lists.pack(0, rows.data(), rows.size());
   return self.lists.size();
 }
 
-std::int64_t check_blocks(Checker& self, nb::handle blocks, Rows out) {
+std::int64_t check_blocks(Checker& self, nb::handle blocks, nb::handle out) {
+  const Rows rows(out);
   const Numbers ids(blocks, "blocks", 0, self.destinations);
   with_copy_errors([&] { self.lists.check_blocks(ids.data(), ids.size()); });
-  self.lists.pack(0, out.data(), num_rows(out));
+  self.lists.pack(0, rows.data(), rows.size());
   return self.lists.size();
 }
 
-std::int64_t pack(Checker& self, std::int64_t start, Rows out) {
-  return self.lists.pack(start, out.data(), num_rows(out));
+std::int64_t pack(Checker& self, std::int64_t start, nb::handle out) {
+  const Rows rows(out);
+  return self.lists.pack(start, rows.data(), rows.size());
 }
 
 nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_blocks,
@@ -126,14 +157,14 @@ void bind_copies(nb::module_& m) {
       .def("check", check,
            nb::sig("def check(self, sources: object, destinations: object, num_tokens: object, "
                    "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           any(), any(), any(), nb::arg().noconvert())
+           any(), any(), any(), any())
       .def("check_blocks", check_blocks,
            nb::sig("def check_blocks(self, blocks: object, "
                    "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           any(), nb::arg().noconvert())
+           any(), any())
       .def("pack", pack,
            nb::sig("def pack(self, start: int, out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           nb::arg(), nb::arg().noconvert());
+           nb::arg(), any());
   m.def("order_copies", order,
         nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
                 "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "

@@ -1,37 +1,56 @@
 #include "bindings_core.h"
 
-#include <initializer_list>
 #include <utility>
 
 namespace blockmgr {
 
 namespace {
 
-// A view that shares the memory and keeps only that alive, not the manager: arrays take no part in
+// Memory that an array shares. It keeps only that alive, not the manager: arrays take no part in
 // garbage collection, so a cycle through one that held the manager would never be found.
-template <class Shape>
-nb::object shared_view(const ZeroedArray<std::int32_t>& array, std::initializer_list<int> shape) {
-  auto memory = std::make_unique<std::shared_ptr<void>>(array.memory());
-  nb::capsule owner(memory.get(),
-                    [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
-  memory.release();
-  std::vector<std::size_t> sizes(shape.begin(), shape.end());
-  return nb::cast(
-      nb::ndarray<nb::numpy, std::int32_t, Shape>(array.data(), sizes.size(), sizes.data(), owner));
+struct SharedMemory {
+  std::shared_ptr<void> memory;
+  void* data;
+  std::size_t bytes;
+};
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  if (!nb::inst_ready(self)) {
+    PyErr_SetString(PyExc_BufferError, "there is no memory behind this");
+    return -1;
+  }
+  const SharedMemory* shared = nb::inst_ptr<SharedMemory>(self);
+  return PyBuffer_FillInfo(view, self, shared->data, static_cast<Py_ssize_t>(shared->bytes), 0,
+                           flags);
+}
+
+// Made by NumPy itself, as new_array says.
+nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& shape) {
+  const nb::object memory = nb::cast(SharedMemory{array.memory(), array.data(), array.bytes()});
+  nb::object view =
+      nb::steal(PyObject_CallFunction(known().ndarray, "OsO", shape.ptr(), "int32", memory.ptr()));
+  return made(std::move(view));
 }
 
 }  // namespace
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view<nb::ndim<2>>(self.core.tables(), {config.max_seqs, config.row_width});
+  return shared_view(self.core.tables(), nb::make_tuple(config.max_seqs, config.row_width));
 }
 
 nb::object seq_lens(Core& self) {
-  return shared_view<nb::ndim<1>>(self.core.lengths(), {self.core.config().max_seqs});
+  return shared_view(self.core.lengths(), nb::make_tuple(self.core.config().max_seqs));
 }
 
-std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block_size) {
+void bind_shared_memory(nb::module_& m) {
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                                {0, nullptr}};
+  nb::class_<SharedMemory>(m, "SharedMemory", nb::type_slots(slots),
+                           "What the block tables and sequence lengths are views of.");
+}
+
+std::unique_ptr<PythonDigest> digest_option(const nb::dict& options, int block_size) {
   if (!nb::cast<bool>(options["prefix_caching"])) return nullptr;
   const auto size = static_cast<int>(int_argument(options["digest_size"], "digest_size"));
   const std::size_t token_bytes = static_cast<std::size_t>(block_size) * sizeof(Token);
@@ -40,7 +59,7 @@ std::unique_ptr<PythonDigest> digest_option(const nb::kwargs& options, int block
                                         static_cast<std::size_t>(size) + token_bytes);
 }
 
-void init_core(Core* self, nb::kwargs options) {
+void init_core(Core* self, nb::dict options) {
   const auto whole = [&](const char* name) {
     return static_cast<int>(int_argument(options[name], name));
   };

@@ -53,7 +53,8 @@ struct Core {
   }
 };
 
-void init_core(Core* self, nb::kwargs options);
+// options: a dict, for nanobind does not look whether it had the memory to make one of keywords.
+void init_core(Core* self, nb::dict options);
 
 // The block tables and sequence lengths as NumPy arrays that share the core's memory.
 nb::object block_tables(Core& self);

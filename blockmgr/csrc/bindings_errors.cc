@@ -6,62 +6,83 @@ namespace blockmgr {
 
 namespace {
 
-void set_python_error(nb::handle errors, const char* name, nb::object arguments) {
-  nb::object type = errors.attr(name);
-  nb::object error = nb::steal(PyObject_CallObject(type.ptr(), arguments.ptr()));
+Known python;
+
+void set_python_error(PyObject* type, nb::object arguments) {
+  nb::object error = nb::steal(PyObject_CallObject(type, arguments.ptr()));
   if (!error.is_valid()) throw nb::python_error();
-  PyErr_SetObject(type.ptr(), error.ptr());
+  PyErr_SetObject(type, error.ptr());
 }
 
-const char* error_name(ErrorKind kind) {
+PyObject* class_of(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::kNeverFits:
-      return "NeverFitsError";
+      return python.never_fits;
     case ErrorKind::kSequenceState:
-      return "SequenceStateError";
+      return python.sequence_state;
     case ErrorKind::kStep:
-      return "StepError";
+      return python.step;
     case ErrorKind::kTicket:
-      return "TicketError";
+      return python.ticket;
     default:
-      return "ReentrancyError";
+      return python.reentrancy;
   }
 }
 
 }  // namespace
 
+const Known& known() { return python; }
+
+void know_python() {
+  const auto member = [](const char* module, const char* name) {
+    return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
+  };
+  const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
+  python = {{},
+            member("numpy", "empty"),
+            member("numpy", "ndarray"),
+            error("OutOfBlocksError"),
+            error("OutOfSequencesError"),
+            error("NeverFitsError"),
+            error("UnknownSequenceError"),
+            error("PinBudgetError"),
+            error("UnknownPinError"),
+            error("SequenceStateError"),
+            error("BlockStateError"),
+            error("StepError"),
+            error("TicketError"),
+            error("ReentrancyError"),
+            error("InvariantError"),
+            error("CopyError")};
+  const nb::object dtype = nb::module_::import_("numpy").attr("dtype");
+  for (std::size_t i = 0; i < std::size(kDtypes); ++i)
+    python.dtypes[i] = nb::object(dtype(kDtypes[i])).release().ptr();
+}
+
 static void set_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const OutOfBlocks& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfBlocksError",
-                     nb::make_tuple(e.needed, e.available, e.watermark));
+    set_python_error(python.out_of_blocks, nb::make_tuple(e.needed, e.available, e.watermark));
   } catch (const BrokenInvariants& e) {
     nb::list violations = made(nb::list());
     for (const std::string& violation : e.violations) violations.append(violation);
-    set_python_error(nb::module_::import_("blockmgr.errors"), "InvariantError",
-                     nb::make_tuple(nb::tuple(violations)));
+    set_python_error(python.invariant, nb::make_tuple(nb::tuple(violations)));
   } catch (const OutOfSequences& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "OutOfSequencesError",
-                     nb::make_tuple(e.needed, e.available));
+    set_python_error(python.out_of_sequences, nb::make_tuple(e.needed, e.available));
   } catch (const WrongBlockState& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "BlockStateError",
-                     nb::make_tuple(e.block, e.problem));
+    set_python_error(python.block_state, nb::make_tuple(e.block, e.problem));
   } catch (const UnknownSequence& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownSequenceError",
-                     nb::make_tuple(e.handle));
+    set_python_error(python.unknown_sequence, nb::make_tuple(e.handle));
   } catch (const PinBudget& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "PinBudgetError",
-                     nb::make_tuple(e.needed, e.available, e.budget));
+    set_python_error(python.pin_budget, nb::make_tuple(e.needed, e.available, e.budget));
   } catch (const UnknownPin& e) {
-    set_python_error(nb::module_::import_("blockmgr.errors"), "UnknownPinError",
-                     nb::make_tuple(e.pin));
+    set_python_error(python.unknown_pin, nb::make_tuple(e.pin));
   } catch (const Error& e) {
     if (e.kind == ErrorKind::kValue) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } else {
-      set_python_error(nb::module_::import_("blockmgr.errors"), error_name(e.kind),
-                       nb::make_tuple(e.what()));
+      set_python_error(class_of(e.kind), nb::make_tuple(e.what()));
     }
   }
 }

@@ -177,6 +177,12 @@ class BlockList {
     (*blocks_)[block.next].prev = block.prev;
     --size_;
   }
+  // Takes out the first count members; after is the one that follows them, or end().
+  void remove_front(int count, BlockId after) {
+    (*blocks_)[sentinel_].next = after;
+    (*blocks_)[after].prev = sentinel_;
+    size_ -= count;
+  }
   void clear() {
     (*blocks_)[sentinel_].prev = (*blocks_)[sentinel_].next = sentinel_;
     size_ = 0;

@@ -76,6 +76,12 @@ class PrefixIndex {
   Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
                    const ExtrasIds* extras, BlockId* out);
   void prefetch_bucket(const std::uint8_t* digest) const { prefetch(&buckets_[home(tag(digest))]); }
+  // What erasing the block with this digest reads, once its bucket is at hand. A fixed number of
+  // entries, without the branch that is mispredicted, takes longer.
+  void prefetch_run(const std::uint8_t* digest) const {
+    for (std::size_t s = home(tag(digest)); buckets_[s] >= 0; s = next(s))
+      prefetch(blocks_.digest(buckets_[s]));
+  }
 
   // Makes a full block findable. Never allocates.
   void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;

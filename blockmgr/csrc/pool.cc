@@ -70,6 +70,42 @@ BlockId Pool::take_apart(int partition) noexcept {
   return take_from(at(partition));
 }
 
+void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
+  // Victims are known in advance only where nobody is asked for them or told of them.
+  const bool known = !owners_ && !common_.policy && !reuse_ && !debug_;
+  const std::int64_t one_by_one =
+      known ? std::min<std::int64_t>(count, common_.free.size()) : count;
+  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = take(partition);
+  if (one_by_one < count) evict_run(count - one_by_one, out + one_by_one);
+}
+
+// What evict_from does, for many blocks. Nearly all of its time is waiting for memory that each
+// look at a victim only then knows the address of, so several are under way at a time, each one
+// look behind the one before it: its record and digest, its bucket, the blocks its bucket's run
+// has to be shifted for.
+void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
+  constexpr std::int64_t kBucket = 8;
+  constexpr std::int64_t kRun = 16;
+  constexpr std::int64_t kErase = 24;
+  BlockId victim = common_.idle.front();
+  for (std::int64_t i = 0; i < count + kErase; ++i) {
+    if (i < count) {
+      out[i] = victim;
+      prefetch(blocks_.digest(victim));
+      victim = blocks_[victim].next;
+    }
+    if (i >= kBucket && i - kBucket < count)
+      index_.prefetch_bucket(blocks_.digest(out[i - kBucket]));
+    if (i >= kRun && i - kRun < count) index_.prefetch_run(blocks_.digest(out[i - kRun]));
+    if (i >= kErase) {
+      index_.erase(out[i - kErase]);
+      blocks_[out[i - kErase]].ref_count = 1;
+    }
+  }
+  common_.idle.remove_front(static_cast<int>(count), victim);
+  common_.num_evicted += count;
+}
+
 BlockId Pool::take_idle() noexcept { return evict_from(common_); }
 
 BlockId Pool::evict_from(Partition& own) noexcept {

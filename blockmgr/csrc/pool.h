@@ -72,6 +72,8 @@ class Pool {
 
   // An unused block with one reference, for new content. The partition must have one available.
   BlockId take(int partition = 0) noexcept;
+  // That many of them at once, the same ones in the same order.
+  void take_run(int partition, std::int64_t count, BlockId* out) noexcept;
   // What take() hands out next, left where it is; for pools without a policy or partitions.
   BlockId next() const noexcept {
     return common_.free.empty() ? common_.idle.front() : common_.free.front();
@@ -211,6 +213,7 @@ class Pool {
   void dequeue_aloud(BlockId b) noexcept;
   BlockId take_from(Partition& own) noexcept;
   BlockId evict_from(Partition& own) noexcept;
+  void evict_run(std::int64_t count, BlockId* out) noexcept;
   void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
   void dequeue_from(Partition& own, BlockId b) noexcept;
   static BlockId victim_of(Partition& own) noexcept {

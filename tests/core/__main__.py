@@ -72,7 +72,7 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     flags = ["-std=c++20", "-g", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
     if program == "fuzz":
         flags += fuzzing_flags(cxx)
-    if program == "faults":
+    if program in ("faults", "exhaustive"):
         flags.append("-Wl,--wrap=calloc")
     subprocess.run([cxx, *flags, str(unit), "-pthread", "-o", str(out)], check=True)
     return out

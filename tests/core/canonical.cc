@@ -1,39 +1,62 @@
 #include "canonical.h"
 
 #include <algorithm>
-#include <numeric>
-#include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace blockmgr::testing {
 
 namespace {
 
-// One way of naming things: sequences in a given order, token values swapped or not, blocks and
-// prefixes in the order in which they are first met.
+// What is swapped: the two token values, the two namespaces.
+struct Swap {
+  bool tokens;
+  bool names;
+};
+
+// Sequences by what can be said of each without naming anything else; equal ones in any order.
+struct Ranked {
+  std::uint64_t key;
+  std::size_t index;
+};
+bool by_key(const Ranked& a, const Ranked& b) { return a.key < b.key; }
+bool by_both(const Ranked& a, const Ranked& b) {
+  return a.key != b.key ? a.key < b.key : a.index < b.index;
+}
+using Ranking = std::vector<Ranked>;
+
+// One way of naming things: sequences in a given order, token values and namespaces swapped or not,
+// blocks in the order in which they are first met.
 class Naming {
  public:
-  Naming(const World& world, std::vector<std::size_t> order, Token swap)
+  Naming(const World& world, const Names& names, Swap swap, const Ranking& order)
       : world_(world),
         core_(world.core()),
-        order_(std::move(order)),
+        names_(names),
         swap_(swap),
-        labels_(static_cast<std::size_t>(core_.blocks().count), -1) {}
+        order_(order),
+        labels_(static_cast<std::size_t>(core_.blocks().count), -1) {
+    out_.reserve(512);
+  }
 
   std::string describe() {
-    for (const std::size_t index : order_) put_sequence(*world_.entries()[index]);
+    for (const Ranked& ranked : order_) put_sequence(*world_.entries()[ranked.index]);
     put_list(core_.pool().idle_list());
+    if (has_orphans()) put_list(core_.pool().free_list());
     put_copies();
     put_steps();
-    for (int name = 0; name < 2; ++name) put_root(name);
+    for (std::size_t i = 0; i < 2; ++i) put_root(names_[i ^ std::size_t{swap_.names}]);
     // Whatever is met while a block is described is described in its turn.
     for (std::size_t i = 0; i < met_.size(); ++i) put_block(met_[i]);
+    put_orphans();
     put(core_.pool().num_free());
     return out_;
   }
 
  private:
   void put(std::int64_t value) { out_ += static_cast<char>(value + 1); }
-  void put_token(Token token) { put(token ^ swap_); }
+  void put_token(Token token) { put(token ^ Token{swap_.tokens}); }
+  void put_name(int name) { put((name == names_[1]) ^ swap_.names); }
 
   void put_block_name(BlockId b) {
     if (b < 0) return put(-1);
@@ -45,18 +68,13 @@ class Naming {
     put(label);
   }
 
-  void put_prefix(Prefix prefix) {
-    put(prefixes_.try_emplace(prefix, static_cast<int>(prefixes_.size())).first->second);
-  }
-
   void put_sequence(const Entry& entry) {
     const Sequence& s = core_.view(entry.handle);
     const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
     put(entry.running);
-    put(entry.name);
+    put_name(entry.name);
     put(s.num_tokens);
     for (const Token token : entry.tokens) put_token(token);
-    for (const Prefix prefix : entry.prefixes) put_prefix(prefix);
     put(s.num_computed);
     put(s.num_chained);
     put(s.num_blocks);
@@ -92,13 +110,18 @@ class Naming {
       put(step->finished);
       put(step == world_.open());
       for (const Copy& copy : step->copies) put_copy(copy);
-      // Parts by the names of their sequences; those of sequences that are gone at the end.
-      for (const std::size_t index : order_)
-        for (const Launch::Part& part : step->parts)
-          if (part.entry == world_.entries()[index]) put_part(*step, part);
-      for (const Launch::Part& part : step->parts)
-        if (!part.entry->alive) put_part(*step, part);
+      for (const Ranked& ranked : order_) {
+        const Launch::Part* part = find_part(*step, world_.entries()[ranked.index]);
+        put(part != nullptr);
+        if (part) put_part(*step, *part);
+      }
     }
+  }
+
+  static const Launch::Part* find_part(const Launch& step, const EntryPtr& entry) {
+    for (const Launch::Part& part : step.parts)
+      if (part.entry == entry) return &part;
+    return nullptr;
   }
 
   void put_part(const Launch& step, const Launch::Part& part) {
@@ -110,7 +133,32 @@ class Naming {
       put_block_name(static_cast<BlockId>(slot / 2));
       put(slot % 2);
     }
-    for (const Prefix prefix : work.prefixes) put_prefix(prefix);
+  }
+
+  // Who gets the blocks that a step still writes to, for sequences that are gone, depends on the
+  // order of the free ones. It does not matter otherwise.
+  bool has_orphans() const {
+    for (const LaunchPtr& step : world_.steps())
+      for (const Launch::Part& part : step->parts)
+        if (!part.entry->alive) return true;
+    return false;
+  }
+
+  // What steps still write for sequences that are gone, in no order.
+  void put_orphans() {
+    std::vector<std::string> orphans;
+    for (const LaunchPtr& step : world_.steps())
+      for (const Launch::Part& part : step->parts) {
+        if (part.entry->alive) continue;
+        const Work& work = step->work[part.work];
+        std::string& orphan = orphans.emplace_back(1, static_cast<char>(work.start));
+        for (const std::int64_t slot : work.slots) {
+          orphan += static_cast<char>(labels_[static_cast<std::size_t>(slot / 2)] + 1);
+          orphan += static_cast<char>(slot % 2);
+        }
+      }
+    std::sort(orphans.begin(), orphans.end());
+    for (const std::string& orphan : orphans) (out_ += orphan) += '|';
   }
 
   void put_children(BlockId child) {
@@ -118,10 +166,10 @@ class Naming {
     put(-1);
   }
 
+  // A namespace that no sequence and no block is in is forgotten, so the rest says which are known.
   void put_root(int name) {
-    const std::uint32_t root = core_.index().find_root(name ? "a" : "");
-    put(root != kUnknownId);
-    if (root != kUnknownId) put_children(core_.index().first_child(root_node(root)));
+    const std::uint32_t root = world_.root_of_name(name);
+    put_children(root == kUnknownId ? kNoBlock : core_.index().first_child(root_node(root)));
   }
 
   void put_block(BlockId b) {
@@ -132,7 +180,7 @@ class Naming {
     put(block.in_flight);
     for (int i = 0; i < block.key_tokens; ++i) put_token(core_.blocks().tokens(b)[i]);
     if (is_root(block.parent)) {
-      put(world_.name_of_root(root_index(block.parent)));
+      put_name(world_.name_of_root(root_index(block.parent)));
     } else {
       put_block_name(block.parent);
     }
@@ -141,39 +189,66 @@ class Naming {
 
   const World& world_;
   const Sequences& core_;
-  std::vector<std::size_t> order_;
-  Token swap_;
+  const Names& names_;
+  const Swap swap_;
+  const Ranking& order_;
   std::vector<int> labels_;
   std::vector<BlockId> met_;
-  std::unordered_map<Prefix, int> prefixes_;
   std::string out_;
 };
 
-// What can be said of a sequence without naming anything else: most orders differ in it.
-std::string alone(const World& world, const Entry& entry, Token swap) {
+// Only orders: two sequences may share a key and still differ.
+std::uint64_t key_of(const World& world, const Names& names, Swap swap, const Entry& entry) {
   const Sequence& s = world.core().view(entry.handle);
-  std::string out = {static_cast<char>(entry.running), static_cast<char>(entry.name),
-                     static_cast<char>(s.num_computed), static_cast<char>(s.num_blocks)};
-  for (const Token token : entry.tokens) out += static_cast<char>(token ^ swap);
-  return out;
+  std::uint64_t key = 1;
+  for (const std::int64_t number :
+       {std::int64_t{entry.running}, std::int64_t{(entry.name == names[1]) ^ swap.names},
+        s.num_tokens, s.num_computed, std::int64_t{s.num_chained}, std::int64_t{s.num_blocks},
+        entry.start})
+    key = key << 4 | static_cast<std::uint64_t>(number);
+  for (const Token token : entry.tokens) key = key << 1 | (token ^ Token{swap.tokens});
+  return key;
+}
+
+Ranking rank(const World& world, const Names& names, Swap swap) {
+  Ranking order;
+  for (std::size_t i = 0; i < world.entries().size(); ++i)
+    order.push_back({key_of(world, names, swap, *world.entries()[i]), i});
+  std::sort(order.begin(), order.end(), by_both);
+  return order;
+}
+
+// The next order of equal keys, as std::next_permutation.
+bool next_among_equals(Ranking& order) {
+  while (std::next_permutation(order.begin(), order.end(), by_both))
+    if (std::is_sorted(order.begin(), order.end(), by_key)) return true;
+  return false;
 }
 
 }  // namespace
 
-std::string canonical(const World& world) {
-  const std::size_t count = world.entries().size();
+std::string canonical(const World& world, const Names& names) {
+  // The empty name is not like any other: nothing counts who is in it.
+  const bool alike = names[0] && names[1];
+  std::vector<std::pair<Swap, Ranking>> ways;
+  for (const bool swap_names : {false, true})
+    for (const bool swap_tokens : {false, true})
+      if (alike || !swap_names)
+        ways.emplace_back(Swap{swap_tokens, swap_names},
+                          rank(world, names, {swap_tokens, swap_names}));
+  // Only the ways whose keys are least: the keys are the same whatever things are called.
+  const auto by_keys = [](const auto& a, const auto& b) {
+    return std::lexicographical_compare(a.second.begin(), a.second.end(), b.second.begin(),
+                                        b.second.end(), by_key);
+  };
+  const auto least_way = *std::min_element(ways.begin(), ways.end(), by_keys);
   std::string least;
-  for (const Token swap : {Token{0}, Token{1}}) {
-    std::vector<std::string> keys;
-    for (const EntryPtr& entry : world.entries()) keys.push_back(alone(world, *entry, swap));
-    std::vector<std::size_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
+  for (auto& way : ways) {
+    if (by_keys(least_way, way)) continue;
     do {
-      const auto before = [&](std::size_t a, std::size_t b) { return keys[a] < keys[b]; };
-      if (!std::is_sorted(order.begin(), order.end(), before)) continue;
-      std::string named = Naming(world, order, swap).describe();
+      std::string named = Naming(world, names, way.first, way.second).describe();
       if (least.empty() || named < least) least = std::move(named);
-    } while (std::next_permutation(order.begin(), order.end()));
+    } while (next_among_equals(way.second));
   }
   return least;
 }

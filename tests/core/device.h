@@ -55,6 +55,13 @@ struct Work {
   std::int64_t start;
 };
 
+// A word that a copy brings to a sequence, which counts it as computed.
+struct Brought {
+  BlockId block;
+  int word;
+  Prefix prefix;
+};
+
 class Device {
  public:
   Device(int num_blocks, int block_size)
@@ -62,13 +69,18 @@ class Device {
         cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
 
   // Copies word by word in random order: a plan promises that any order is right.
-  void run(const std::vector<Copy>& copies, const std::vector<Work>& work) {
+  void run(const std::vector<Copy>& copies, const std::vector<Brought>& brought,
+           const std::vector<Work>& work) {
     words_.clear();
     for (const Copy& copy : copies)
       for (int word = 0; word < copy.num_tokens; ++word)
         words_.emplace_back(at(copy.source, word), at(copy.destination, word));
     std::shuffle(words_.begin(), words_.end(), rng_);
     for (const auto& [from, to] : words_) cells_[to] = cells_[from];
+    for (const Brought& b : brought)
+      if (cell(b.block, b.word) != b.prefix)
+        throw Violation("a copy into block " + std::to_string(b.block) +
+                        " brings what was not in memory at word " + std::to_string(b.word));
     for (const Work& w : work)
       for (auto i = static_cast<std::size_t>(w.start); i < w.slots.size(); ++i)
         cells_[static_cast<std::size_t>(w.slots[i])] = w.prefixes[i];

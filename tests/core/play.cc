@@ -7,8 +7,8 @@ namespace blockmgr::testing {
 
 namespace {
 
-constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3,
-                                      3,  6, 3,  2,  10, 3, 5, 1, 1, 1, 1};
+constexpr int kBalanced[kNumMoves] = {14, 4,  16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3,
+                                      2,  10, 3,  5,  1,  1, 1, 1, 8, 4, 3, 4, 4, 8};
 
 }  // namespace
 
@@ -113,13 +113,37 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   settings.debug = bytes.one_in(4);
   settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
   settings.snapshot_every = capacity <= 16 ? 4 : 8;
+  draw_levels(bytes, profile, capacity, settings);
   return settings;
+}
+
+// Quotas, or what none of them goes together with.
+void Play::draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings) {
+  Config& config = settings.core;
+  if (profile.namespaces > 1 && capacity > 2 && bytes.one_in(2)) {
+    int left = capacity;
+    const int first = bytes.below(profile.namespaces);
+    const int count = bytes.between(1, std::min(2, profile.namespaces));
+    for (int i = 0; i < count && left; ++i) {
+      const int blocks = bytes.between(1, std::min(left, 1 + capacity / 2));
+      config.quotas.push_back({World::text_of((first + i) % profile.namespaces), blocks});
+      left -= blocks;
+    }
+    return;
+  }
+  config.retention = bytes.one_in(2);
+  if (config.retention) config.max_pinned_blocks = bytes.below(std::min(capacity, 12) + 1);
+  if (bytes.one_in(3)) config.ghost_blocks = bytes.between(1, 2 * capacity);
+  settings.witness = bytes.one_in(2);
 }
 
 void Play::weigh() {
   double weights[kNumMoves];
   std::copy(std::begin(kBalanced), std::end(kBalanced), weights);
   for (const auto& [move, weight] : profile_.weights) weights[move] = weight;
+  if (!settings_.core.retention)
+    for (const Move move : {kMoveRetain, kMovePin, kMoveUnpin, kMoveTime, kMoveEnd})
+      weights[move] = 0;
   double total = 0;
   for (double& weight : weights) {
     if (profile_.swarm) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
@@ -146,7 +170,10 @@ std::string Play::config() const {
          std::to_string(c.steps_in_flight) + ", early_commit " + std::to_string(c.early_commit) +
          ", null_block " + std::to_string(c.null_block) + ", digest " +
          std::to_string(settings_.digest) + ", eviction " + c.eviction + ", debug " +
-         std::to_string(settings_.debug);
+         std::to_string(settings_.debug) + ", retention " + std::to_string(c.retention) +
+         ", max_pinned_blocks " + std::to_string(c.max_pinned_blocks) + ", ghost_blocks " +
+         std::to_string(c.ghost_blocks) + ", quotas " + std::to_string(c.quotas.size()) +
+         ", witness " + std::to_string(settings_.witness);
 }
 
 EntryPtr Play::any_entry() {
@@ -200,6 +227,16 @@ bool Play::move() {
     case kMoveResume:
       resume();
       return true;
+    case kMoveUnpin:
+      if (settings_.core.retention) world_.unpin(bytes_.next());
+      return true;
+    case kMoveTime: {
+      // Now and then so far ahead that a short retention ends before it has begun.
+      static constexpr double kSteps[] = {0, 1, 1, 1, 2, 3, -1, 0x1p60};
+      if (settings_.core.retention)
+        world_.set_time(world_.core().time() + kSteps[bytes_.below(bytes_.one_in(16) ? 8 : 7)]);
+      return true;
+    }
     default:
       break;
   }
@@ -235,6 +272,17 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
       return world_.free(entry);
     case kMovePreempt:
       return world_.preempt(*entry);
+    case kMoveRetain:
+      if (settings_.core.retention) retain(entry);
+      return;
+    case kMovePin:
+      if (settings_.core.retention) world_.pin(*entry);
+      return;
+    case kMoveTouch:
+      return world_.touch(*entry);
+    case kMoveEnd:
+      if (settings_.core.retention) world_.end(entry, bytes_.one_in(2));
+      return;
     case kMoveFailing:
       world_.fail_digest(bytes_.between(1, 4));
       next_turn(entry);
@@ -317,12 +365,16 @@ void Play::abort() {
 
 // A fork of a fork, all written in one step: copies of copies.
 void Play::branch(const EntryPtr& entry) {
+  // With early commits the copies may start from what the step's forward has yet to write.
+  const bool commits = world_.early() && bytes_.one_in(2);
+  if (commits) world_.append(*entry, {token()});
   for (const EntryPtr& child : world_.fork(entry, 1)) {
     std::vector<EntryPtr> family = {entry, child};
     for (const EntryPtr& grandchild : world_.fork(child, 1)) family.push_back(grandchild);
     std::rotate(family.begin(), family.begin() + bytes_.below(static_cast<int>(family.size())),
                 family.end());
     for (const EntryPtr& member : family) {
+      if (commits) world_.commit(*member, world_.committable(*member));
       world_.append(*member, {token()});
       world_.append(*member, {token()});
     }
@@ -353,6 +405,17 @@ void Play::resume() {
       waiting[static_cast<std::size_t>(bytes_.below(static_cast<int>(waiting.size())))];
   static constexpr int kSlots[] = {0, 0, 1, 9};
   world_.resume(*entry, kSlots[bytes_.below(4)]);
+}
+
+void Play::retain(const EntryPtr& entry) {
+  static constexpr int kLevels[] = {kNoLevel, kLow, kNormal, kExpected, kHigh, kHigh};
+  static constexpr double kTimes[] = {kForever, kForever, 1, 2, 3};
+  const int level = kLevels[bytes_.below(6)];
+  const double ttl = kTimes[bytes_.below(5)];
+  if (bytes_.one_in(3)) return world_.retain_prefix(*entry, level, ttl);
+  const auto length = static_cast<int>(entry->tokens.size());
+  const int start = bytes_.below(length) * bytes_.below(2);
+  world_.retain(*entry, start, bytes_.between(start, length + bytes_.one_in(8)), level, ttl);
 }
 
 void Play::nonsense() {

@@ -33,6 +33,12 @@ enum Move {
   kMoveNonsense,
   kMoveFailing,
   kMoveIntruding,
+  kMoveRetain,
+  kMovePin,
+  kMoveUnpin,
+  kMoveTouch,
+  kMoveTime,
+  kMoveEnd,
   kNumMoves
 };
 
@@ -69,6 +75,7 @@ class Play {
 
  private:
   static Settings draw(Bytes& bytes, const Profile& profile, Trial* trial);
+  static void draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings);
   void weigh();
   EntryPtr any_entry();
   std::vector<Token> tokens(int longest);
@@ -82,6 +89,7 @@ class Play {
   void reparent();
   void resume();
   void nonsense();
+  void retain(const EntryPtr& entry);
   void with_entry(Move move, const EntryPtr& entry);
 
   Bytes& bytes_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "digester.h"
+#include "inspect.h"
 #include "runs.h"
 
 namespace {
@@ -38,7 +39,7 @@ class Caller {
 
   void call() {
     try {
-      const auto choice = rng_() % 12;
+      const auto choice = rng_() % 16;
       if (own_.empty() || choice < 3) return admit();
       const std::size_t index = rng_() % own_.size();
       Own& own = own_[index];
@@ -48,9 +49,15 @@ class Caller {
       if (choice == 8) return core_.commit(own.handle, computable(own));
       if (choice == 9) return preempt_and_resume(own);
       if (choice == 10) return take_copies();
+      if (choice == 11) return truncate(own);
+      if (choice == 12) return look();
+      if (choice == 13) return keep(own);
+      if (choice == 14) return tell();
       read(own);
     } catch (const OutOfBlocks&) {
       if (!own_.empty()) free(own_.size() - 1);
+    } catch (const PinBudget&) {
+      // Other threads have pinned their prompts.
     } catch (const OutOfSequences&) {
       if (!own_.empty()) free(0);
     } catch (const Error& refusal) {
@@ -97,6 +104,36 @@ class Caller {
   void free(std::size_t index) {
     core_.free(own_[index].handle);
     own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  void truncate(Own& own) {
+    if (own.tokens.size() < 2) return;
+    core_.truncate(own.handle, static_cast<std::int64_t>(own.tokens.size()) - 1);
+    own.tokens.pop_back();
+  }
+
+  // What the cache is asked without a sequence: found, explained, used just now, pinned and not.
+  void look() {
+    std::vector<Token> tokens(1 + rng_() % 12);
+    for (Token& t : tokens) t = token();
+    const Prompt prompt{tokens.data(), static_cast<std::int64_t>(tokens.size()), "", {}, 0};
+    core_.match(prompt);
+    core_.explain(prompt);
+    core_.touch(prompt);
+    core_.unpin(core_.pin(prompt));
+  }
+
+  void keep(const Own& own) {
+    core_.retain(own.handle, 0, static_cast<std::int64_t>(own.tokens.size()), kHigh, 2.0);
+  }
+
+  // What is read off the whole, and the time.
+  void tell() {
+    core_.set_debug(static_cast<int>(rng_() % 2));
+    const Held held(core_.monitor());
+    if (!core_.violations().empty()) throw testing::Violation("the books do not agree");
+    inspect(core_);
+    core_.handles();
   }
 
   void preempt_and_resume(const Own& own) {
@@ -159,6 +196,9 @@ int share_one(int calls, int threads) {
   config.block_size = 4;
   config.max_seqs = 16;
   config.min_partial_tokens = 1;
+  config.ghost_blocks = 16;
+  config.retention = true;
+  config.max_pinned_blocks = 8;
   Sequences core(config, std::make_unique<TestDigester>(TestDigester::kTiny));
   int failed = in_threads(threads, [&](int i) {
     Caller caller(core, static_cast<std::uint64_t>(i));

@@ -2,6 +2,8 @@
 #include "world.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <numeric>
 
 namespace blockmgr::testing {
@@ -22,7 +24,22 @@ TestDigester* make_digester(const Settings& settings) {
   return settings.core.prefix_caching ? new TestDigester(settings.digest) : nullptr;
 }
 
+// Makes the eviction policy behind a witness; empty: as the config says.
+PolicyMaker watched(const Settings& settings, Witness** out) {
+  if (!settings.witness) return nullptr;
+  const Config& config = settings.core;
+  return [&config, out](Blocks& blocks, const PrefixIndex& index) -> std::unique_ptr<Policy> {
+    const int capacity = config.num_blocks - config.null_block;
+    auto witness = std::make_unique<Witness>(blocks, index,
+                                             make_policy(config.eviction, blocks, index, capacity));
+    *out = witness.get();
+    return witness;
+  };
+}
+
 }  // namespace
+
+const std::string& World::text_of(int name) { return kNames[name]; }
 
 int World::name_of_root(std::uint32_t root) const {
   for (int name = 0; name < kNumNames; ++name)
@@ -30,23 +47,29 @@ int World::name_of_root(std::uint32_t root) const {
   throw Violation("a cached block belongs to no namespace in use");
 }
 
+std::uint32_t World::root_of_name(int name) const { return core_.index().find_root(kNames[name]); }
+
 int World::extras_prefix(std::uint32_t id) const {
   if (!id) return 0;
   return core_.index().extras().bytes(id) == "x" ? 1 : 2;
 }
 
 const char* name_of(Op op) {
-  static const char* const names[] = {"admit",   "can_admit", "match",    "resume", "reserve",
-                                      "append",  "commit",    "truncate", "fork",   "reparent",
-                                      "free",    "preempt",   "decode",   "take",   "applied",
-                                      "aborted", "complete",  "remaps"};
+  static const char* const names[] = {
+      "admit",  "can_admit",     "match",   "resume",   "reserve",  "append",
+      "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
+      "decode", "take",          "applied", "aborted",  "complete", "remaps",
+      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time"};
+  static_assert(std::size(names) == kNumOps);
   return names[op];
 }
 
 const char* name_of(Outcome outcome) {
-  static const char* const names[] = {"done",       "out of blocks", "out of rows",  "unknown",
-                                      "bad value",  "never fits",    "wrong state",  "step",
-                                      "bad ticket", "reentrancy",    "digest failed"};
+  static const char* const names[] = {"done",       "out of blocks", "out of rows",   "unknown",
+                                      "bad value",  "never fits",    "wrong state",   "step",
+                                      "bad ticket", "reentrancy",    "digest failed", "pin budget",
+                                      "unknown pin"};
+  static_assert(std::size(names) == kNumOutcomes);
   return names[outcome];
 }
 
@@ -55,7 +78,8 @@ World::World(const Settings& settings, Counts* counts)
       asked_(settings),
       config_(settings_.core),
       digester_(make_digester(settings)),
-      core_(settings.core, std::unique_ptr<Digester>(digester_)),
+      core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, &witness_)),
+      levels_(core_, settings.core.num_blocks),
       device_(settings.core.num_blocks, settings.core.block_size),
       counts_(counts),
       tables_(static_cast<std::size_t>(settings.core.num_blocks)) {
@@ -67,12 +91,20 @@ Outcome World::outcome_of(const Call& run) {
     run();
     return kDone;
   } catch (const OutOfBlocks& refusal) {
-    EXPECT(refusal.available == core_.pool().available(), "a refusal misstates what is available");
+    bool known = false;
+    for (int p = 0; p < core_.pool().num_partitions(); ++p)
+      known |= refusal.available == core_.pool().partition(p).available();
+    EXPECT(known, "a refusal misstates what is available");
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
+  } catch (const PinBudget& refusal) {
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    return kPinRefused;
+  } catch (const UnknownPin&) {
+    return kUnknownPin;
   } catch (const UnknownSequence&) {
     return kUnknownSequence;
   } catch (const DigestFailed&) {
@@ -101,6 +133,12 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   const bool snapshot = calls_ % settings_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   if (digester_ && digester_->fails_in) due |= bit(kDigestFailed);
+  const unsigned touched = std::exchange(touched_, 0u);
+  const auto others = shares();
+  const bool merges = config_.retention && (op == kCommit || op == kDecode);
+  std::vector<std::vector<BlockId>> before_merging;
+  if (merges) before_merging = merging();
+  if (config_.retention) levels_.before_call();
   const Outcome outcome =
       settings_.trial ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
   if (core_.debug()) {
@@ -114,6 +152,10 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
                                               name_of(outcome) + "\" and changed something");
   if (counts_) ++(*counts_)[op][outcome];
+  if (witness_) EXPECT(!witness_->fault(), witness_->fault());
+  if (touched) check_others(others, touched);
+  if (merges && outcome == kDone) merged(before_merging);
+  if (config_.retention) levels_.after_call(core_.time());
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
 }
@@ -143,7 +185,53 @@ std::int64_t World::slots_of(const Entry& entry) const {
   return static_cast<std::int64_t>(view(entry).num_blocks) * config_.block_size;
 }
 
-std::int64_t World::longest() const { return std::min(config_.row_width, core_.pool().capacity()); }
+int World::partition_of(int name) const {
+  for (std::size_t i = 0; i < config_.quotas.size(); ++i)
+    if (config_.quotas[i].name == kNames[name]) return static_cast<int>(i) + 1;
+  return 0;
+}
+
+int World::capacity_of(int name) const {
+  int left = config_.num_blocks - config_.null_block;
+  for (const Quota& quota : config_.quotas) {
+    if (quota.name == kNames[name]) return quota.blocks;
+    left -= quota.blocks;
+  }
+  return left;
+}
+
+// Of each share in proportion. What would then never come in is let in all the same.
+std::int64_t World::watermark_of(int name, std::int64_t most) const {
+  const std::int64_t all = config_.num_blocks - config_.null_block;
+  const std::int64_t share = std::int64_t{config_.watermark_blocks} * capacity_of(name) / all;
+  return std::min(share, most);
+}
+
+std::int64_t World::available_to(int name) const {
+  return core_.pool().partition(partition_of(name)).available();
+}
+
+std::int64_t World::longest(int name) const {
+  return std::min(config_.row_width, capacity_of(name));
+}
+
+std::int64_t World::needed_for(const MatchResult& match, std::int64_t slots) const {
+  const auto found = static_cast<std::int64_t>(match.blocks.size());
+  std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - found, 0);
+  for (const BlockId b : match.blocks) {
+    const Block& block = core_.blocks()[b];
+    needed += !block.used() && !block.fence;
+  }
+  return needed;
+}
+
+// What match finds of a sequence's tokens; the digest does not fail meanwhile.
+MatchResult World::found_for(const Entry& entry) {
+  const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
+  const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
+  if (digester_) digester_->fails_in = fails_in;
+  return match;
+}
 
 bool World::ahead(const Entry& entry) const {
   const Sequence& s = view(entry);
@@ -180,7 +268,8 @@ void World::settle() {
 EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots) {
   const Prompt asked = prompt(tokens, name, extras, num_slots);
   const std::int64_t most = std::max(asked.num_tokens, num_slots);
-  const std::int64_t room = core_.pool().capacity() - config_.watermark_blocks;
+  const std::int64_t held_back = watermark_of(name, INT64_MAX);
+  const std::int64_t room = capacity_of(name) - held_back;
   const bool never = blocks_for(most) > std::min<std::int64_t>(config_.row_width, room);
   const bool full = core_.num_sequences() == config_.max_seqs;
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
@@ -192,11 +281,16 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   call(kMatch, bit(too_long ? kNeverFits : kDone), [&] { match = core_.match(asked); });
   if (digester_) digester_->fails_in = fails_in;
 
-  const Outcome due = never                        ? kNeverFits
-                      : full                       ? kOutOfSequences
-                      : promise == Admission::kNow ? kDone
-                                                   : kOutOfBlocks;
+  const std::int64_t needed =
+      never ? 0 : needed_for(match, num_slots ? num_slots : asked.num_tokens);
+  const bool fits = needed == 0 || needed <= available_to(name) - held_back;
+  EXPECT(never || (promise == Admission::kNow) == (fits && !full),
+         "can_admit is wrong about what fits");
+  const Outcome due = never ? kNeverFits : full ? kOutOfSequences : fits ? kDone : kOutOfBlocks;
+  const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
   auto entry = std::make_shared<Entry>();
+  entry->name = name;
+  touching(name);
   const Outcome outcome = call(kAdmit, bit(due), [&] { entry->handle = core_.admit(asked); });
   if (outcome != kDone) {
     settle();
@@ -209,9 +303,9 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
                     core_.table_at(Sequences::row_of(entry->handle))),
          "admit finds other blocks than match");
   EXPECT(s.num_cached < asked.num_tokens, "no token is left to compute");
-  entry->name = name;
   entry->extras = extras;
   extend(*entry, tokens);
+  note_found(*entry, match, hits_before);
   entry->start = s.num_cached;
   entries_.push_back(entry);
   expect_private(*entry, s.num_cached);
@@ -221,14 +315,24 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
 
 void World::resume(Entry& entry, std::int64_t num_slots) {
   const auto length = static_cast<std::int64_t>(entry.tokens.size());
-  const bool never = blocks_for(std::max(length, num_slots)) > longest();
-  const Outcomes due = entry.running ? bit(kWrongState)
-                       : never       ? bit(kNeverFits)
-                                     : bit(kDone) | bit(kOutOfBlocks);
+  const std::int64_t most = blocks_for(std::max(length, num_slots));
+  const bool never = most > longest(entry);
+  MatchResult match;
+  if (!entry.running && !never) match = found_for(entry);
+  const std::int64_t needed = needed_for(match, num_slots ? num_slots : length);
+  const std::int64_t held_back = watermark_of(entry.name, capacity_of(entry.name) - most);
+  const bool fits = needed == 0 || needed <= available_to(entry.name) - held_back;
+  const Outcomes due = bit(entry.running ? kWrongState
+                           : never       ? kNeverFits
+                           : fits        ? kDone
+                                         : kOutOfBlocks);
+  const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
+  touching(entry.name);
   if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots); }) == kDone) {
     entry.running = true;
     entry.start = view(entry).num_cached;
     EXPECT(entry.start < length, "no token is left to compute");
+    note_found(entry, match, hits_before);
     expect_private(entry, entry.start);
   }
   settle();
@@ -239,7 +343,7 @@ void World::resume(Entry& entry, std::int64_t num_slots) {
 World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
                                   std::int64_t num_tokens) const {
   if (!entry.running) return bit(kWrongState);
-  if (blocks_for(slots) > longest()) return bit(kNeverFits);
+  if (blocks_for(slots) > longest(entry)) return bit(kNeverFits);
   const Sequence& s = view(entry);
   const std::int64_t logical = s.num_tokens / config_.block_size;
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - s.num_blocks, 0);
@@ -247,13 +351,14 @@ World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
     const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
     needed += block.ref_count > 1 || block.keyed();
   }
-  return bit(needed <= core_.pool().available() ? kDone : kOutOfBlocks);
+  return bit(needed <= available_to(entry.name) ? kDone : kOutOfBlocks);
 }
 
 void World::reserve(Entry& entry, std::int64_t num_slots) {
   const auto length = static_cast<std::int64_t>(entry.tokens.size());
   const Outcomes due =
       entry.running && num_slots < 1 ? bit(kBadValue) : due_growth(entry, num_slots, length);
+  touching(entry.name);
   if (call(kReserve, due, [&] { core_.reserve(entry.handle, num_slots); }) == kDone) {
     EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
     if (num_slots > length) expect_private(entry, length);
@@ -265,6 +370,7 @@ void World::append(Entry& entry, const std::vector<Token>& tokens) {
   const auto before = static_cast<std::int64_t>(entry.tokens.size());
   const auto count = static_cast<std::int64_t>(tokens.size());
   const Outcomes due = due_growth(entry, before + count, before + count);
+  touching(entry.name);
   if (call(kAppend, due, [&] { core_.append(entry.handle, tokens.data(), count); }) == kDone) {
     extend(entry, tokens);
     expect_private(entry, before);
@@ -303,6 +409,7 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
                       : in_range         ? kDone
                                          : kBadValue;
   const auto run = [&] { core_.commit(entry.handle, num_computed); };
+  touching(entry.name);
   if (call(kCommit, bit(due), run) == kDone && !early()) entry.start = num_computed;
   settle();
 }
@@ -314,6 +421,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
                       : !in_range                                   ? kBadValue
                       : num_tokens < s.num_computed && ahead(entry) ? kStepRefused
                                                                     : kDone;
+  touching(entry.name);
   if (call(kTruncate, bit(due), [&] { core_.truncate(entry.handle, num_tokens); }) == kDone) {
     const auto length = static_cast<std::size_t>(num_tokens);
     entry.tokens.resize(length);
@@ -345,6 +453,7 @@ std::vector<EntryPtr> World::fork(const EntryPtr& entry, std::int64_t count) {
   std::vector<Handle> handles(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
   std::vector<EntryPtr> children;
   const auto run = [&] { core_.fork(entry->handle, count, handles.data()); };
+  touching(entry->name);
   if (call(kFork, bit(due), run) == kDone) {
     for (const Handle handle : handles) {
       auto child = std::make_shared<Entry>();
@@ -397,6 +506,7 @@ void World::reparent(const std::vector<EntryPtr>& entries,
 void World::free(const EntryPtr& entry) {
   const EntryPtr kept = entry;  // the caller's may be the one in entries_
   const Outcome due = ahead(*kept) ? kStepRefused : kDone;
+  touching(kept->name);
   if (call(kFree, bit(due), [&] { core_.free(kept->handle); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
@@ -407,6 +517,7 @@ void World::free(const EntryPtr& entry) {
 
 void World::preempt(Entry& entry) {
   const Outcome due = !entry.running ? kWrongState : ahead(entry) ? kStepRefused : kDone;
+  touching(entry.name);
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
     entry.start = 0;
     entry.written.clear();
@@ -416,12 +527,31 @@ void World::preempt(Entry& entry) {
   settle();
 }
 
+// Blocks of a partition that a batch takes. Of those who share one, the last keeps it.
+std::int64_t World::needed_by(const std::vector<EntryPtr>& entries, int partition) const {
+  std::map<BlockId, std::uint32_t> left;
+  std::int64_t needed = 0;
+  for (const EntryPtr& entry : entries) {
+    const auto logical = static_cast<std::int64_t>(entry->tokens.size()) / config_.block_size;
+    bool takes = logical >= view(*entry).num_blocks;
+    if (!takes) {
+      const BlockId b = core_.table_at(Sequences::row_of(entry->handle))[logical];
+      const Block& block = core_.blocks()[b];
+      std::uint32_t& sharers = left.try_emplace(b, block.ref_count).first->second;
+      takes = block.keyed() || sharers > 1;
+      if (takes) --sharers;
+    }
+    needed += takes && partition_of(entry->name) == partition;
+  }
+  return needed;
+}
+
 // One token for each; sequences whose K/V is not all written yet are left out.
 void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens) {
   std::vector<EntryPtr> ready;
   std::vector<Handle> handles;
   std::vector<Token> fresh;
-  Outcomes due = early() && open_ ? bit(kStepRefused) : bit(kDone) | bit(kOutOfBlocks);
+  Outcomes due = bit(early() && open_ ? kStepRefused : kDone);
   bool refused = due == bit(kStepRefused);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const EntryPtr& entry = entries[i];
@@ -430,7 +560,7 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
     if (written_until(*entry) != length && !unslotted) continue;
     const bool again = std::find(ready.begin(), ready.end(), entry) != ready.end();
     const std::int64_t logical = length / config_.block_size;
-    const bool never = logical >= view(*entry).num_blocks && logical >= longest();
+    const bool never = logical >= view(*entry).num_blocks && logical >= longest(*entry);
     const Outcome refusal = !entry->running ? kWrongState
                             : again         ? kBadValue
                             : unslotted     ? kWrongState
@@ -446,6 +576,11 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
     fresh.push_back(tokens[i]);
   }
   if (ready.empty()) return;
+  for (const EntryPtr& entry : ready) {
+    if (!refused && needed_by(ready, partition_of(entry->name)) > available_to(entry->name))
+      due = bit(kOutOfBlocks);
+    touching(entry->name);
+  }
   std::vector<std::int64_t> slots(ready.size());
   const auto count = static_cast<std::int64_t>(ready.size());
   const auto run = [&] { core_.decode(handles.data(), fresh.data(), count, slots.data()); };

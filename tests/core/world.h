@@ -16,8 +16,10 @@
 
 #include "device.h"
 #include "digester.h"
+#include "levels.h"
 #include "sequences.h"
 #include "trial.h"
+#include "witness.h"
 
 namespace blockmgr::testing {
 
@@ -40,6 +42,12 @@ enum Op {
   kAborted,
   kComplete,
   kRemaps,
+  kRetain,
+  kRetainPrefix,
+  kPin,
+  kUnpin,
+  kTouch,
+  kSetTime,
   kNumOps
 };
 enum Outcome {
@@ -54,6 +62,8 @@ enum Outcome {
   kWrongTicket,
   kReentered,
   kDigestFailed,
+  kPinRefused,
+  kUnknownPin,
   kNumOutcomes
 };
 const char* name_of(Op op);
@@ -64,6 +74,7 @@ struct Settings {
   Config core;
   TestDigester::Kind digest = TestDigester::kWide;
   int debug = 0;
+  bool witness = false;    // stands before the eviction policy
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
   Trial* trial = nullptr;  // that every call has to go through
@@ -99,6 +110,7 @@ struct Launch {
   std::vector<Copy> copies;
   std::vector<Work> work;
   std::vector<Part> parts;
+  std::vector<Brought> brought;
   std::vector<bool> blocks;  // the step may read or write
   bool ran = false;
   bool finished = false;
@@ -108,6 +120,7 @@ using LaunchPtr = std::shared_ptr<Launch>;
 class World {
  public:
   explicit World(const Settings& settings, Counts* counts = nullptr);
+  static const std::string& text_of(int name);
 
   EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots);
   void resume(Entry& entry, std::int64_t num_slots);
@@ -119,11 +132,20 @@ class World {
   std::vector<EntryPtr> fork(const EntryPtr& entry, std::int64_t count);
   void reparent(const std::vector<EntryPtr>& entries, const std::vector<std::int64_t>& parents);
   void free(const EntryPtr& entry);
+  void end(const EntryPtr& entry, bool expect_reuse);
   void preempt(Entry& entry);
   void decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens);
   void call_dead(Op op, std::size_t which);
   void wrong_ticket(Op op, std::int64_t ticket);
   void take_remaps();
+  // What is said of blocks to come. A level of kNoLevel withdraws; prompts are of whole blocks.
+  void retain(const Entry& entry, std::int64_t start, std::int64_t stop, int level, double ttl);
+  void retain_prefix(const Entry& entry, int level, double ttl);
+  void pin(const Entry& entry);
+  void unpin(std::size_t which);
+  void unpin_unknown(std::int64_t pin);
+  void touch(const Entry& entry);
+  void set_time(double seconds);
 
   // Takes the copy plan and launches the forward of all running sequences but one.
   LaunchPtr begin(std::size_t skip, bool applied);
@@ -132,6 +154,8 @@ class World {
   void complete(std::size_t count);
   void step(std::size_t skip = SIZE_MAX, std::int64_t held_back = 0);
   void abort();
+  // From here on the engine goes through its sequences, and those of its steps, in this order.
+  void reorder(const std::vector<std::size_t>& order);
   // Everything is freed, and nothing may be missing afterwards.
   void finish_up();
 
@@ -150,6 +174,7 @@ class World {
   const std::vector<LaunchPtr>& steps() const { return steps_; }
   const LaunchPtr& open() const { return open_; }
   int name_of_root(std::uint32_t root) const;
+  std::uint32_t root_of_name(int name) const;  // kUnknownId while nothing is in it
   std::size_t num_dead() const { return dead_.size(); }
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }
@@ -166,7 +191,27 @@ class World {
   const Sequence& view(const Entry& entry) const { return core_.view(entry.handle); }
   std::int64_t slots_of(const Entry& entry) const;
   std::int64_t blocks_for(std::int64_t slots) const;
-  std::int64_t longest() const;
+  // The blocks that sequences of this namespace are given, and how many there are in all.
+  int partition_of(int name) const;
+  int capacity_of(int name) const;
+  std::int64_t watermark_of(int name, std::int64_t most) const;
+  std::int64_t available_to(int name) const;
+  std::int64_t longest(int name) const;
+  std::int64_t longest(const Entry& entry) const { return longest(entry.name); }
+  // The next call must not be felt by anybody else.
+  void touching(int name) { touched_ |= 1u << partition_of(name); }
+  void check_others(const std::vector<std::array<std::int64_t, 3>>& before, unsigned touched) const;
+  void check_quotas() const;
+  std::vector<std::array<std::int64_t, 3>> shares() const;
+  // Blocks a prompt would take or use that are available: what has to be left.
+  std::int64_t needed_for(const MatchResult& match, std::int64_t slots) const;
+  MatchResult found_for(const Entry& entry);
+  std::vector<std::vector<BlockId>> merging() const;
+  void merged(const std::vector<std::vector<BlockId>>& before);
+  void note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before);
+  std::int64_t needed_by(const std::vector<EntryPtr>& entries, int partition) const;
+  std::vector<Brought> brought_by(const std::vector<Copy>& copies) const;
+  std::vector<BlockId> full_prefix(const Entry& entry);
   bool ahead(const Entry& entry) const;
   Outcomes due_growth(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
   Prompt prompt(const std::vector<Token>& tokens, int name, int extras, std::int64_t slots) const;
@@ -178,6 +223,7 @@ class World {
   void check_entries();
   void check_cached();
   void check_computed();
+  void check_ghosts();
   void check_found(const Entry& entry);
   int extras_prefix(std::uint32_t id) const;
   void check_fences(Op op);
@@ -188,7 +234,9 @@ class World {
   const Settings asked_;
   const Config& config_;
   TestDigester* digester_;
+  Witness* witness_ = nullptr;
   Sequences core_;
+  Levels levels_;
   Device device_;
   PrefixTrie trie_;
   Counts* counts_;
@@ -200,6 +248,7 @@ class World {
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;
+  unsigned touched_ = 0;      // partitions the next call may change; 0: any
   std::vector<bool> tables_;  // blocks named by a table after the last call
 };
 

@@ -42,12 +42,31 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
     launch->work.push_back(std::move(work));
     entry.start = s.num_computed;
   }
+  launch->brought = brought_by(launch->copies);
   open_ = launch;
   steps_.push_back(launch);
   queue_.push_back(launch);
   if (applied) resolve();
   settle();
   return launch;
+}
+
+// What sequences count as computed and a copy of this plan brings.
+std::vector<Brought> World::brought_by(const std::vector<Copy>& copies) const {
+  std::vector<Brought> brought;
+  for (const Copy& copy : copies)
+    for (const EntryPtr& entry : entries_) {
+      const Sequence& s = view(*entry);
+      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      for (std::int64_t i = 0; i < s.num_blocks; ++i) {
+        if (table[i] != copy.destination) continue;
+        const std::int64_t start = i * config_.block_size;
+        for (int word = 0; word < copy.num_tokens && start + word < s.num_computed; ++word)
+          brought.push_back(
+              {copy.destination, word, entry->prefixes[static_cast<std::size_t>(start + word)]});
+      }
+    }
+  return brought;
 }
 
 void World::resolve() {
@@ -63,7 +82,7 @@ void World::run_until(const LaunchPtr& launch) {
   while (!launch->ran) {
     const LaunchPtr next = queue_.front();
     queue_.erase(queue_.begin());
-    device_.run(next->copies, next->work);
+    device_.run(next->copies, next->brought, next->work);
     next->ran = true;
   }
 }
@@ -132,6 +151,18 @@ void World::abort() {
     part.entry->start = std::min(part.entry->start, launch->work[part.work].start);
   settle();
   if (early()) step();  // what was promised must be computed by the very next step
+}
+
+void World::reorder(const std::vector<std::size_t>& order) {
+  std::vector<EntryPtr> entries;
+  for (const std::size_t index : order) entries.push_back(entries_[index]);
+  entries_.swap(entries);
+  const auto position = [this](const Launch::Part& part) {
+    return std::find(entries_.begin(), entries_.end(), part.entry);
+  };
+  for (const LaunchPtr& step : steps_)
+    std::stable_sort(step->parts.begin(), step->parts.end(),
+                     [&](const auto& a, const auto& b) { return position(a) < position(b); });
 }
 
 void World::wrong_ticket(Op op, std::int64_t ticket) {
@@ -210,6 +241,11 @@ void World::check() {
   check_entries();
   check_cached();
   check_computed();
+  check_quotas();
+  check_ghosts();
+  if (!config_.retention) return;
+  const std::string wrong = levels_.wrong();
+  EXPECT(wrong.empty(), wrong);
 }
 
 void World::check_calls(bool on) {
@@ -240,6 +276,16 @@ void World::check_found(const Entry& entry) {
   if (due == 0) return;
   const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
   EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
+}
+
+// What is cached is not remembered as evicted; a digest without collisions tells them apart.
+void World::check_ghosts() {
+  const ReuseTracker* reuse = core_.pool().reuse();
+  if (!reuse || settings_.digest != TestDigester::kWide) return;
+  const Blocks& blocks = core_.blocks();
+  for (BlockId b = 0; b < blocks.count; ++b)
+    if (blocks[b].key_tokens == config_.block_size)
+      EXPECT(reuse->find(blocks.digest(b)) < 0, "a cached block is remembered as evicted");
 }
 
 // The memory of every cached block is what its place in the tree of prefixes says. With early

@@ -38,11 +38,14 @@ class Vllm:
         self.hasher = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, HASH)
         self.requests: dict[int, Any] = {}
 
-    def admit(self, name: int, tokens: list[int], chunk: int) -> int | None:
-        request = Request(
+    def request(self, name: int, tokens: list[int]) -> Any:
+        return Request(
             str(name), list(tokens), SamplingParams(max_tokens=1 << 16), None,
             block_hasher=self.hasher,
         )  # fmt: skip
+
+    def admit(self, name: int, tokens: list[int], chunk: int) -> int | None:
+        request = self.request(name, tokens)
         blocks, found, _ = self.manager.get_computed_blocks(request)
         new = min(chunk, request.num_tokens - found)
         if self.manager.allocate_slots(request, new, found, blocks) is None:

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from blockmgr import BlockManager, OutOfBlocksError, Priority
+from blockmgr import BlockManager, BlockMgrError, Priority
+from blockmgr._core import order_copies
+from blockmgr.config import EVICTION_POLICIES
+from blockmgr.digest import KeyedDigest
 from blockmgr.pool import BlockPool
-from tests.unit.snapshot import snapshot
-
-PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 9]
-
-
-@dataclass
-class World:
-    """A manager, or a pool, and what calls on it refer to."""
-
-    subject: Any
-    named: dict[str, Any] = field(default_factory=dict)
-
-    def state(self) -> Any:
-        """Everything that can be seen of it."""
-        if isinstance(self.subject, BlockManager):
-            return snapshot(self.subject)
-        return self.subject._core.fingerprint()
-
-    def __getattr__(self, name: str) -> Any:
-        return self.named[name]
+from tests.faults.worlds import (
+    PROMPT,
+    World,
+    checked,
+    copying,
+    divided,
+    full,
+    idle_pool,
+    in_flight,
+    managed,
+    own_digest,
+    own_policy,
+    pool_with_copy,
+    pool_with_ticket,
+    pooled,
+    preempted,
+    retaining,
+    with_copies,
+    with_ghosts,
+    with_remaps,
+    with_ticket,
+)
 
 
 @dataclass(frozen=True)
@@ -39,105 +43,8 @@ class Call:
     name: str
     world: Callable[[], World]
     bind: Callable[[World], Callable[[], Any]]
-
-
-def managed(**options: Any) -> World:
-    """Two sequences that share blocks, a third one preempted, and a prefix nobody uses."""
-    options = {"max_seqs": 300, "min_partial_tokens": 1, **options}
-    manager = BlockManager(num_blocks=24, block_size=2, **options)
-    # Ints above 256 are made anew each time, so the handles of low rows would hide nothing anyway;
-    # but tickets, lengths and counts are small at first.
-    old = manager.admit([1, 2, 3, 4, 5])
-    manager.commit(old, 5)
-    manager.free(old)
-    first = manager.admit(PROMPT, namespace=b"tenant", extras={1: b"image"})
-    manager.commit(first, len(PROMPT))
-    [second] = manager.fork(first)
-    third = manager.admit([40, 41, 42], num_slots=2)
-    manager.preempt(third)
-    return World(
-        manager, {"first": first, "second": second, "third": third, "too_much": [*range(46)]}
-    )
-
-
-def with_copies() -> World:
-    """A pending copy, many tickets on."""
-    world = managed()
-    for _ in range(300):
-        world.subject.copies_applied(world.subject.take_copies().ticket)
-    world.subject.append(world.second, [11])
-    return world
-
-
-def with_ticket() -> World:
-    """A plan that is not resolved."""
-    world = with_copies()
-    world.named["plan"] = world.subject.take_copies()
-    return world
-
-
-def with_remaps() -> World:
-    """Deduplicated blocks in the log."""
-    world = managed()
-    manager = world.subject
-    for _ in range(2):
-        handle = manager.admit([70, 71, 72, 73, 74])
-        world.named.setdefault("twins", []).append(handle)
-    for handle in world.twins:
-        manager.commit(handle, 5)
-    return world
-
-
-def in_flight() -> World:
-    """A step that runs on the device."""
-    world = managed(steps_in_flight=2)
-    world.named["plan"] = world.subject.take_copies()
-    world.subject.copies_applied(world.plan.ticket)
-    return world
-
-
-def retaining() -> World:
-    """A pin, of a manager that keeps what its callers ask for."""
-    world = managed(retention=True, max_pinned_blocks=8)
-    world.named["pin"] = world.subject.pin([1, 2, 3, 4])
-    return world
-
-
-def pooled(num_blocks: int = 600) -> World:
-    """A chain that is held, one that is idle, and blocks with large numbers to come next."""
-    pool = BlockPool(num_blocks, 2)
-    low = pool.take(num_blocks - 20)
-    chain = pool.take(4)
-    chain = pool.promote_chain(chain, [1, 2, 3, 4, 5, 6, 7, 8])
-    idle = pool.take(3)
-    idle = pool.promote_chain(idle, [20, 21, 22, 23, 24, 25], extras={1: b"image"})
-    pool.release(idle)
-    one = int(pool.take(1)[0])
-    return World(pool, {"low": low, "chain": chain, "idle": idle, "one": one})
-
-
-def pool_with_ticket() -> World:
-    """A copy planned and taken."""
-    world = pooled()
-    world.subject.acquire(world.chain[-1:])
-    world.named["fresh"] = world.subject.make_writable(int(world.chain[-1]), 1)
-    world.named["plan"] = world.subject.take_copies()
-    return world
-
-
-def pool_with_copy() -> World:
-    """A copy planned."""
-    world = pooled()
-    world.subject.acquire(world.chain[-1:])
-    world.subject.make_writable(int(world.chain[-1]), 1)
-    return world
-
-
-def idle_pool() -> World:
-    """Nothing in use."""
-    world = pooled()
-    world.subject.release([*world.low, *world.chain, world.one])
-    return world
+    first_part: Callable[[World], Callable[[], Any]] | None = None
+    """Another call, after which this one only has to be made again."""
 
 
 def _on(name: str, *arguments: Any, **keywords: Any) -> Callable[[World], Any]:
@@ -158,9 +65,41 @@ def _view(make: Callable[[Any], Any]) -> Callable[[World], Any]:
     return lambda world: partial(make, world.subject.sequence(world.first))
 
 
-def _admit_too_much(world: World) -> None:
-    with suppress(OutOfBlocksError):
-        world.subject.admit(world.too_much)
+def _refused(error: str, make: Callable[[World], Any]) -> Callable[[World], Any]:
+    """A call that raises this error of the library, which itself needs memory."""
+
+    def call(world: World) -> None:
+        try:
+            make(world)
+        except (BlockMgrError, ValueError, TypeError) as raised:
+            if type(raised).__name__ != error:
+                raise
+        else:
+            raise AssertionError(f"{error} was not raised")
+
+    return _by(call)
+
+
+def _facts(view: Any) -> tuple[int, ...]:
+    computed, cached = view.num_computed_tokens, view.num_cached_tokens
+    return view.row, view.num_tokens, computed, cached, view.num_slots, view.is_preempted
+
+
+def _pool_facts(pool: BlockPool) -> list[int]:
+    names = (
+        "num_free",
+        "num_idle",
+        "num_available",
+        "num_used",
+        "num_cached",
+        "num_pending_copies",
+    )
+    return [getattr(pool, name) for name in names]
+
+
+def _block_facts(world: World) -> list[int]:
+    names = ("ref_count", "is_cached", "waits_for_copy", "generation", "parent")
+    return [getattr(world.subject, name)(int(world.chain[1])) for name in names]
 
 
 def _enter_and_leave(world: World) -> None:
@@ -180,7 +119,6 @@ MANAGER_CALLS = [
     Call("BlockManager", managed, _by(lambda _: BlockManager(8, 2))),
     Call("admit", managed, _on("admit", [5, 6, 7, 8, 1], **FRESH)),
     Call("admit, found", managed, _on("admit", [1, 2, 3, 4, 5, 6])),
-    Call("admit, refused", managed, _by(_admit_too_much)),
     Call("match", managed, _on("match", PROMPT)),
     Call("can_admit", managed, _on("can_admit", PROMPT)),
     Call("reserve", managed, _on("reserve", "first", 14)),
@@ -218,6 +156,101 @@ MANAGER_CALLS = [
     Call("touch", retaining, _on("touch", [1, 2, 3, 4, 5])),
     Call("set_time", retaining, _on("set_time", 5.0)),
     Call("free, expecting", retaining, _on("free", "first", expect_reuse=False)),
+    Call("from_config", managed, _by(lambda w: BlockManager.from_config(w.subject.config))),
+    Call("admit, ghosts", with_ghosts, _on("admit", [*range(60, 66)])),
+    Call("explain, ghosts", with_ghosts, _on("explain", [1, 2, 3, 4, 5])),
+    Call("hit_rate_curve", with_ghosts, _on("hit_rate_curve")),
+    Call("admit, quota", divided, _on("admit", [5, 6], namespace=b"tenant")),
+    Call("admit, beside a quota", divided, _on("admit", [*range(60, 72)])),
+    Call("quota_usage", divided, _on("quota_usage", b"tenant")),
+    Call("append, checked", checked, _on("append", "tenants", [4, 5])),
+    Call("commit, own digest", partial(managed, digest=own_digest), _on("commit", "first", 9)),
+    Call(
+        "admit, keyed digest",
+        partial(managed, digest=KeyedDigest(b"sixteen bytes ..")),
+        _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
+    ),
+    Call("num_available", managed, _by(lambda w: w.subject.num_available)),
+    Call("debug, read", managed, _by(lambda w: w.subject.debug)),
+    Call("time", retaining, _by(lambda w: w.subject.time)),
+    Call("check_policy", own_policy, _on("check_policy")),
+]
+MANAGER_CALLS += [
+    Call(f"admit, {name}", partial(full, eviction=name), _on("admit", [*range(40, 50)]))
+    for name in EVICTION_POLICIES
+]
+# A policy written in Python that runs out of memory is left alone from there on: the call finishes,
+# but which block goes next is then another.
+POLICY_CALLS = [
+    Call("admit, own policy", own_policy, _on("admit", [*range(40, 50)])),
+    Call("commit, own policy", own_policy, _on("commit", "first", 3)),
+    Call("free, own policy", own_policy, _on("free", "first")),
+]
+REFUSALS = [
+    Call(
+        "admit, refused",
+        managed,
+        _refused("OutOfBlocksError", lambda w: w.subject.admit(w.too_much)),
+    ),
+    Call(
+        "admit, no row",
+        partial(managed, max_seqs=4),
+        _refused("OutOfSequencesError", lambda w: w.subject.fork(w.first, 2)),
+    ),
+    Call(
+        "admit, too long", managed, _refused("NeverFitsError", lambda w: w.subject.admit([1] * 99))
+    ),
+    Call("admit, no tokens", managed, _refused("ValueError", lambda w: w.subject.admit([]))),
+    Call("admit, a word", managed, _refused("TypeError", lambda w: w.subject.admit("word"))),
+    Call(
+        "append, a word",
+        managed,
+        _refused("TypeError", lambda w: w.subject.append(w.first, ["word"])),
+    ),
+    Call(
+        "append, too large",
+        managed,
+        _refused("ValueError", lambda w: w.subject.append(w.first, [1 << 70])),
+    ),
+    Call(
+        "free, unknown",
+        managed,
+        _refused("UnknownSequenceError", lambda w: w.subject.free(1 << 60)),
+    ),
+    Call(
+        "append, preempted",
+        managed,
+        _refused("SequenceStateError", lambda w: w.subject.append(w.third, [1])),
+    ),
+    Call(
+        "take_copies, open", with_ticket, _refused("StepError", lambda w: w.subject.take_copies())
+    ),
+    Call(
+        "copies_applied, twice",
+        managed,
+        _refused("TicketError", lambda w: w.subject.copies_applied(1 << 60)),
+    ),
+    Call(
+        "pin, refused",
+        partial(managed, retention=True, max_pinned_blocks=1),
+        _refused("PinBudgetError", lambda w: w.subject.pin([1, 2, 3, 4, 5])),
+    ),
+    Call(
+        "unpin, unknown", retaining, _refused("UnknownPinError", lambda w: w.subject.unpin(1 << 60))
+    ),
+    Call(
+        "admit, quota refused",
+        checked,
+        _refused(
+            "OutOfBlocksError", lambda w: w.subject.admit([5, 6, 7, 8, 9, 10], namespace=b"tenant")
+        ),
+    ),
+    Call(
+        "pool.release, too often",
+        pooled,
+        _refused("BlockStateError", lambda w: w.subject.release([w.one, w.one])),
+    ),
+    Call("pool.take, refused", pooled, _refused("OutOfBlocksError", lambda w: w.subject.take(500))),
 ]
 VIEW_CALLS = [
     Call("Sequence.append", managed, _view(lambda s: s.append([1]))),
@@ -229,6 +262,12 @@ VIEW_CALLS = [
     Call("Sequence.tokens", managed, _view(lambda s: s.tokens)),
     Call("Sequence.block_ids", managed, _view(lambda s: s.block_ids)),
     Call("Sequence.repr", managed, _view(repr)),
+    Call("Sequence.commit", managed, _view(lambda s: s.commit(9))),
+    Call("Sequence.resume", preempted, _view(lambda s: s.resume())),
+    Call("Sequence.retain", retaining, _view(lambda s: s.retain(0, 4, priority=Priority.HIGH))),
+    Call("Sequence.slot_mapping", managed, _view(lambda s: s.slot_mapping(0, 9))),
+    Call("Sequence.facts", managed, _view(_facts)),
+    Call("Sequence.equal", managed, _view(lambda s: (s == object(), hash(s)))),
 ]
 # What of these calls is done is done by two calls of the manager, one after the other.
 TWO_STEP_CALLS = [Call("with sequence", managed, _by(_enter_and_leave))]
@@ -253,5 +292,25 @@ POOL_CALLS = [
     Call("pool.children", pooled, _on("children")),
     Call("pool.tokens", pooled, _by(lambda w: w.subject.tokens(int(w.chain[0])))),
     Call("pool.idle_blocks", pooled, _on("idle_blocks")),
+    Call("pool.are_cached", pooled, _on("are_cached", "chain")),
+    Call("pool.are_idle", pooled, _on("are_idle", "idle")),
+    Call("pool.gauges", pooled, _by(lambda w: _pool_facts(w.subject))),
+    Call("pool.facts of a block", pooled, _by(_block_facts)),
+    Call("pool.memory_usage", pooled, _on("memory_usage")),
+    Call("pool.check_invariants", pooled, _on("check_invariants")),
+    Call("pool.repr", pooled, _by(lambda w: repr(w.subject))),
 ]
-CALLS = {call.name: call for call in [*MANAGER_CALLS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS]}
+COPY_CALLS = [
+    Call("copies.check", copying, _by(lambda w: w.checker.check([300], [301], [1], w.rows))),
+    Call("copies.check_blocks", copying, _by(lambda w: w.checker.check_blocks([600, 2], w.rows))),
+    Call("copies.pack", copying, _by(lambda w: w.checker.pack(0, w.rows))),
+    Call("copies.order", copying, _by(lambda _: order_copies([1, 2], [2, 3], 700, False))),
+    Call(
+        "copies.check, refused",
+        copying,
+        _refused("CopyError", lambda w: w.checker.check([900], [301], [1], w.rows)),
+    ),
+]
+HOST_CALLS = [*MANAGER_CALLS, *POLICY_CALLS, *REFUSALS, *VIEW_CALLS, *TWO_STEP_CALLS, *POOL_CALLS]
+CALLS = {call.name: call for call in HOST_CALLS}
+NATIVE_CALLS = {call.name: call for call in COPY_CALLS}  # no line of Python in them

@@ -1,8 +1,10 @@
 """Raises at the lines of a call one by one: ``python -m tests.faults.lines [core | ports]``.
 
 A trace function raises when the call comes to its first line inside the package, to its second, and
-so on until it completes. After each, the world must be what it was, or what the call makes of it.
-The exception is no ``Exception``: like a ``KeyboardInterrupt`` it can come anywhere.
+so on until it completes; with ``--instructions``, before its first instruction of Python code, its
+second, and so on. After each, the world must be what it was, or what the call makes of it. The
+exception is no ``Exception``: like a ``KeyboardInterrupt`` it can come anywhere. A port may also
+have done the first part of a call that says so, which is made again then.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from types import FrameType
 from typing import Any
 
 import blockmgr
-from tests.faults.calls import CALLS, Call, World
-from tests.faults.ports import PORT_CALLS, PortWorld
+from tests.faults.calls import CALLS, Call
+from tests.faults.port_worlds import PortWorld
+from tests.faults.ports import PORT_CALLS
+from tests.faults.worlds import World
 
 PACKAGE = str(Path(blockmgr.__file__).parent)
 LAB = str(Path(PACKAGE) / "lab")
@@ -35,7 +39,12 @@ class Report:
     unchanged: int = 0
     """Of those, lines after which the world was as before."""
     undone: int = 0
-    """Lines after which nothing more was held than before; of calls of the ports only."""
+    """Lines after which the same was held and known as before; of calls of the ports only.
+
+    What was taken and given back shows in counters, in recency, and in what was evicted for it.
+    """
+    first_part: int = 0
+    """Lines after which its first part was done."""
     complete: int = 0
     """Lines after which it was as after a whole call, the result lost."""
     broken: list[str] = field(default_factory=list)
@@ -47,13 +56,16 @@ class Lightning:
     """A trace function that strikes at the line event of that number, counted from 1."""
 
     number: int
+    instructions: bool = False
     seen: int = 0
     place: str = ""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Lightning | None:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
-        if event == "line":
+        if event == "call":
+            frame.f_trace_opcodes = self.instructions
+        if event == ("opcode" if self.instructions else "line"):
             self.seen += 1
             if self.seen == self.number:
                 name = Path(frame.f_code.co_filename).relative_to(PACKAGE)
@@ -62,9 +74,9 @@ class Lightning:
         return self
 
 
-def strike(make: Callable[[], Any], number: int) -> Lightning:
+def strike(make: Callable[[], Any], number: int, instructions: bool = False) -> Lightning:
     """Makes the call; whether it got so far is in what is returned."""
-    lightning = Lightning(number)
+    lightning = Lightning(number, instructions)
     before = sys.gettrace()
     try:
         sys.settrace(lightning)
@@ -76,33 +88,44 @@ def strike(make: Callable[[], Any], number: int) -> Lightning:
     return lightning
 
 
-def run(call: Call) -> Report:
+def run(call: Call, instructions: bool = False) -> Report:
     """Every line of one call, each in a world of its own."""
     report = Report()
-    wanted = call.world()
-    call.bind(wanted)()
-    complete = wanted.state()
+    complete = _state_after(call, call.bind)
+    part = _state_after(call, call.first_part) if call.first_part else None
     number = 1
     while True:
         world = call.world()
         before = world.state()
-        lightning = strike(call.bind(world), number)
+        lightning = strike(call.bind(world), number, instructions)
         if not lightning.place:
             return report
         report.lines += 1
-        problem = _problem(world)
+        number += 1
         state = world.state()
-        if problem:
+        if problem := _problem(world):
             report.broken.append(f"{lightning.place}: {problem}")
-        elif state == before:
-            report.unchanged += 1
+        elif state == before or _same_held(world, state, before):
+            report.unchanged += state == before
+            report.undone += state != before
+            if problem := _again(world, call):
+                report.broken.append(f"{lightning.place}: again: {problem}")
         elif state == complete:
             report.complete += 1
-        elif isinstance(world, PortWorld) and state[1] == before[1]:
-            report.undone += 1
+        elif part and _same_held(world, state, part):
+            report.first_part += 1
         else:
             report.broken.append(f"{lightning.place}: half done")
-        number += 1
+
+
+def _state_after(call: Call, bind: Callable[[World], Callable[[], Any]]) -> Any:
+    world = call.world()
+    bind(world)()
+    return world.state()
+
+
+def _same_held(world: World, state: Any, before: Any) -> bool:
+    return isinstance(world, PortWorld) and bool(state[1] == before[1])
 
 
 def _problem(world: World) -> str:
@@ -113,27 +136,42 @@ def _problem(world: World) -> str:
     return ""
 
 
-COLUMNS = ("lines", "unchanged", "undone", "complete", "broken")
+def _again(world: World, call: Call) -> str:
+    """What goes wrong when the call is made again, and whatever must go well after it."""
+    if not isinstance(world, PortWorld):
+        return ""
+    try:
+        call.bind(world)()
+        world.probe(world)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return _problem(world)
 
 
-def main(arguments: list[str], calls: Mapping[str, Call]) -> int:
-    """Prints a table; 1 if a call of the core's own interface was left half done."""
+COLUMNS = ("lines", "unchanged", "undone", "part", "complete", "broken")
+
+
+def main(arguments: list[str], calls: Mapping[str, Call], instructions: bool) -> int:
+    """Prints a table; 1 if a call was left half done."""
     total = dict.fromkeys(COLUMNS, 0)
-    print(f"{'call':26}", *(f"{column:>9}" for column in COLUMNS))
+    print(f"{'call':38}", *(f"{column:>9}" for column in COLUMNS))
     for name in arguments or calls:
-        report = run(calls[name])
-        row = [report.lines, report.unchanged, report.undone, report.complete, len(report.broken)]
-        print(f"{name:26}", *(f"{number:9}" for number in row), flush=True)
-        for line in report.broken:
+        found = run(calls[name], instructions)
+        row = [found.lines, found.unchanged, found.undone, found.first_part, found.complete]
+        row.append(len(found.broken))
+        print(f"{name:38}", *(f"{number:9}" for number in row), flush=True)
+        for line in found.broken:
             print(f"    {line}")
         for column, number in zip(COLUMNS, row, strict=True):
             total[column] += number
-    print(f"{'all':26}", *(f"{total[column]:9}" for column in COLUMNS))
+    print(f"{'all':38}", *(f"{total[column]:9}" for column in COLUMNS))
     return bool(total["broken"])
 
 
 if __name__ == "__main__":
     which = {"ports": PORT_CALLS, "core": CALLS}
-    chosen = which.get(sys.argv[1] if len(sys.argv) > 1 else "")
-    names = sys.argv[2:] if chosen else sys.argv[1:]
-    sys.exit(main(names, chosen or {**CALLS, **PORT_CALLS}))
+    words = [word for word in sys.argv[1:] if word != "--instructions"]
+    chosen = which.get(words[0] if words else "")
+    names = words[1:] if chosen else words
+    every = chosen or {**CALLS, **PORT_CALLS}
+    sys.exit(main(names, every, "--instructions" in sys.argv))

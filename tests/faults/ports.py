@@ -1,281 +1,266 @@
-"""The public calls of the ports, each on a small world in which it has something to do."""
+"""The public calls of the ports that change something or are refused, each on a small world."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from blockmgr import BlockManager
-from blockmgr.pool import BlockPool
 from blockmgr.ports import nano_vllm
 from blockmgr.ports.aphrodite import BlockSpaceManager
 from blockmgr.ports.radix import CacheManager
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
 from blockmgr.ports.tgi import BlockAllocator
-from tests.faults.calls import Call, World, _by
-from tests.ports.nano_driver import Seq
-from tests.unit.snapshot import snapshot
+from tests.faults import port_worlds as worlds
+from tests.faults.calls import Call, World
+from tests.faults.port_worlds import Memory, _finish
+
+Make = Callable[[World], Any]
 
 
-@dataclass
-class PortWorld(World):
-    """A port, and how its state is read."""
-
-    read: Callable[[PortWorld], Any] = lambda _: None
-
-    def state(self) -> Any:
-        """Everything that can be seen of it, and of that, what is held: references and books.
-
-        What is held leaves out what a call that is undone may leave behind: counters, recency,
-        generations.
-        """
-        return self.read(self)
+def _named(port: str, world: Callable[[], World], **makes: Make) -> Iterator[Call]:
+    for name, make in makes.items():
+        yield Call(f"{port}.{name}", world, lambda w, make=make: partial(make, w))
 
 
-def _refs(manager: BlockManager) -> list[int]:
-    return manager.blocks().ref_count.tolist()
+def _refused(port: str, world: Callable[[], World], **makes: Make) -> Iterator[Call]:
+    for name, make in makes.items():
+        yield Call(
+            f"{port}.{name}, refused", world, lambda w, make=make: partial(_quietly, make, w)
+        )
 
 
-def _pool_refs(pool: BlockPool) -> list[int]:
-    return pool.ref_counts(range(pool.num_blocks - pool.capacity, pool.num_blocks)).tolist()
-
-
-# nano-vllm.
-
-
-def nano() -> PortWorld:
-    """A sequence computed in full, one that has grown, one that waits."""
-    blocks = nano_vllm.BlockManager(16, 2)
-    first = Seq("first", [1, 2, 3, 4, 5], max_new_tokens=8)
-    blocks.allocate(first, blocks.can_allocate(first))
-    first.num_scheduled_tokens = 5
-    second = Seq("second", [1, 2, 3, 4, 5], max_new_tokens=8)
-    blocks.allocate(second, blocks.can_allocate(second))
-    second.num_scheduled_tokens = 5
-    blocks.hash_blocks(first)
-    first.token_ids += [6, 7]
-    third = Seq("third", [1, 2, 3, 9], max_new_tokens=8)
-    return PortWorld(blocks, {"first": first, "second": second, "third": third}, _nano_state)
-
-
-def _nano_state(world: PortWorld) -> Any:
-    sequences = [world.first, world.second, world.third]
-    return snapshot(world.subject.manager), (
-        _refs(world.subject.manager),
-        [(list(s.block_table), s.num_cached_tokens) for s in sequences],
-        [id(s) in world.subject._holders for s in sequences],
-        [(h.num_tokens, h.num_computed_tokens) for h in world.subject._holders.values()],
-    )
-
-
-# Radix.
-
-
-def radix() -> PortWorld:
-    """A prefix in the tree, and a request on its way."""
-    cache = CacheManager(None, num_pages=16)
-    slots = cache.allocate(4)
-    root, _ = cache.match_req(_request([9]))
-    cache.free_and_cache_finished_req(root, [1, 2, 3, 4], slots)
-    handle, found = cache.match_req(_request([1, 2, 3, 7, 8]))
-    cache.lock(handle)
-    fresh = cache.allocate(2)
-    tokens = [1, 2, 3, 7, 8]
-    return PortWorld(
-        cache.manager.pool,
-        {
-            "port": cache,
-            "handle": handle,
-            "tokens": tokens,
-            "slots": np.concatenate([found, fresh]),
-        },
-        lambda w: (
-            w.subject._core.fingerprint(),
-            (_pool_refs(w.subject), dict(w.port.manager._locks), w.port.manager.size_info),
-        ),
-    )
-
-
-def _request(tokens: list[int]) -> Any:
-    from blockmgr.ports.radix import Request
-
-    return Request(uid=0, input_ids=tokens, table_idx=0, cached_len=0, output_len=8)
-
-
-# Slots.
-
-
-def slots() -> PortWorld:
-    """Two slots, of which one begins like the other."""
-    allocator = SlotAllocator(4)
-    cache = PrefixCacheManager(20, slots=allocator)
-    first, second = allocator.alloc(), allocator.alloc()
-    cache.insert([1, 2, 3], first, allocator.version(first))
-    cache.insert([1, 2, 9], second, allocator.version(second))
-    cache.release([1, 2, 9])
-    return PortWorld(
-        cache, {"allocator": allocator, "first": first, "second": second}, _slots_state
-    )
-
-
-def _slots_state(world: PortWorld) -> Any:
-    cache = world.subject
-    allocator = world.allocator
-    return (cache._pool._core.fingerprint(), allocator._pool._core.fingerprint()), (
-        _pool_refs(cache._pool),
-        _pool_refs(allocator._pool),
-        cache._slot_of.tolist(),
-        {slot: tokens.tolist() for slot, tokens in cache._contents.items()},
-        dict(cache._versions),
-        sorted(allocator._occupied),
-    )
-
-
-# Text Generation Inference.
-
-
-def tgi() -> PortWorld:
-    """An allocation that is open, and one that was closed."""
-    allocator = BlockAllocator(64, 4)
-    asyncio.run(_end(allocator, [1, 2, 3, 4, 5, 6]))
-    allocation = asyncio.run(allocator.allocate(8, [1, 2, 3, 4, 5]))
-    return PortWorld(allocator.manager, {"port": allocator, "allocation": allocation}, _tgi_state)
-
-
-async def _end(allocator: BlockAllocator, prompt: list[int]) -> None:
-    allocation = await allocator.allocate(8, prompt)
-    assert allocation is not None
-    allocation.close()
-
-
-def _tgi_state(world: PortWorld) -> Any:
-    manager = world.port.manager  # what was dropped goes first
-    return snapshot(manager), (
-        _refs(manager),
-        len(manager.handles()),
-        sorted(world.port._links),
-        sorted(world.port._waiting),
-        sorted(world.port._in_flight),
-    )
-
-
-async def _with_copies(world: World) -> None:
-    async with world.port.copies():
-        pass
-
-
-def _finish(coroutine: Any) -> Any:
-    """A coroutine that waits for nobody, without a loop: a loop has lines of its own."""
+def _quietly(make: Make, world: World) -> None:
     try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        coroutine.close()
-    raise AssertionError("it waits")
+        make(world)
+    except Exception:
+        return
+    raise AssertionError("it is not refused")
 
 
-# Aphrodite.
+def _copy(world: World, memory: Memory) -> None:
+    world.subject.copy_kv([1, 2, 3], world.second, memory)
 
 
-@dataclass
-class Group:
-    """One sequence of that scheduler, and its group."""
-
-    seq_id: int
-    tokens: list[int]
-
-    def get_token_ids(self) -> list[int]:
-        return self.tokens
-
-    def get_seqs(self) -> list[Group]:
-        return [self]
-
-
-def aphrodite(caching: bool = True) -> PortWorld:
-    """A sequence on the device, its fork, one on the host, one that waits."""
-    manager = BlockSpaceManager(2, 16, 8, enable_caching=caching, watermark=0)
-    first, second = Group(1, [1, 2, 3]), Group(2, [1, 2, 3])
-    third, fourth = Group(3, [7, 8, 9]), Group(4, [1, 2, 5, 6])
-    manager.allocate(first)
-    manager.mark_blocks_as_computed(first)
-    manager.fork(first, second)
-    manager.allocate(third)
-    manager.swap_out(third)
-    first.tokens.append(4)
-    return PortWorld(
-        _Checked(manager),
-        {"port": manager, "first": first, "second": second, "third": third, "fourth": fourth},
-        _aphrodite_state,
-    )
-
-
-class _Checked:
-    def __init__(self, manager: BlockSpaceManager) -> None:
-        self.manager = manager
-
-    def check_invariants(self) -> None:
-        for pool in _pools(self.manager):
-            pool.pool.check_invariants()
-
-
-def _pools(manager: BlockSpaceManager) -> list[Any]:
-    from blockmgr.ports.aphrodite import Device
-
-    return [manager.block_allocator.pool_of(device) for device in (Device.GPU, Device.CPU)]
-
-
-def _aphrodite_state(world: PortWorld) -> Any:
-    tables = {
-        name: t._run and (list(t._run.blocks), list(t._run.tokens), bytes(t._run.promoted))
-        for name, t in world.port.block_tables.items()
-    }
-    pools = [pool.pool for pool in _pools(world.port)]
-    return [pool._core.fingerprint() for pool in pools], (
-        [_pool_refs(pool) for pool in pools],
-        tables,
-    )
-
-
-def _calls() -> list[Call]:
-    return [
-        Call("nano.allocate", nano, _by(lambda w: w.subject.allocate(w.third, 1))),
-        Call("nano.may_append", nano, _by(lambda w: w.subject.may_append(w.first))),
-        Call("nano.hash_blocks", nano, _by(lambda w: w.subject.hash_blocks(w.second))),
-        Call("nano.deallocate", nano, _by(lambda w: w.subject.deallocate(w.first))),
-        Call("radix.allocate", radix, _by(lambda w: w.port.allocate(3))),
-        Call("radix.lock", radix, _by(lambda w: w.port.lock(w.handle))),
-        Call("radix.unlock", radix, _by(lambda w: w.port.unlock(w.handle))),
-        Call(
-            "radix.free_and_cache",
-            radix,
-            _by(lambda w: w.port.free_and_cache_finished_req(w.handle, w.tokens, w.slots)),
-        ),
-        Call("slots.insert", slots, _by(lambda w: w.subject.insert([1, 2, 9, 9], w.second, 1))),
-        Call("slots.pin", slots, _by(lambda w: w.subject.pin([1, 2]))),
-        Call("slots.release", slots, _by(lambda w: w.subject.release([1, 2, 3]))),
-        Call("slots.alloc", slots, _by(lambda w: w.allocator.alloc())),
-        Call("slots.free", slots, _by(lambda w: w.allocator.free(w.second))),
-        Call("tgi.allocate", tgi, _by(lambda w: _finish(w.port.allocate(8, [1, 2, 3, 4, 9])))),
-        Call("tgi.commit", tgi, _by(lambda w: w.allocation.commit(4))),
-        Call("tgi.close", tgi, _by(lambda w: w.allocation.close())),
-        Call("tgi.copies", tgi, _by(lambda w: _finish(_with_copies(w)))),
-        Call("aphrodite.allocate", aphrodite, _by(lambda w: w.port.allocate(w.fourth))),
-        Call("aphrodite.append_slots", aphrodite, _by(lambda w: w.port.append_slots(w.first))),
-        Call("aphrodite.fork", aphrodite, _by(lambda w: w.port.fork(w.second, w.fourth))),
-        Call("aphrodite.free", aphrodite, _by(lambda w: w.port.free(w.second))),
-        Call("aphrodite.swap_out", aphrodite, _by(lambda w: w.port.swap_out(w.second))),
-        Call("aphrodite.swap_in", aphrodite, _by(lambda w: w.port.swap_in(w.third))),
-        Call(
-            "aphrodite.mark_computed",
-            aphrodite,
-            _by(lambda w: w.port.mark_blocks_as_computed(w.second)),
-        ),
-    ]
-
-
-PORT_CALLS = {call.name: call for call in _calls()}
+NANO = [
+    *_named(
+        "nano",
+        worlds.nano,
+        init=lambda _: nano_vllm.BlockManager(4, 2),
+        can_allocate=lambda w: w.subject.can_allocate(w.third),
+        allocate=lambda w: w.subject.allocate(w.third, 1),
+        can_append=lambda w: w.subject.can_append(w.first),
+        may_append=lambda w: w.subject.may_append(w.first),
+        hash_blocks=lambda w: w.subject.hash_blocks(w.second),
+        deallocate=lambda w: w.subject.deallocate(w.first),
+        used_block_ids=lambda w: w.subject.used_block_ids,
+        free_block_ids=lambda w: w.subject.free_block_ids,
+    ),
+    *_refused(
+        "nano",
+        worlds.nano,
+        allocate=lambda w: w.subject.allocate(w.long, 0),
+        allocate_twice=lambda w: w.subject.allocate(w.first, 0),
+        may_append=lambda w: w.subject.may_append(w.third),
+        hash_blocks=lambda w: w.subject.hash_blocks(w.third),
+        deallocate=lambda w: w.subject.deallocate(w.third),
+    ),
+    *_named(
+        "nano, first",
+        worlds.legacy,
+        can_allocate=lambda w: w.subject.can_allocate(w.third),
+        allocate=lambda w: w.subject.allocate(w.third),
+        may_append=lambda w: w.subject.may_append(w.first),
+        deallocate=lambda w: w.subject.deallocate(w.first),
+    ),
+    *_refused("nano, first", worlds.legacy, allocate=lambda w: w.subject.allocate(w.long)),
+]
+ENDING = {
+    "finish": lambda w: w.port.free_and_cache_finished_req(w.handle, w.tokens, w.slots),
+    "cache_unfinished": lambda w: w.port.cache_unfinished_req(w.handle, w.tokens, w.slots),
+}
+RADIX = [
+    *_named(
+        "radix",
+        worlds.radix,
+        init=lambda _: CacheManager(None, 4),
+        match_req=lambda w: w.port.match_req(worlds._request(w.tokens)),
+        allocate=lambda w: w.port.allocate(3),
+        allocate_evicting=lambda w: w.port.allocate(w.port.available_size),
+        lock=lambda w: w.port.lock(w.handle),
+        unlock=lambda w: w.port.unlock(w.handle),
+        free=lambda w: w.port.free(w.fresh),
+        **ENDING,
+    ),
+    *_named("radix, pages", worlds.radix_pages, allocate=lambda w: w.port.allocate(3), **ENDING),
+    *_named("radix", worlds.radix_unlocked, reset=lambda w: w.port.reset()),
+    *_refused(
+        "radix",
+        worlds.radix,
+        allocate=lambda w: w.port.allocate(17),
+        unlock=lambda w: w.port.unlock(w.ended),
+        free=lambda w: w.port.free(w.slots),
+        finish=lambda w: w.port.free_and_cache_finished_req(w.ended, w.tokens, w.slots),
+        finish_others=lambda w: w.port.free_and_cache_finished_req(w.handle, [8] * 5, w.slots),
+        cache_unfinished=lambda w: w.port.cache_unfinished_req(w.handle, w.tokens, w.slots[::-1]),
+        reset=lambda w: w.port.reset(),
+    ),
+    *_named(
+        "tree",
+        worlds.tree,
+        match_prefix=lambda w: w.port.match_prefix([1, 2, 4]),
+        insert_prefix=lambda w: w.port.insert_prefix([1, 2, 3, 4], [5, 6, 7, 8]),
+        evict=lambda w: w.port.evict(2),
+        reset=lambda w: w.port.reset(),
+    ),
+    *_refused(
+        "tree",
+        worlds.tree,
+        insert_prefix=lambda w: w.port.insert_prefix([1, 2, 4], [5, 6, 7]),
+        evict=lambda w: w.port.evict(4),
+    ),
+]
+SLOTS = [
+    *_named(
+        "slots",
+        worlds.slots,
+        init=lambda _: PrefixCacheManager(8, slots=SlotAllocator(2)),
+        insert=lambda w: w.subject.insert([1, 2, 9, 9], w.second, 1),
+        insert_other=lambda w: w.subject.insert([5, 1, 2], w.second, 1),
+        insert_again=lambda w: w.subject.insert([1, 2, 3], w.first, 1),
+        insert_evicting=lambda w: w.subject.insert([4] * 9, w.second, 1),
+        find=lambda w: w.subject.find([1, 2, 9]),
+        pin=lambda w: w.subject.pin([1, 2]),
+        release=lambda w: w.subject.release([1, 2, 3]),
+        copy_kv=lambda w: _copy(w, Memory()),
+        alloc=lambda w: w.allocator.alloc(),
+        free=lambda w: w.allocator.free(w.second),
+        occupy=lambda w: w.allocator.occupy(w.third, 1),
+    ),
+    *_named("slots, full", worlds.slots_full, alloc=lambda w: w.allocator.alloc()),
+    Call(
+        "slots.copy_kv, refused",
+        worlds.slots,
+        lambda w: partial(_quietly, lambda w: _copy(w, Memory(refuses=True)), w),
+        # Struck while it is refused, it leaves the target forgotten, as it does when it is not.
+        first_part=lambda w: partial(_copy, w, Memory()),
+    ),
+    *_refused(
+        "slots",
+        worlds.slots,
+        insert=lambda w: w.subject.insert([1, 2, 4], w.first, 1),
+        insert_too_much=lambda w: w.subject.insert([4] * 10, w.second, 1),
+        pin=lambda w: w.subject.pin([1, 3]),
+        release=lambda w: w.subject.release([1, 2]),
+        copy_kv_onto_pinned=lambda w: w.subject.copy_kv([1, 2, 9], w.first, Memory()),
+        free=lambda w: w.allocator.free(w.third),
+        occupy=lambda w: w.allocator.occupy(w.first),
+    ),
+]
+TGI = [
+    *_named(
+        "tgi",
+        worlds.tgi,
+        init=lambda _: BlockAllocator(16, 4),
+        allocate=lambda w: _finish(w.port.allocate(8, [1, 2, 3, 4, 9])),
+        allocate_waiting=lambda w: _finish(w.port.allocate(8, [1, 2, 9, 9])),
+        allocate_in_vain=lambda w: _finish(w.port.allocate(56)),
+        commit=lambda w: w.allocation.commit(4),
+        close=lambda w: w.allocation.close(),
+        close_waiting=lambda w: w.waiting.close(),
+        discard=lambda w: w.allocation.discard(),
+        free=lambda w: w.port.free(w.allocation.blocks, w.allocation.allocation_id),
+        copies=lambda w: _finish(worlds.with_copies(w)),
+        copies_that_fail=lambda w: _finish(worlds.with_copies_that_fail(w)),
+        with_allocation=lambda w: _finish(worlds.with_allocation(w)),
+    ),
+    *_named("tgi", worlds.tgi_dropped, dropped=lambda w: w.port.num_available),
+    *_refused(
+        "tgi",
+        worlds.tgi,
+        allocate=lambda w: _finish(w.port.allocate(64)),
+        commit=lambda w: w.waiting.commit(),
+        free=lambda w: w.port.free([0], w.allocation.allocation_id),
+        free_unknown=lambda w: w.port.free([0], 0),
+    ),
+]
+_FOUR = [[1, 2], [3, 4], [5, 6], [7, 8]]
+_BLOCKS: dict[str, Make] = {
+    "allocate_mutable": lambda w: w.gpu.allocate_mutable_block(w.blocks_1[-1]),
+    "allocate_mutable, alone": lambda w: w.gpu.allocate_mutable_block(),
+    "allocate_immutable": lambda w: w.gpu.allocate_immutable_block(None, [1, 2]),
+    "allocate_immutable_blocks": lambda w: w.gpu.allocate_immutable_blocks(None, _FOUR, 7),
+    "extend": lambda w: w.gpu.allocate_immutable_blocks(w.blocks_1[0], _FOUR),
+    "Block.append": lambda w: w.blocks_1[1].append_token_ids([4]),
+    "cow": lambda w: w.gpu.cow_block_if_not_appendable(w.blocks_1[1]),
+    "promote": lambda w: w.gpu.promote_to_immutable_block(w.blocks_1[0]),
+    "fork_blocks": lambda w: w.gpu.fork(w.blocks_1[1]),
+    "free_block": lambda w: w.gpu.free(w.blocks_1[1]),
+    "clear_copy_on_writes": lambda w: w.gpu.clear_copy_on_writes(),
+    "reset_prefix_cache": lambda w: w.port.reset_prefix_cache(),
+    "incr": lambda w: w.gpu.refcounter.incr(w.blocks_1[0].block_id),
+    "decr": lambda w: w.gpu.refcounter.decr(w.blocks_1[0].block_id),
+    "null_block": lambda w: w.port.block_allocator.allocate_or_get_null_block(),
+    "Table.append": lambda w: w.table_1.append_token_ids([4, 5, 6, 7], 3),
+    "Table.ensure": lambda w: w.table_1.ensure_num_empty_slots(4),
+    "Table.fork": lambda w: w.table_1.fork(),
+    "Table.free": lambda w: w.table_1.free(),
+    "Table.allocate": lambda w: w.port._new_table().allocate([1, 2, 3]),
+}
+_SEQUENCES: dict[str, Make] = {
+    "allocate": lambda w: w.port.allocate(w.fourth),
+    "allocate_pair": lambda w: w.port.allocate(w.new_pair),
+    "fork": lambda w: w.port.fork(w.second, w.fourth),
+    "free": lambda w: w.port.free(w.second),
+    "swap_out": lambda w: w.port.swap_out(w.second),
+    "swap_out_pair": lambda w: w.port.swap_out(w.pair),
+    "swap_in": lambda w: w.port.swap_in(w.third),
+    "mark_computed": lambda w: w.port.mark_blocks_as_computed(w.pair),
+}
+APPEND = Call(
+    "aphrodite.append_slots",
+    worlds.aphrodite,
+    lambda w: partial(w.port.append_slots, w.first),
+    # Struck between its parts, it leaves the copies to whoever asks for copies next.
+    first_part=lambda w: partial(w.table_1.append_token_ids, [4]),
+)
+APHRODITE = [
+    *_named("aphrodite", worlds.aphrodite, **_BLOCKS, **_SEQUENCES),
+    *_named("aphrodite, naive", worlds.aphrodite_naive, **_BLOCKS, **_SEQUENCES),
+    APPEND,
+    *_named(
+        "aphrodite, waiting",
+        worlds.aphrodite_waiting,
+        clear_copy_on_writes=lambda w: w.gpu.clear_copy_on_writes(),
+        promote=lambda w: w.gpu.promote_to_immutable_block(w.table_1.blocks[1]),
+        fork=lambda w: w.port.fork(w.first, w.fourth),
+    ),
+    *_named(
+        "aphrodite, window",
+        worlds.aphrodite_window,
+        init=lambda _: BlockSpaceManager(2, 4, 0, sliding_window=2),
+        append=lambda w: w.table_1.append_token_ids([8, 9, 10], 1, 7),
+        fork=lambda w: w.table_1.fork(),
+        free=lambda w: w.port.free(w.first),
+    ),
+    *_refused(
+        "aphrodite",
+        worlds.aphrodite,
+        allocate=lambda w: w.port.allocate(w.long),
+        allocate_again=lambda w: w.port.allocate(w.first),
+        free=lambda w: w.port.free(w.fourth),
+        fork=lambda w: w.port.fork(w.first, w.second),
+        swap_in=lambda w: w.port.swap_in(w.first),
+        Block_append=lambda w: w.blocks_1[0].append_token_ids([1]),
+    ),
+    *_refused(
+        "aphrodite, full",
+        worlds.aphrodite_full,
+        append_slots=lambda w: w.port.append_slots(w.first),
+        Block_append=lambda w: w.blocks_1[1].append_token_ids([4]),
+        allocate=lambda w: w.port.allocate(w.fourth),
+        allocate_mutable=lambda w: w.gpu.allocate_mutable_block(),
+        swap_in=lambda w: w.port.swap_in(w.third),
+    ),
+]
+PORT_CALLS = {call.name: call for call in [*NANO, *RADIX, *SLOTS, *TGI, *APHRODITE]}

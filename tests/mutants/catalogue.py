@@ -136,9 +136,9 @@ CORE = (
     ),
     Mutant(
         "ignores_the_watermark",
-        "sequences.h",
-        "return needed() == 0 || needed() <= available - watermark;",
-        "return needed() == 0 || needed() <= available - 0 * watermark;",
+        "admission.cc",
+        "  if (!d.fits(left, watermark)) throw ",
+        "  if (!d.fits(left, 0)) throw ",
     ),
     Mutant(
         "never_fits_too_late",
@@ -179,15 +179,15 @@ CORE = (
     ),
     Mutant(
         "ignores_extras",
-        "index.h",
-        "block.extras == key.extras &&",
-        "true &&",
+        "index.cc",
+        "    if (has_key(buckets_[s], key)) return",
+        "    if (has_key(buckets_[s], {key.parent, blocks_[buckets_[s]].extras, key.tokens})) return",
     ),
     Mutant(
         "ignores_the_parent",
-        "index.h",
-        "    return block.parent == key.parent && block.key_tokens",
-        "    return block.key_tokens",
+        "index.cc",
+        "    if (has_key(buckets_[s], key)) return",
+        "    if (has_key(buckets_[s], {blocks_[buckets_[s]].parent, key.extras, key.tokens})) return",
     ),
     Mutant(
         "one_namespace_for_all",
@@ -197,9 +197,9 @@ CORE = (
     ),
     Mutant(
         "compares_half_the_tokens",
-        "index.h",
-        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size)",
-        "same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size / 2)",
+        "index.cc",
+        "key.tokens, static_cast<int>(size))",
+        "key.tokens, static_cast<int>(size) / 2)",
     ),
     # Publication.
     Mutant(
@@ -363,6 +363,296 @@ CORE = (
         "keeps_superseded_tails",
         "admission.cc",
         "      pool_.forget(child);\n",
+        "",
+    ),
+    # Quotas.
+    Mutant(
+        "admission_counts_what_others_have",
+        "admission.cc",
+        "  const std::int64_t left = available(partition_of(root_index(root)));",
+        "  const std::int64_t left = pool_.available();",
+    ),
+    Mutant(
+        "promises_what_others_have",
+        "admission.cc",
+        "demand(found, slots).fits(available(partition), held_back)",
+        "demand(found, slots).fits(pool_.available(), held_back)",
+    ),
+    Mutant(
+        "takes_from_another_quota",
+        "admission.cc",
+        "  for (; i < d.num_blocks; ++i) t[i] = pool_.take(s.partition);",
+        "  for (; i < d.num_blocks; ++i) t[i] = pool_.take(0);",
+    ),
+    Mutant(
+        "growth_counts_what_others_have",
+        "growth.cc",
+        "  if (fresh + copies > available(s.partition))",
+        "  if (fresh + copies > pool_.available())",
+    ),
+    Mutant(
+        "a_batch_needs_no_quota",
+        "growth.cc",
+        "    if (needs_[p] > left) throw",
+        "    if (needs_[p] > left + 1) throw",
+    ),
+    Mutant(
+        "a_batch_charges_one_quota",
+        "growth.cc",
+        "      ++needs_[s.partition];",
+        "      ++needs_[0];",
+    ),
+    Mutant(
+        "copies_into_another_quota",
+        "growth.cc",
+        "  const BlockId fresh = pool_.take(s.partition);",
+        "  const BlockId fresh = pool_.take(0);",
+    ),
+    Mutant(
+        "quotas_never_fit_too_late",
+        "admission.cc",
+        "blocks > pool_.partition(partition).capacity - watermark;",
+        "blocks > pool_.capacity() - watermark;",
+    ),
+    Mutant(
+        "the_whole_watermark_of_every_quota",
+        "sequences.cc",
+        "return partitions_.empty() ? all : all * ",
+        "return true ? all : all * ",
+    ),
+    Mutant(
+        "a_quota_miscounts_its_fenced_blocks",
+        "pool.cc",
+        "    --of(b).num_fenced;\n",
+        "",
+    ),
+    Mutant(
+        "sequences_forget_their_quota",
+        "admission.cc",
+        "  s.partition = partition;\n",
+        "",
+    ),
+    # Retention, pins and hints.
+    Mutant(
+        "evicts_the_highest_level_first",
+        "retention.cc",
+        (
+            "  int level = kLow;\n"
+            "  while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;\n"
+        ),
+        (
+            "  int level = kPinned;\n"
+            "  while (!lists_[static_cast<std::size_t>(level)].num_idle) --level;\n"
+        ),
+    ),
+    Mutant(
+        "leaves_what_is_low_for_last",
+        "retention.cc",
+        "  int level = kLow;\n",
+        "  int level = lists_[kNormal].num_idle ? kNormal : kLow;\n",
+    ),
+    Mutant(
+        "retention_ends_a_moment_late",
+        "retention.cc",
+        "deadlines_.front_key() <= now_",
+        "deadlines_.front_key() < now_",
+    ),
+    Mutant(
+        "a_time_swallowed_by_a_larger_one",
+        "retention.cc",
+        "until > now_) {  // a large time",
+        "until >= now_) {  // a large time",
+    ),
+    Mutant(
+        "retention_never_ends",
+        "retention.cc",
+        "  at(b).retention = kNoLevel;\n  at(b).until",
+        "  at(b).until",
+    ),
+    Mutant(
+        "retention_outlives_the_content",
+        "retention.cc",
+        "  if (is_current(b)) {\n    refresh(b);",
+        "  if (k.generation = blocks_[b].generation; is_current(b)) {\n    refresh(b);",
+    ),
+    Mutant(
+        "parents_stand_below_their_children",
+        "retention.cc",
+        "    ++at(parent).children[level];\n    b = parent;",
+        "    ++at(parent).children[level];\n    return;",
+    ),
+    Mutant(
+        "retention_is_not_inherited",
+        "promotion.cc",
+        "  if (retention_) retention_->inherit(own, cached);\n",
+        "",
+    ),
+    Mutant(
+        "the_lower_retention_holds",
+        "retention.cc",
+        "k.retention > own.retention ||",
+        "k.retention < own.retention ||",
+    ),
+    Mutant(
+        "hints_outlive_the_use",
+        "retention.cc",
+        "    k.found = false;\n    k.hint = kNormal;\n",
+        "    k.found = false;\n",
+    ),
+    Mutant(
+        "hints_reach_what_others_use",
+        "retaining.cc",
+        "      if (in_use || branches ||",
+        "      if (branches ||",
+    ),
+    Mutant(
+        "hints_reach_where_others_continue",
+        "retaining.cc",
+        "      if (in_use || branches ||",
+        "      if (in_use ||",
+    ),
+    Mutant(
+        "hints_break_the_promises_of_others",
+        "retaining.cc",
+        "branches || retention_->is_expected(node))",
+        "branches)",
+    ),
+    Mutant(
+        "hints_are_turned_round",
+        "retention.cc",
+        "reuse ? kExpected : kLow",
+        "reuse ? kLow : kExpected",
+    ),
+    Mutant(
+        "pins_beyond_the_budget",
+        "retaining.cc",
+        "  if (needed > available) throw PinBudget",
+        "  if (needed > available + 1) throw PinBudget",
+    ),
+    Mutant(
+        "pins_are_counted_twice",
+        "retention.cc",
+        "b >= 0 && at(b).level != kPinned; b = blocks_[b].parent) ++count;",
+        "b >= 0; b = blocks_[b].parent) ++count;",
+    ),
+    Mutant(
+        "a_pin_ends_with_its_last_block",
+        "retention.cc",
+        "    if (parent >= 0) pin.next = std::exchange(at(parent).first_pin, slot);\n",
+        "",
+    ),
+    Mutant(
+        "unpinned_blocks_stay_pinned",
+        "retention.cc",
+        "    *link = pin.next;\n    refresh(pin.tail);\n",
+        "    *link = pin.next;\n",
+    ),
+    Mutant(
+        "a_touched_block_keeps_its_place",
+        "retention.cc",
+        "  unqueue(b);\n  k.order = ++last_order_;\n  queue(b);\n  if (base_ && below",
+        "  k.order = ++last_order_;\n  if (base_ && below",
+    ),
+    # Eviction policies.
+    Mutant(
+        "the_policy_is_not_told_what_was_found",
+        "admission.cc",
+        "found_.data(), found.num_full, d.num_blocks);",
+        "found_.data(), 0, d.num_blocks);",
+    ),
+    Mutant(
+        "the_policy_is_not_told_of_parts",
+        "admission.cc",
+        "  if (found.partial >= 0) pool_.hit(found.partial);\n",
+        "",
+    ),
+    Mutant(
+        "the_policy_is_not_told_of_a_use",
+        "pool.cc",
+        "  own.idle.remove(b);  // a free block is only ever taken\n  if (own.policy) ",
+        "  own.idle.remove(b);  // a free block is only ever taken\n  if (false) ",
+    ),
+    Mutant(
+        "the_policy_is_not_told_of_what_is_forgotten",
+        "pool.cc",
+        (
+            "  if (Policy* policy = of(b).policy.get()) policy->on_uncached(b, false);\n"
+            "  index_.erase(b);\n  if (!used) {"
+        ),
+        "  index_.erase(b);\n  if (!used) {",
+    ),
+    Mutant(
+        "evicts_a_block_before_its_children",
+        "queues.cc",
+        "  while (blocks[b].first_child >= 0) {",
+        "  while (false) {",
+    ),
+    Mutant(
+        "searches_below_what_was_evicted",
+        "queues.cc",
+        "  if (chosen == chosen_ && blocks[chosen].generation == chosen_generation_ &&\n"
+        "      blocks[start_].generation == start_generation_)",
+        "  if (chosen == chosen_)",
+    ),
+    Mutant(
+        "ghosts_without_bound",
+        "policy_arc.cc",
+        "  while (ghosts_.size() && cached + ghosts_.size() > 2 * capacity_)",
+        "  while (false)",
+    ),
+    Mutant(
+        "a_ghost_is_remembered_twice",
+        "ghosts.cc",
+        "  if (!nodes_.size()) return;\n  erase(tag);\n",
+        "  if (!nodes_.size()) return;\n",
+    ),
+    Mutant(
+        "loses_ghosts_behind_a_forgotten_one",
+        "ghosts.cc",
+        "      buckets_[hole] = buckets_[at];\n      hole = at;\n",
+        "      break;\n",
+    ),
+    Mutant(
+        "protects_without_bound",
+        "policy_slru.cc",
+        "  while (queues_.size(kProtected) > limit_ &&",
+        "  while (false && queues_.size(kProtected) > limit_ &&",
+    ),
+    Mutant(
+        "the_hand_points_at_what_has_left",
+        "policy_sieve.cc",
+        "  if (hand_ == b) hand_ = queue_.after(b);\n",
+        "",
+    ),
+    Mutant(
+        "a_heap_out_of_order",
+        "policy_lfuda.cc",
+        "  if (f.position) sift(b, f.position - 1);\n",
+        "  if (f.position && f.uses < 2) sift(b, f.position - 1);\n",
+    ),
+    Mutant(
+        "a_parent_never_becomes_a_candidate",
+        "policy_adaptive.cc",
+        "  parent.listed = true;\n  lists_.push_front(",
+        "  if (parent.parted > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
+    ),
+    # What a larger pool would have found.
+    Mutant(
+        "a_cached_ghost_is_not_resolved",
+        "reuse.cc",
+        "  if (ghost < 0) return;\n  resolve(ghost);\n",
+        "  if (ghost < 0) return;\n",
+    ),
+    Mutant(
+        "a_cached_ghost_is_remembered",
+        "reuse.cc",
+        "  const std::int32_t ghost = find(digest);\n  if (ghost < 0) return;\n",
+        "  const std::int32_t ghost = -1;\n  if (ghost < 0) return;\n",
+    ),
+    Mutant(
+        "drops_nothing_beyond_the_limit",
+        "reuse.cc",
+        "    while (in_use_ + num_live_ > limit_) drop_oldest();\n",
         "",
     ),
 )

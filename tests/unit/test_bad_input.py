@@ -336,3 +336,26 @@ def test_slot_ranges_are_whole_numbers(make_manager: MakeManager, start: Any, st
     handle = manager.admit([1, 2, 3])
     with refused_either(manager, "st"):
         manager.slot_mapping(handle, start, stop)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("length", range(1, 11))
+def test_a_list_of_any_length_is_read_whole_and_to_its_end_only(
+    make_manager: MakeManager, length: int, kind: Any
+) -> None:
+    manager = make_manager(8, 4)
+    manager.free(manager.admit(list(range(1000, 1020))))  # a longer one was read before
+    handle = manager.admit(kind(range(length)))
+    assert manager.sequence(handle).tokens.tolist() == list(range(length))
+
+
+@pytest.mark.parametrize("position", range(10))
+def test_a_wrong_token_is_found_wherever_it_stands(
+    make_manager: MakeManager, position: int
+) -> None:
+    manager = make_manager(8, 4)
+    tokens = list(range(10))
+    tokens[position] = -1
+    with pytest.raises(ValueError, match=f"got -1 at index {position}"):
+        manager.admit(tokens)
+    assert manager.stats().used_blocks == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockmgr import OutOfBlocksError
+from blockmgr import BlockManager, OutOfBlocksError
 from tests.conftest import MakeManager
 from tests.unit.engine import cache, ids, serve
 from tests.unit.snapshot import refused
@@ -120,3 +120,25 @@ def test_everything_comes_back_in_the_end(make_manager: MakeManager) -> None:
     stats = manager.stats()
     assert (stats.used_blocks, stats.available) == (0, 6)
     assert (stats.idle_blocks, stats.cached_tails) == (6, 3)
+
+
+def test_an_admission_evicts_any_number_of_blocks_in_order(make_manager: MakeManager) -> None:
+    for num_evicted in (1, 7, 8, 9, 24, 25, 50, 64):
+        manager = make_manager(64, 2)
+        first, second = list(range(64)), list(range(100, 164))
+        cache(manager, first)
+        cache(manager, second)
+        order = [*ids_of(manager, first), *ids_of(manager, second)]
+        handle = manager.admit([9] * (2 * num_evicted))
+        assert manager.sequence(handle).block_ids.tolist() == order[:num_evicted]
+        assert manager.stats().evicted_blocks == num_evicted
+        manager.check_invariants()
+        left_of_first = max(32 - num_evicted, 0)
+        assert manager.match([*first, 0]).num_cached_tokens == 2 * left_of_first
+        left_of_second = min(64 - num_evicted, 32)
+        assert manager.match([*second, 0]).num_cached_tokens == 2 * left_of_second
+
+
+def ids_of(manager: BlockManager, prompt: list[int]) -> list[int]:
+    """The cached blocks of a prompt, the deepest first."""
+    return manager.match([*prompt, 0]).block_ids.tolist()[::-1]

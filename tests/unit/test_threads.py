@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -11,9 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
-from blockmgr import Admission, BlockManager, BlockMgrError, OutOfBlocksError
+from blockmgr import Admission, BlockManager, BlockMgrError, OutOfBlocksError, ReentrancyError
 from blockmgr.pool import BlockPool
 from blockmgr.stress.model import ModelManager
 
@@ -155,6 +158,189 @@ def test_many_threads_leave_books_that_agree() -> None:
     assert manager.handles() == []
     assert manager.num_available == 12
     assert manager.stats().evicted_blocks > 0
+
+
+# Its own process: whoever waits for ever there can be ended.
+FIRST_ARRAYS = """
+import builtins, threading, time
+from blockmgr import BlockManager
+
+manager = BlockManager(8, 2)
+real = builtins.__import__
+
+def slow(*arguments, **keywords):
+    time.sleep(0.05)
+    return real(*arguments, **keywords)
+
+builtins.__import__ = slow
+threads = [threading.Thread(target=manager.match, args=([1, 2, 3],)) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_arrays_of_two_threads_do_not_wait_for_each_other() -> None:
+    """Looking up NumPy may let other threads run, so no lock is held meanwhile."""
+    subprocess.run([sys.executable, "-c", FIRST_ARRAYS], check=True, timeout=60)
+
+
+class Hostile:
+    """One thread that passes what calls back, lets others run, or sheds garbage in mid-call."""
+
+    def __init__(self, manager: BlockManager, seed: int) -> None:
+        self.manager = manager
+        self.rng = random.Random(seed)
+        self.own: list[tuple[int, list[int]]] = []
+        self.shared = [self.rng.randrange(2) for _ in range(9)]  # a list that changes meanwhile
+        self.meddling = False
+        self.refused = 0
+
+    def meddle(self) -> None:
+        """Some other call, from wherever it is made."""
+        if self.meddling:
+            return
+        self.meddling = True
+        try:
+            self.read()
+            if self.rng.random() < 0.3:
+                self.free()
+            else:
+                self.admit([1, 0, 1])
+        except ReentrancyError:
+            self.refused += 1
+        finally:
+            self.meddling = False
+
+    def tokens(self) -> tuple[Any, list[int]]:
+        """Tokens in some shape, and what they are."""
+        values = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 9))]
+        shape = self.rng.randrange(4)
+        if shape == 0:
+            return [Calling(self, value) for value in values], values
+        if shape == 1:
+            return Calling(self, values), values
+        if shape == 2:
+            return np.array(values, self.rng.choice([np.int8, np.uint32, np.int64])), values
+        return tuple(values), values
+
+    def admit(self, given: Any = None) -> None:
+        tokens, values = self.tokens() if given is None else (given, given)
+        handle = self.manager.admit(tokens, namespace=self.rng.choice([b"", b"other"]))
+        self.own.append((handle, list(values)))
+
+    def free(self) -> None:
+        if self.own:
+            handle, _ = self.own.pop(self.rng.randrange(len(self.own)))
+            try:
+                self.manager.free(handle)
+            except ReentrancyError:
+                self.own.append((handle, []))
+                raise
+
+    def step(self) -> None:
+        Garbage(self)
+        choice = self.rng.randrange(8)
+        if choice < 3 or not self.own:
+            return self.admit()
+        handle, values = self.own[self.rng.randrange(len(self.own))]
+        if choice == 3:
+            return self.free()
+        if choice == 4 and values:
+            return self.manager.commit(Calling(self, handle), len(values))
+        if choice == 5:
+            self.shared.append(self.rng.randrange(2))
+            del self.shared[9:]
+            self.manager.match(self.shared)
+            return None
+        if choice == 6:
+            self.manager.debug = self.rng.randrange(3)
+            self.manager.take_remaps()
+            return None
+        self.read()
+        return None
+
+    def read(self) -> None:
+        manager = self.manager
+        for handle, values in self.own:
+            if values:
+                assert manager.sequence(handle).tokens.tolist() == values
+        stats = manager.stats()
+        assert stats.free_blocks + stats.idle_blocks + stats.used_blocks <= stats.capacity
+        assert len(manager.blocks().state) == stats.capacity
+        assert manager.num_available <= stats.capacity
+        assert manager.memory_usage() > 0
+        assert len(manager.handles()) <= manager.config.max_seqs
+
+
+@dataclass
+class Calling:
+    """A number, or an array of them, that is not to be had without a call of the manager."""
+
+    by: Hostile
+    value: Any
+
+    def __index__(self) -> int:
+        self.by.meddle()
+        return self.value
+
+    def __array__(self) -> Any:
+        self.by.meddle()
+        return np.array(self.value, np.int64)
+
+
+class Garbage:
+    """What only the garbage collector finds, and calls the manager wherever it is found."""
+
+    def __init__(self, by: Hostile) -> None:
+        self.me, self.by = self, by
+
+    def __del__(self) -> None:
+        manager = self.by.manager
+        try:
+            manager.free(manager.admit([1, 0, 1]))
+        except ReentrancyError:
+            self.by.refused += 1
+        except BlockMgrError:
+            pass  # no room
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_whose_arguments_and_garbage_call_back_leave_books_that_agree(seed: int) -> None:
+    def digest(message: bytes) -> bytes:
+        for caller in callers:
+            Garbage(caller)
+        return yielding_digest(message)
+
+    callers: list[Hostile] = []
+    manager = BlockManager(40, 2, digest=digest, max_seqs=24, debug=2)
+    callers += [Hostile(manager, seed * THREADS + n) for n in range(THREADS)]
+    short = []
+
+    def play(caller: Hostile) -> None:
+        for _ in range(150):
+            try:
+                caller.step()
+            except BlockMgrError as error:
+                if isinstance(error, ReentrancyError | AssertionError):
+                    raise
+                short.append(error)
+                caller.free()
+        while caller.own:
+            caller.free()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(3)
+    try:
+        in_threads(*(lambda c=c: play(c) for c in callers))  # type: ignore[misc]
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    manager.check_invariants()
+    assert manager.handles() == []
+    assert manager.num_available == 40
+    assert sum(caller.refused for caller in callers), "no call met another: this proves nothing"
 
 
 # Linearizability on short histories: Wing and Gong, "Testing and Verifying Concurrent Objects",

@@ -9,7 +9,7 @@ thousand objects, and no chain of blocks is ever walked by recursion.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -19,9 +19,11 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.interfaces import Block
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_tokens
+from blockmgr.ports.commits import step
 
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.commits import Step
 
 __all__ = ["FREED", "BlockView", "NaiveBlock", "PoolBlock", "PrefixCachingBlock", "Run", "segments"]
 
@@ -31,6 +33,8 @@ _DIGEST_BYTES = 16
 
 class Run:
     """Consecutive blocks of one sequence, as columns. Only allocators write to it.
+
+    What changes it gives the steps that do: they are made together with those of the pool.
 
     Attributes:
         allocator: Whose blocks they are.
@@ -71,18 +75,33 @@ class Run:
 
     def extend(
         self,
-        blocks: list[int],
+        blocks: Iterable[int],
         tokens: list[tuple[int, ...]],
         extra: int | None,
-        num_promoted: int,
-    ) -> None:
-        """Adds blocks at the end; the first ``num_promoted`` of them are cached."""
-        start = len(self.blocks)
-        self.blocks += blocks
-        self.tokens += tokens
-        self.promoted += bytes([1]) * num_promoted + bytes(len(blocks) - num_promoted)
+        num_promoted: int = 0,
+    ) -> list[Step]:
+        """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
+
+        An empty run is filled already, as far as is known, for nobody knows it yet.
+        """
+        start, count = len(self.blocks), len(tokens)
+        promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
+        steps: list[Step] = []
+        if start:
+            steps.append(step(self.blocks.extend, blocks))
+            steps.append(step(self.tokens.extend, tokens))
+            steps.append(step(self.promoted.extend, promoted))
+        else:
+            self.tokens += tokens
+            self.promoted += promoted
+            if isinstance(blocks, list):
+                self.blocks += blocks
+            else:
+                steps.append(step(self.blocks.extend, blocks))
         if extra is not None:
-            self.extras.update(dict.fromkeys(range(start, len(self.blocks)), extra))
+            extras = dict.fromkeys(range(start, start + count), extra)
+            steps.append(step(self.extras.update, extras))
+        return steps
 
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
@@ -100,17 +119,28 @@ class Run:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
-    def drop(self, index: int) -> None:
-        """Takes note that a block was given back."""
-        self.blocks[index] = FREED
-        self.promoted[index] = 0
-        self.num_freed += 1
+    def drop(self, start: int, stop: int) -> list[Step]:
+        """Takes note that these blocks, none of which was, are given back."""
+        count = stop - start
+        steps: list[Step] = [step(setattr, self, "num_freed", self.num_freed + count)]
+        if count == 1:
+            steps.append(step(self.blocks.__setitem__, start, FREED))
+            if self.promoted[start]:
+                steps.append(step(self.promoted.__setitem__, start, 0))
+            return steps
+        places = slice(start, stop)
+        steps.append(step(self.blocks.__setitem__, places, [FREED] * count))
+        steps.append(step(self.promoted.__setitem__, places, bytes(count)))
+        return steps
 
-    def drop_all(self) -> None:
-        """Takes note that all were given back."""
-        self.num_freed = len(self.blocks)
-        self.blocks[:] = [FREED] * self.num_freed
-        self.promoted[:] = bytes(self.num_freed)
+    def drop_all(self) -> list[Step]:
+        """Takes note that all are given back that were not."""
+        count = len(self.blocks)
+        return [
+            step(self.blocks.__setitem__, slice(None), [FREED] * count),
+            step(self.promoted.__setitem__, slice(None), bytes(count)),
+            step(setattr, self, "num_freed", count),
+        ]
 
     def place_before(self, index: int) -> tuple[Run, int] | None:
         """Where the block in front of this one is; None at the start of a sequence."""

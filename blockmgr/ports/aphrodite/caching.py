@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from blockmgr.ports.aphrodite.tokens import extra_bytes
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.blocks import Run
+    from blockmgr.ports.commits import Step
 
 __all__ = ["PrefixCache"]
 
@@ -29,7 +31,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._uncomputed: set[int] = set()  # cached blocks whose K/V was not marked computed
-        self._waiting: dict[tuple[Run, int], int] = {}  # and the block that stood there
+        self._waiting: dict[Place, int] = {}  # and the block that stood there
 
     def node(self, place: Place | None) -> int | None:
         """The cached block at a place; -1 in front of a sequence; None if it is not cached."""
@@ -38,46 +40,78 @@ class PrefixCache:
         run, index = place
         return run.blocks[index] if run.promoted[index] else None
 
-    def promote(self, run: Run, index: int) -> None:
-        """Caches a full block, or makes it wait."""
-        if run.promoted[index]:
-            return
-        parent = self.node(run.place_before(index))
-        own = run.blocks[index]
-        if parent is None or self._pool.waits_for_copy(own):
-            self._waiting[run, index] = own
-            return
-        extras = extra_bytes(run.extras.get(index))
-        kept = self._pool.promote(own, run.tokens[index], parent=parent, extras=extras)
-        run.blocks[index] = kept
-        run.promoted[index] = 1
-        if kept == own:
-            self._uncomputed.add(own)
+    def promote(
+        self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None, is_next: bool
+    ) -> list[Step]:
+        """Caches a block that is full by then, or makes it wait.
 
-    def promote_waiting(self) -> None:
+        Args:
+            run: The run of the block.
+            index: Its place there.
+            tokens: What it holds by then.
+            extra: Its extra key.
+            is_next: Whether it waits for no copy, and follows a cached block, by then.
+        """
+        blocks = run.blocks
+        if not is_next:
+            place = zip(((run, index),), map(blocks.__getitem__, (index,)), strict=True)
+            return [step(self._waiting.update, place)]
+        before = run.place_before(index)
+        # Read when the step is made: the steps before may have put other blocks there.
+        parent = (-1,) if before is None else map(before[0].blocks.__getitem__, before[1:])
+        own = map(blocks.__getitem__, (index,))
+        key = (extra_bytes(extra),)
+        kept = map(self._pool._core.promote, own, (tokens,), parent, (b"",), key)
+        return [
+            # If it gives way to a twin it is not cached, and this means nothing.
+            step(self._uncomputed.update, map(blocks.__getitem__, (index,))),
+            step(blocks.__setitem__, slice(index, index + 1), kept),
+            step(run.promoted.__setitem__, index, 1),
+        ]
+
+    def promote_waiting(self) -> list[Step]:
         """Tries again with what waits, in order. Blocks given back since wait no more."""
-        waiting, self._waiting = self._waiting, {}
-        for (run, index), block in waiting.items():
-            if run.blocks[index] == block:
-                self.promote(run, index)
+        steps: list[Step] = [self._waiting.clear]
+        cached: set[Place] = set()
+        for (run, index), block in self._waiting.items():
+            if run.blocks[index] != block or run.promoted[index]:
+                continue
+            before = run.place_before(index)
+            is_next = before in cached or self.node(before) is not None
+            if is_next:
+                cached.add((run, index))
+            extra = run.extras.get(index)
+            steps += self.promote(run, index, run.tokens[index], extra, is_next)
+        return steps
 
-    def fork(self, sources: list[tuple[Run, int]], copy: Run) -> None:
+    def wait(self, places: dict[Place, int]) -> Step:
+        """Lets the blocks at these places wait."""
+        return step(self._waiting.update, places)
+
+    def fork(self, sources: list[tuple[Run, int]], copy: Run) -> list[Step]:
         """Lets what waits in these runs wait in a copy of them as well."""
+        if not self._waiting:
+            return []
+        waiting: dict[Place, int] = {}
         start = 0
         for run, stop in sources:
-            for (waiting, index), block in list(self._waiting.items()):
-                if waiting is run and index < stop:
-                    self._waiting[copy, start + index] = block
+            for (other, index), block in self._waiting.items():
+                if other is run and index < stop:
+                    waiting[copy, start + index] = block
             start += stop
+        return [self.wait(waiting)]
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: Run) -> list[Step]:
         """Takes note that the blocks of a run are not of this pool any more."""
-        for place in [place for place in self._waiting if place[0] is run]:
-            del self._waiting[place]
+        return [step(self._waiting.pop, place) for place in self._waiting if place[0] is run]
 
-    def add(self, blocks: list[int]) -> None:
-        """Takes note of blocks that have just been cached."""
-        self._uncomputed.update(blocks)
+    def add(self, blocks: list[int]) -> Step:
+        """Takes note of blocks that are cached."""
+        return step(self._uncomputed.update, blocks)
+
+    def compute(self, blocks: list[int]) -> Step:
+        """Takes note that the K/V of cached blocks is written."""
+        return step(self._uncomputed.difference_update, blocks)
 
     def is_computed(self, block: int) -> bool:
         """Whether a block is cached, and its K/V was marked computed."""
@@ -88,15 +122,11 @@ class PrefixCache:
         if blocks is None:
             self._uncomputed.clear()
             return
-        for block in blocks:
-            if self._pool.is_cached(block):
-                self._uncomputed.discard(block)
+        self._uncomputed.difference_update([b for b in blocks if self._pool.is_cached(b)])
 
     def reset(self) -> bool:
         """Forgets everything cached, if no block is in use; says whether it did."""
         if self._pool.num_used:
             return False
-        self._pool.reset()
-        self._uncomputed.clear()
-        self._waiting.clear()
-        return True
+        steps = (self._pool._core.reset, self._uncomputed.clear, self._waiting.clear)
+        return at_once(steps, True)

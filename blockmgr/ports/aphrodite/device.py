@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from blockmgr.arguments import whole
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
-from blockmgr.ports.aphrodite.blocks import FREED, BlockView, NaiveBlock, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.blocks import BlockView, NaiveBlock, PoolBlock, Run, segments
 from blockmgr.ports.aphrodite.interfaces import Device
+from blockmgr.ports.aphrodite.moves import Move, cached_at
 from blockmgr.ports.aphrodite.null_block import NullBlock
 from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-from blockmgr.ports.aphrodite.tokens import extra_bytes
+from blockmgr.ports.commits import step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from blockmgr.ports.aphrodite.interfaces import Block
 
 __all__ = ["CpuGpuBlockAllocator"]
+
+T = TypeVar("T")
 
 
 class CpuGpuBlockAllocator:
@@ -206,8 +209,9 @@ class CpuGpuBlockAllocator:
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
-        copies = self.pool_of(Device.GPU).clear_copy_on_writes()
-        return [(source, to) for source, many in copies.items() for to in many]
+        return self.pool_of(Device.GPU).hand_out_copies(
+            lambda copies: [(source, to) for source, many in copies.items() for to in many]
+        )
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
         """Declares the K/V of cached device blocks written."""
@@ -234,7 +238,11 @@ class CpuGpuBlockAllocator:
             NoFreeBlocksError: It was not asked for before, and none is free to be kept back.
         """
         if self._null is None:
-            self._null = NullBlock(self.pool_of(Device.GPU).allocate_mutable_block(None))
+            gpu = self.pool_of(Device.GPU)
+            run = Run(gpu)
+            null = NullBlock(run.view(0))
+            kept = step(setattr, self, "_null", null)
+            return gpu.carry_out([*gpu.add_empty(run, 1, None), kept], null)
         return self._null
 
     @property
@@ -270,10 +278,35 @@ class CpuGpuBlockAllocator:
             TypeError: No block of an allocator.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
+        return self.swap_all(
+            [blocks],
+            src_device,
+            dst_device,
+            lambda pairs: {source.physical_id(a): destination.physical_id(b) for a, b in pairs},
+        )
+
+    def swap_all(
+        self,
+        sequences: Iterable[Sequence[Block]],
+        src_device: Device,
+        dst_device: Device,
+        form: Callable[[list[tuple[int, int]]], T],
+    ) -> T:
+        """``swap`` for several sequences, all or nothing.
+
+        Args:
+            sequences: The blocks of each.
+            src_device: Where they are.
+            dst_device: Where to move them.
+            form: Makes of the copies, (source, destination) by their numbers within their pools,
+                what is returned.
+        """
+        source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
-        runs = self._whole_sequence(blocks, source)
-        return _move(runs, source, destination)
+        move = Move(source, destination)
+        runs = [self._whole_sequence(blocks, source) for blocks in sequences]
+        return move.carry_out(runs, form)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
         """The blocks that moving a sequence to a device would take from its pool.
@@ -286,7 +319,7 @@ class CpuGpuBlockAllocator:
         source = next((a for a in self._allocators.values() if a is not destination), destination)
         runs = self._whole_sequence(blocks, source)
         held = sum(len(run.blocks) - run.num_freed for run in runs)
-        found = _found(runs, destination)
+        found = cached_at(destination, runs)
         idle = int(destination.pool.are_idle(found).sum()) if found else 0
         return held - len(found) + idle
 
@@ -306,64 +339,3 @@ class CpuGpuBlockAllocator:
         ]:
             raise ValueError("blocks must be every block of one sequence, in order")
         return [run for run, _ in parts]
-
-
-def _found(runs: list[Run], destination: PoolAllocator) -> list[int]:
-    # What of the cached beginning of a sequence is cached at the destination, too.
-    count = _num_cached(runs)
-    tokens = [token for run in runs for chunk in run.tokens for token in chunk]
-    found: list[int] = destination.pool.find(
-        tokens[: count * destination.block_size], extras=_extras(runs, 0, count)
-    ).tolist()
-    return found
-
-
-def _num_cached(runs: list[Run]) -> int:
-    promoted = b"".join(run.promoted for run in runs)
-    return promoted.index(0) if 0 in promoted else len(promoted)
-
-
-def _extras(runs: list[Run], start: int, stop: int) -> dict[int, bytes] | None:
-    keys = [extra_bytes(run.extras.get(i)) for run in runs for i in range(len(run.blocks))]
-    return {i: key for i, key in enumerate(keys[start:stop]) if key} or None
-
-
-def _move(runs: list[Run], source: PoolAllocator, destination: PoolAllocator) -> dict[int, int]:
-    olds = [block for run in runs for block in run.blocks]
-    held = [block for block in olds if block != FREED]
-    source.refuse_waiting(held)
-    num_cached = _num_cached(runs)
-    found = _found(runs, destination)
-    num_found = len(found)
-    fresh = destination.take_beside(found, len(held) - num_found)
-    cache = destination.prefix_cache
-    ready = [cache.is_computed(block) for block in found]
-    if num_cached > num_found:
-        size = destination.block_size
-        tokens = [token for run in runs for chunk in run.tokens for token in chunk]
-        destination.pool.promote_chain(
-            fresh[: num_cached - num_found],
-            tokens[num_found * size : num_cached * size],
-            parent=found[-1] if found else -1,
-            extras=_extras(runs, num_found, num_cached),
-        )
-        cache.add(fresh[: num_cached - num_found])
-    arrived = iter(found + fresh)
-    news = [FREED if old == FREED else next(arrived) for old in olds]
-    copies = {
-        source.physical_id(old): destination.physical_id(new)
-        for i, (old, new) in enumerate(zip(olds, news, strict=True))
-        if old != FREED and not (i < num_found and ready[i])
-    }
-    computed = source.prefix_cache.is_computed
-    cache.mark_computed([n for o, n in zip(olds[:num_cached], news, strict=False) if computed(o)])
-    source.pool.release(held[::-1])
-    at = 0
-    for run in runs:
-        source.prefix_cache.leave(run)
-        count = len(run.blocks)
-        run.allocator = destination
-        run.promoted[:] = bytes(at + i < num_cached for i in range(count))
-        run.blocks[:] = news[at : at + count]
-        at += count
-    return copies

@@ -9,9 +9,13 @@ from blockmgr.errors import SequenceStateError, UnknownSequenceError
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.table import BlockTable
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from blockmgr.ports.aphrodite.blocks import Run
+    from blockmgr.ports.commits import Step
 
 __all__ = ["BlockSpaceManager", "GroupLike", "SequenceLike"]
 
@@ -107,10 +111,15 @@ class BlockSpaceManager:
         """
         first, *others = self._waiting(seq_group)
         table = self._new_table()
-        table.allocate(_tokens(first))
-        self.block_tables[first.seq_id] = table
-        for seq in others:
-            self.block_tables[seq.seq_id] = table.fork()
+
+        def publish(run: Run) -> list[Step]:
+            known, steps = {first.seq_id: table}, []
+            for seq in others:
+                known[seq.seq_id], forked = table.plan_fork(run)
+                steps += forked
+            return [*steps, step(self.block_tables.update, known)]
+
+        table.allocate_and(_tokens(first), Device.GPU, None, publish)
 
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> bool:
         """Whether ``append_slots`` of every sequence of a group is sure to succeed.
@@ -141,6 +150,9 @@ class BlockSpaceManager:
             UnknownSequenceError: The sequence has no blocks.
             SequenceStateError: It has lost tokens since they were given slots.
             ValueError: A negative number of slots.
+
+        Interrupted from outside after tokens were appended, the copies are still there for the next
+        call, of whatever sequence.
         """
         table = self._table(seq)
         unseen = table.get_unseen_token_ids(_tokens(seq))
@@ -163,7 +175,8 @@ class BlockSpaceManager:
         child = _id(child_seq)
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
-        self.block_tables[child] = table.fork()
+        fork, steps = table.plan_fork(table.run)
+        at_once([*steps, step(self.block_tables.__setitem__, child, fork)], None)
 
     def free(self, seq: SequenceLike) -> None:
         """Gives the blocks of a sequence back, wherever they are.
@@ -171,8 +184,8 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: It has none (freeing twice ends here).
         """
-        self._table(seq).free()
-        del self.block_tables[seq.seq_id]
+        steps = self._table(seq).plan_free()
+        at_once([*steps, step(self.block_tables.pop, seq.seq_id)], None)
 
     def get_block_table(self, seq: SequenceLike) -> list[int]:
         """The physical blocks of a sequence.
@@ -197,8 +210,10 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
         """
-        for _, table in self._running(seq_group):
-            self.block_allocator.mark_blocks_as_computed(table.physical_block_ids)
+        tables = [table for _, table in self._running(seq_group)]
+        self.block_allocator.mark_blocks_as_computed(
+            block for table in tables for block in table.physical_block_ids
+        )
 
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:
         """Nothing to do: blocks in use are the most recent ones when they are released.
@@ -278,13 +293,11 @@ class BlockSpaceManager:
         needed = sum(allocator.get_num_full_blocks_touched(t.blocks, dst_device) for t in tables)
         if needed > allocator.get_num_free_blocks(dst_device):
             raise NoFreeBlocksError(needed, allocator.get_num_free_blocks(dst_device))
-        source, destination = allocator.pool_of(src_device), allocator.pool_of(dst_device)
-        source.refuse_waiting([block for t in tables for block in t.run.blocks])
-        copies: list[tuple[int, int]] = []
-        for table in tables:
-            moved = allocator.swap(table.blocks, src_device, dst_device)
-            copies += [(source.pool_block(a), destination.pool_block(b)) for a, b in moved.items()]
-        return copies
+        allocator.pool_of(src_device).refuse_waiting(
+            [block for t in tables for block in t.run.blocks]
+        )
+        blocks = [table.blocks for table in tables]
+        return allocator.swap_all(blocks, src_device, dst_device, lambda copies: copies)
 
     # Counts.
 

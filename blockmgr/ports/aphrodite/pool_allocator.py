@@ -1,30 +1,32 @@
-"""What both allocators do, on a ``BlockPool``.
-
-Longer than other modules, because it is one class with the whole interface; most of it is what the
-calls promise.
-"""
+"""What both allocators do, on a ``BlockPool``."""
 
 from __future__ import annotations
 
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, TypeVar
 
 from blockmgr.arguments import integer
-from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
 from blockmgr.ports.aphrodite.caching import PrefixCache
-from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
-from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, extra_bytes, whole_tokens
+from blockmgr.ports.aphrodite.pool_plans import PoolPlans
+from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from blockmgr.ports.aphrodite.interfaces import Block
+
+
 __all__ = ["PoolAllocator"]
 
+T = TypeVar("T")
 
-class PoolAllocator(BlockAllocator):
+
+class PoolAllocator(PoolPlans):
     """What both allocators do: everything, on a ``BlockPool``.
 
     Attributes:
@@ -34,9 +36,6 @@ class PoolAllocator(BlockAllocator):
         hits: Full blocks looked up and found by ``allocate_immutable_*``.
         prefix_cache: Which blocks are cached and computed.
     """
-
-    block_class: type[PoolBlock]
-    caches: ClassVar[bool]
 
     def __init__(
         self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
@@ -71,13 +70,8 @@ class PoolAllocator(BlockAllocator):
         """
         previous = self._previous(prev_block)
         checked_extra(extra_hash)
-        try:
-            block = int(self.pool.take(1)[0])
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
         run = self._run_after(previous)
-        run.extend([block], [()], extra_hash, 0)
-        return run.view(len(run.blocks) - 1)
+        return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
 
     def allocate_immutable_blocks(
         self,
@@ -103,22 +97,18 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator; or blocks without the right number of
                 tokens; or a token out of ``[0, 2**32)``.
         """
-        sizes = [len(chunk) for chunk in block_token_ids]
-        for i, size in enumerate(sizes):
-            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
-            if not least <= size <= self.block_size:
-                raise ValueError(
-                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
-                    f"{size} in block {i}"
-                )
-        return self.extend(prev_block, tuple(chain.from_iterable(block_token_ids)), 0, extra_hash)
+        self._check_sizes(block_token_ids)
+        tokens = tuple(chain.from_iterable(block_token_ids))
+        return self.extend(prev_block, tokens, 0, extra_hash, lambda view: ([], view))
 
     def allocate_immutable_block(
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
-        view = self.allocate_immutable_blocks(prev_block, (token_ids,), extra_hash)
-        return view.run.view(view.start)
+        self._check_sizes((token_ids,))
+        return self.extend(
+            prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v.run.view(v.start))
+        )
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -127,69 +117,6 @@ class PoolAllocator(BlockAllocator):
     def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> PoolBlock:
         """``allocate_immutable_block`` by its earlier name."""
         return self.allocate_immutable_block(prev_block, token_ids)
-
-    def extend(
-        self,
-        prev_block: Block | None,
-        tokens: tuple[int, ...],
-        num_empty: int,
-        extra_hash: int | None,
-    ) -> BlockView:
-        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables."""
-        previous = self._previous(prev_block)
-        checked_extra(extra_hash)
-        if previous is not None and tokens and not previous.is_full:
-            raise BlockStateError(
-                previous.held(), f"prev_block has {previous.num_empty_slots} empty slots"
-            )
-        size = self.block_size
-        num_full = len(tokens) // size
-        parent = self.prefix_cache.node(None if previous is None else previous.place)
-        keep = self.caches and parent is not None and num_full > 0
-        key = extra_bytes(extra_hash)
-        # The look-up is what checks the tokens, so it is made even where it cannot find any.
-        found: list[int] = self.pool.find(
-            tokens,
-            parent=-1 if parent is None else parent,
-            extras=dict.fromkeys(range(num_full), key) if key else None,
-        ).tolist()
-        if not keep:
-            found = []
-        num_blocks = -(-len(tokens) // size) + num_empty
-        fresh = self.take_beside(found, num_blocks - len(found))
-        num_fresh = num_full - len(found)
-        if keep and num_fresh:
-            assert parent is not None
-            self.pool.promote_chain(
-                fresh[:num_fresh],
-                tokens[len(found) * size : num_full * size],
-                parent=found[-1] if found else parent,
-                extras=dict.fromkeys(range(num_fresh), key) if key else None,
-            )
-            self.prefix_cache.add(fresh[:num_fresh])
-        run = self._run_after(previous)
-        start = len(run.blocks)
-        chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        run.extend(found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0)
-        if self.caches:
-            self.hits.count(num_full, len(found))
-            if not keep:
-                for i in range(start, start + num_full):
-                    self.prefix_cache.promote(run, i)
-        return BlockView(run, start, len(run.blocks))
-
-    def take_beside(self, found: list[int], n: int) -> list[int]:
-        """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
-        # All counting before any change: idle blocks that are found are not available any more.
-        pool = self.pool
-        available = pool.num_available
-        if n + len(found) > available:
-            needed = n + pool.are_idle(found).tolist().count(True)
-            if needed > available:
-                raise NoFreeBlocksError(needed, available)
-        if found:
-            pool.acquire(found)
-        return pool.take(n).tolist() if n else []
 
     # Writing.
 
@@ -201,20 +128,15 @@ class PoolAllocator(BlockAllocator):
         count = len(tokens)
         if not 0 < count <= empty:
             raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        self._make_writable(run, index)
-        run.tokens[index] = present + tokens
-        if count == empty and self.caches:
-            self.prefix_cache.promote(run, index)
-
-    def _make_writable(self, run: Run, index: int) -> int:
         block = run.blocks[index]
         if block == FREED:
-            run.view(index).held()
-        try:
-            run.blocks[index] = block = self.pool.make_writable(block, len(run.tokens[index]))
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
-        return block
+            run.view(index).held()  # raises
+        if count < empty and self.pool._core.ref_count(block) == 1:
+            run.tokens[index] = present + tokens
+            return
+        before = self.prefix_cache.node(run.place_before(index))
+        steps, _ = self.fill(run, index, present + tokens, before is not None, None)
+        self.carry_out(steps, None)
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be put into the block without moving it."""
@@ -237,8 +159,11 @@ class PoolAllocator(BlockAllocator):
             A copy, for ``clear_copy_on_writes``.
         """
         mine = self._mine(block)
-        if mine.block_id is not None and not mine.is_full:
-            self._make_writable(mine._run, mine._index)
+        run, index = mine.place
+        if run.blocks[index] == FREED or mine.is_full:
+            return mine.block_id
+        steps, _ = self._make_writable(run, index)
+        self.carry_out(steps, None)
         return mine.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
@@ -250,13 +175,7 @@ class PoolAllocator(BlockAllocator):
         Leaves:
             Blocks that became full while they waited for their copy, cached.
         """
-        plan = self.pool.take_copies()
-        copies: dict[int, list[int]] = {}
-        for source, destination, _ in plan:
-            copies.setdefault(self._ids[source], []).append(self._ids[destination])
-        self.pool.copies_applied(plan.ticket)
-        self.prefix_cache.promote_waiting()
-        return copies
+        return self.hand_out_copies(lambda copies: copies)
 
     # The prefix cache.
 
@@ -276,8 +195,12 @@ class PoolAllocator(BlockAllocator):
         held = mine.held()
         if not mine.is_full:
             raise BlockStateError(held, f"it has {mine.num_empty_slots} empty slots")
-        if self.caches:
-            self.prefix_cache.promote(mine._run, mine._index)
+        run, index = mine.place
+        if self.caches and not run.promoted[index]:
+            before = self.prefix_cache.node(run.place_before(index))
+            is_next = before is not None and not self.pool.waits_for_copy(held)
+            extra = run.extras.get(index)
+            at_once(self.prefix_cache.promote(run, index, run.tokens[index], extra, is_next), None)
         return self._ids[mine.held()]
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
@@ -347,20 +270,8 @@ class PoolAllocator(BlockAllocator):
         parts = segments(self._mine(last_block))
         if any(run.num_freed and FREED in run.blocks[:stop] for run, stop in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
-        run = self._fork(parts)
-        return BlockView(run, 0, len(run.blocks))
-
-    def fork_run(self, run: Run) -> Run:
-        """The same for a table, some of whose blocks may have left its window."""
-        return self._fork([(run, len(run.blocks))])
-
-    def _fork(self, parts: list[tuple[Run, int]]) -> Run:
-        copy = Run(self)
-        for run, stop in parts:
-            copy.add_slice(run, stop)
-        self.pool.acquire(copy.held())
-        self.prefix_cache.fork(parts, copy)
-        return copy
+        run, steps = self._fork(parts)
+        return at_once(steps, BlockView(run, 0, len(run.blocks)))
 
     def free(self, block: Block) -> None:
         """Gives a block back. What was cached stays findable until it is evicted.
@@ -371,23 +282,9 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        self.pool.release((mine.held(),))
-        mine._run.drop(mine._index)
-
-    def free_run(self, run: Run) -> None:
-        """Frees all blocks of a run that are held, the last first. For block tables."""
-        self.pool.release(run.held()[::-1])
-        run.drop_all()
-
-    def refuse_waiting(self, blocks: list[int]) -> None:
-        """Raises for blocks of the pool that wait for a copy. For swaps.
-
-        Raises:
-            BlockStateError: One does.
-        """
-        for block in blocks:
-            if block != FREED and self.pool.waits_for_copy(block):
-                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
+        run, index = mine._run, mine._index
+        release = step(self.pool._core.release, (mine.held(),))
+        at_once((release, *run.drop(index, index + 1)), None)
 
     # Names and numbers.
 
@@ -441,23 +338,12 @@ class PoolAllocator(BlockAllocator):
 
     get_physical_block_id = pool_block
 
-    def _mine(self, block: Block) -> PoolBlock:
-        if not isinstance(block, self.block_class):
-            raise TypeError(
-                f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
-            )
-        if block._run.allocator is not self:
-            raise ValueError("block belongs to another allocator")
-        return block
-
-    def _previous(self, prev_block: Block | None) -> PoolBlock | None:
-        if prev_block is None:
-            return None
-        previous = self._mine(prev_block)
-        previous.held()  # raises if it has been freed: nothing can follow what is not there
-        return previous
-
-    def _run_after(self, previous: PoolBlock | None) -> Run:
-        if previous is not None and previous._index + 1 == len(previous._run.blocks):
-            return previous._run
-        return Run(self, previous)
+    def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
+        sizes = [len(chunk) for chunk in block_token_ids]
+        for i, size in enumerate(sizes):
+            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
+            if not least <= size <= self.block_size:
+                raise ValueError(
+                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
+                    f"{size} in block {i}"
+                )

@@ -10,9 +10,12 @@ from blockmgr.ports.aphrodite.blocks import BlockView, Run
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from blockmgr.ports.commits import Step
 
 __all__ = ["BlockTable"]
 
@@ -100,13 +103,26 @@ class BlockTable:
             ValueError: No tokens, or one out of ``[0, 2**32)``.
             TypeError: A token that is no int.
         """
+        self.allocate_and(token_ids, device, extra_hash, lambda _: [])
+
+    def allocate_and(
+        self,
+        token_ids: Sequence[int],
+        device: Device,
+        extra_hash: int | None,
+        then: Callable[[Run], list[Step]],
+    ) -> None:
+        """``allocate``, and at once what ``then`` plans to do with the blocks."""
         if self._run is not None:
             raise SequenceStateError("the block table is allocated already")
         if not len(token_ids):
             raise ValueError("token_ids must not be empty")
-        self._run = (
-            self._allocator.pool_of(device).extend(None, tuple(token_ids), 0, extra_hash).run
-        )
+
+        def publish(view: BlockView) -> tuple[list[Step], None]:
+            return [step(setattr, self, "_run", view.run), *then(view.run)], None
+
+        allocator = self._allocator.pool_of(device)
+        allocator.extend(None, tuple(token_ids), 0, extra_hash, publish)
 
     def append_token_ids(
         self,
@@ -149,7 +165,7 @@ class BlockTable:
                 f"num_computed_slots must be at most the {start} slots with tokens, "
                 f"got {num_computed_slots}"
             )
-        run = self._grow(
+        run, steps = self._grow(
             len(tokens) + whole("num_lookahead_slots", num_lookahead_slots, 0),
             len(tokens),
             num_computed,
@@ -157,10 +173,15 @@ class BlockTable:
         )
         size = self.block_size
         at, taken = start // size, 0
+        allocator = run.allocator
+        is_next = allocator.prefix_cache.node(run.place_before(at)) is not None
         while taken < len(tokens):
-            chunk = tokens[taken : taken + size - len(run.tokens[at])]
-            run.allocator.append(run, at, chunk)
+            present = run.tokens[at] if at < len(run.tokens) else ()
+            chunk = tokens[taken : taken + size - len(present)]
+            more, is_next = allocator.fill(run, at, present + chunk, is_next, extra_hash)
+            steps += more
             at, taken = at + 1, taken + len(chunk)
+        allocator.carry_out(steps, None)
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Makes sure of so many empty slots after the tokens.
@@ -170,11 +191,12 @@ class BlockTable:
             SequenceStateError: The table has no blocks.
             ValueError: A negative number.
         """
-        self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
+        run, steps = self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
+        run.allocator.carry_out(steps, None)
 
     def _grow(
         self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
-    ) -> Run:
+    ) -> tuple[Run, list[Step]]:
         # All counting before any change: blocks to add, and shared ones that must be moved.
         run = self._allocated()
         checked_extra(extra_hash)
@@ -187,12 +209,14 @@ class BlockTable:
         stale = self._out_of_window(run, num_computed)
         if needed > pool.num_available + self._gain(run, stale):
             raise NoFreeBlocksError(needed, pool.num_available)
-        for i in stale:
-            run.allocator.free(run.view(i))
-        self._dropped += len(stale)
+        steps: list[Step] = []
+        if stale:
+            steps += run.allocator.free_slice(run, stale.start, stale.stop)
+            steps.append(step(setattr, self, "_dropped", stale.stop))
         if num_new:
-            run.allocator.extend(run.view(len(run.blocks) - 1), (), num_new, extra_hash)
-        return run
+            run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
+            steps += run.allocator.add_empty(run, num_new, extra_hash)
+        return run, steps
 
     def _out_of_window(self, run: Run, num_computed: int) -> range:
         if self._window is None:
@@ -229,11 +253,15 @@ class BlockTable:
 
         Cost: O(blocks), without recursion and without an object a block.
         """
-        run = self._allocated()
+        child, steps = self.plan_fork(self._allocated())
+        return at_once(steps, child)
+
+    def plan_fork(self, run: Run) -> tuple[BlockTable, list[Step]]:
+        """A fork, whose blocks are its own once the steps are made, given those of this table."""
         child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
-        child._run = run.allocator.fork_run(run)
+        child._run, steps = run.allocator.fork_run(run)
         child._dropped = self._dropped
-        return child
+        return child, steps
 
     def free(self) -> None:
         """Gives all blocks back, the last first. What was cached stays findable.
@@ -241,10 +269,16 @@ class BlockTable:
         Raises:
             SequenceStateError: The table has no blocks (freeing twice ends here).
         """
+        at_once(self.plan_free(), None)
+
+    def plan_free(self) -> list[Step]:
+        """What ``free`` does."""
         run = self._allocated()
-        run.allocator.free_run(run)
-        self._run = None
-        self._dropped = 0
+        return [
+            *run.allocator.free_run(run),
+            step(setattr, self, "_run", None),
+            step(setattr, self, "_dropped", 0),
+        ]
 
     def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:
         """The tokens of the whole sequence that the table does not have yet.

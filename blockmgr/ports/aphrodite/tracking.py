@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockmgr.ports.commits import at_once, step
+
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.interfaces import Block
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.commits import Step
 
 __all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
 
@@ -48,8 +51,9 @@ class RefCounter(ReadOnlyRefCounter):
             BlockStateError: Nobody holds the block, and it is not cached.
             ValueError: No block of this allocator.
         """
-        self._allocator.pool.acquire((self._allocator.pool_block(block_id),))
-        return self.get(block_id)
+        pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
+        count = pool.ref_count(block) + 1
+        return at_once((step(pool._core.acquire, (block,)),), count)
 
     def decr(self, block_id: int) -> int:
         """Drops a reference; returns how many are left.
@@ -58,8 +62,9 @@ class RefCounter(ReadOnlyRefCounter):
             BlockStateError: Nobody holds the block.
             ValueError: No block of this allocator.
         """
-        self._allocator.pool.release((self._allocator.pool_block(block_id),))
-        return self.get(block_id)
+        pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
+        count = pool.ref_count(block) - 1
+        return at_once((step(pool._core.release, (block,)),), count)
 
     def as_readonly(self) -> ReadOnlyRefCounter:
         """The same counts, only for reading."""
@@ -90,16 +95,25 @@ class CopyOnWriteTracker:
 class HitCounter:
     """Full blocks looked up, and those of them that were cached."""
 
-    __slots__ = ("num_hits", "num_queries")
+    __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self.num_queries = 0
-        self.num_hits = 0
+        self._counts = [0, 0]
 
-    def count(self, num_queries: int, num_hits: int) -> None:
+    @property
+    def num_queries(self) -> int:
+        """Full blocks looked up."""
+        return self._counts[0]
+
+    @property
+    def num_hits(self) -> int:
+        """Of those, how many were cached."""
+        return self._counts[1]
+
+    def count(self, num_queries: int, num_hits: int) -> Step:
         """Adds a look-up of so many blocks."""
-        self.num_queries += num_queries
-        self.num_hits += num_hits
+        counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
+        return step(self._counts.__setitem__, slice(None), counts)
 
     @property
     def hit_rate(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import integer
+from blockmgr.ports.commits import at_once, step
 from blockmgr.ports.nano_vllm.tables import Tables, check_has
 
 if TYPE_CHECKING:
@@ -85,12 +86,16 @@ class BlockManager(Tables):
         check_has(seq, "num_scheduled_tokens")
         computed = integer("num_cached_tokens", seq.num_cached_tokens)
         computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
-        if not holder.num_computed_tokens <= computed <= holder.num_tokens:
+        most = self._lengths[holder.row]
+        if not holder.num_computed_tokens <= computed <= most:
             raise ValueError(
                 f"num_cached_tokens + num_scheduled_tokens must be in "
-                f"[{holder.num_computed_tokens}, {holder.num_tokens}], got {computed}"
+                f"[{holder.num_computed_tokens}, {most}], got {computed}"
             )
-        self._publish(holder, computed)
+        if publication := self._publication(holder, computed):
+            at_once(publication, None)
+        else:
+            holder.num_computed_tokens = computed
 
     def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
         """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
@@ -153,18 +158,25 @@ class LegacyBlockManager(Tables):
 
     def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
+        tokens, entries = self._growth(holder)
         computed = self._computed(holder)
-        super().may_append(seq)
-        self._publish(holder, computed)
+        publication = self._publication(holder, computed)
+        if tokens and (entries or publication):
+            append = step(self._core.append, holder.handle, tokens)
+            at_once((append, *entries, *publication), None)
+        elif tokens:
+            self._core.append(holder.handle, tokens)
+        else:
+            at_once(publication, None)
 
     def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
-        self._publish(holder, self._computed(holder))
-        super().deallocate(seq)
+        publication = self._publication(holder, self._computed(holder))
+        at_once(publication + self._departure(holder), None)
 
     def _computed(self, holder: Holder) -> int:
         """Tokens whose K/V must have been written by this time."""
-        seq, known = holder.seq, holder.num_tokens
+        seq, known = holder.seq, self._lengths[holder.row]
         if len(seq.token_ids) > known:
             return known  # the last of them is what the new token was sampled from
         # Schedulers count a token as cached when they sample it, one step early.

@@ -12,9 +12,14 @@ import blockmgr
 from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
+from blockmgr.ports.commits import at_once, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from blockmgr.ports.commits import Step
 
 __all__ = ["ChunkedSequence", "Holder", "NanoSequence", "Tables", "check_has"]
 
@@ -40,19 +45,28 @@ class ChunkedSequence(NanoSequence, Protocol):
 class Holder:
     """A sequence that holds blocks, kept alive for as long, and what the core knows of it."""
 
-    __slots__ = ("handle", "num_computed_tokens", "num_tokens", "seq")
+    __slots__ = ("_entries", "handle", "num_computed_tokens", "row", "seq")
 
-    def __init__(self, seq: NanoSequence, handle: int, num_cached_tokens: int) -> None:
+    def __init__(
+        self, seq: NanoSequence, view: blockmgr.Sequence, entries: npt.NDArray[np.int32]
+    ) -> None:
         self.seq = seq
-        self.handle = handle
-        self.num_tokens = len(seq.token_ids)
-        self.num_computed_tokens = num_cached_tokens
+        self.handle = view.handle
+        self.row = view.row
+        self.num_computed_tokens = view.num_cached_tokens
+        # The core's own block table; a memory view gives Python's ints.
+        self._entries = memoryview(entries)  # type: ignore[arg-type]  # NumPy's are buffers
+
+    def entries(self, start: int, stop: int) -> Step:
+        """Writes these entries of the block table as they stand in the core's by then."""
+        entries = self._entries[start:stop]
+        return step(self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
 class Tables:
     """What both generations share: who holds which blocks, growth, and the attributes."""
 
-    __slots__ = ("_holders", "_most_blocks", "block_size", "manager")
+    __slots__ = ("_core", "_holders", "_lengths", "_most_blocks", "block_size", "manager")
 
     manager: blockmgr.BlockManager
     """The manager that does the work, for its statistics. Its sequences belong to the port."""
@@ -78,6 +92,8 @@ class Tables:
             digest=digest,
             dedup=dedup,
         )
+        self._core = self.manager._core
+        self._lengths = memoryview(self.manager.seq_lens)  # type: ignore[arg-type]  # as in Holder
         self.block_size = self.manager.config.block_size
         self._most_blocks = self.manager.config.row_width
         self._holders: dict[int, Holder] = {}  # by identity of the sequence
@@ -131,16 +147,11 @@ class Tables:
             TypeError: A token that is not an int.
         """
         holder = self._holder(seq)
-        known, num_tokens = holder.num_tokens, len(seq.token_ids)
-        self._check_grown(holder, num_tokens)
-        if num_tokens == known:
-            return
-        self.manager.append(holder.handle, seq.token_ids[known:])
-        holder.num_tokens = num_tokens
-        table = seq.block_table
-        if num_tokens > len(table) * self.block_size:
-            block_ids = self.manager.sequence(holder.handle).block_ids
-            table.extend(block_ids[len(table) :].tolist())
+        tokens, entries = self._growth(holder)
+        if entries:
+            at_once((step(self._core.append, holder.handle, tokens), *entries), None)
+        elif tokens:
+            self._core.append(holder.handle, tokens)
 
     def deallocate(self, seq: NanoSequence) -> None:
         """Releases the blocks of a finished or preempted sequence, the last first.
@@ -152,10 +163,7 @@ class Tables:
             SequenceStateError: The sequence holds no blocks: never allocated, or deallocated
                 already.
         """
-        self.manager.free(self._holder(seq).handle)
-        del self._holders[id(seq)]
-        seq.block_table.clear()
-        seq.num_cached_tokens = 0
+        at_once(self._departure(self._holder(seq)), None)
 
     @property
     def used_block_ids(self) -> set[int]:
@@ -193,9 +201,10 @@ class Tables:
         return holder
 
     def _check_grown(self, holder: Holder, num_tokens: int) -> None:
-        if num_tokens < holder.num_tokens:
+        known = self._lengths[holder.row]
+        if num_tokens < known:
             raise SequenceStateError(
-                f"the sequence had {holder.num_tokens} tokens and has {num_tokens}; "
+                f"the sequence had {known} tokens and has {num_tokens}; "
                 "tokens may be added only, deallocate it first"
             )
 
@@ -215,38 +224,62 @@ class Tables:
         )
 
     def _admit(self, seq: NanoSequence) -> None:
-        num_cached_tokens = seq.num_cached_tokens
-        handle = None
+        handles: list[int] = []
         try:
-            handle = self.manager.admit(seq.token_ids)
-            view = self.manager.sequence(handle)
-            seq.num_cached_tokens = view.num_cached_tokens
-            seq.block_table[:] = view.block_ids.tolist()
-            self._holders[id(seq)] = Holder(seq, handle, seq.num_cached_tokens)
+            # Noted down in the same instruction.
+            handles.extend(map(self._core.admit, (seq.token_ids,), (b"",), (None,), (None,)))
+            view = self.manager.sequence(handles[0])
+            holder = Holder(seq, view, self.manager.block_tables[view.row])
+            at_once(
+                (
+                    step(seq.block_table.extend, view.block_ids.tolist()),
+                    step(setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
+                    step(self._holders.__setitem__, id(seq), holder),
+                    handles.clear,
+                ),
+                None,
+            )
         except BaseException:  # no memory, say
-            if handle is not None:
-                self._holders.pop(id(seq), None)
-                seq.num_cached_tokens = num_cached_tokens
-                seq.block_table.clear()
+            for handle in handles:
                 self.manager.free(handle)
             raise
+
+    def _growth(self, holder: Holder) -> tuple[list[int], list[Step]]:
+        """The tokens sampled since the last call, and how the table takes in blocks for them."""
+        seq, known = holder.seq, self._lengths[holder.row]
+        num_tokens = len(seq.token_ids)
+        self._check_grown(holder, num_tokens)
+        num_blocks, present = -(-num_tokens // self.block_size), len(seq.block_table)
+        entries = [holder.entries(present, num_blocks)] if num_blocks > present else []
+        return seq.token_ids[known:], entries
+
+    def _publication(self, holder: Holder, num_computed_tokens: int) -> list[Step]:
+        """Makes what was computed findable, if that fills a block: the core is told only then."""
+        start = holder.num_computed_tokens // self.block_size
+        full = num_computed_tokens // self.block_size
+        if full == start:
+            return []
+        return [
+            step(self._core.commit, holder.handle, num_computed_tokens),
+            # With ``dedup="remap"``, these may be others afterwards.
+            holder.entries(start, full),
+            step(setattr, holder, "num_computed_tokens", num_computed_tokens),
+        ]
+
+    def _departure(self, holder: Holder) -> list[Step]:
+        """Releases the blocks, and forgets the sequence."""
+        seq = holder.seq
+        return [
+            step(self._core.free, holder.handle),
+            step(self._holders.pop, id(seq)),
+            seq.block_table.clear,
+            step(setattr, seq, "num_cached_tokens", 0),
+        ]
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:
         check_has(seq, "token_ids", "block_table")
         if seq.block_table or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
-
-    def _publish(self, holder: Holder, num_computed_tokens: int) -> None:
-        """Makes what was computed findable; the core is told once a block is full."""
-        full = num_computed_tokens // self.block_size
-        if full > holder.num_computed_tokens // self.block_size:
-            self.manager.commit(holder.handle, num_computed_tokens)
-            for remap in self.manager.take_remaps():
-                # A commit changes the table of its own sequence only. A log that ran over lists
-                # the tables of all, whose entries are what they were.
-                if remap.handle == holder.handle:
-                    holder.seq.block_table[remap.index] = remap.new
-        holder.num_computed_tokens = num_computed_tokens
 
 
 def check_has(seq: object, *names: str) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
+from blockmgr.ports.commits import Loan, at_once, step
 from blockmgr.ports.radix.arrays import on_host
 from blockmgr.ports.radix.tree import MatchResult, RadixCacheHandle, RadixCacheManager, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
 
 __all__ = ["CacheManager", "Request"]
@@ -49,6 +50,19 @@ class Request:
         return len(self.input_ids)
 
 
+class _HandOver(NamedTuple):
+    """How the pages of a request get into the tree."""
+
+    promote: Step
+    """Puts them there."""
+    chain: Pages
+    """What stands for them there then."""
+    done: Pages
+    """Of its own, those to release: computed twice, or handed over."""
+    unfinished: Pages
+    """Its unfinished page, if any."""
+
+
 class CacheManager:
     """Hands out token slots, evicting cached ones when none are free, and caches what finishes.
 
@@ -76,7 +90,7 @@ class CacheManager:
     Source: mini-sglang, ``minisgl/scheduler/cache.py``.
     """
 
-    __slots__ = ("_ended", "_pool", "manager", "num_pages", "page_size")
+    __slots__ = ("_pool", "manager", "num_pages", "page_size")
 
     manager: RadixCacheManager
     """The radix cache."""
@@ -99,7 +113,6 @@ class CacheManager:
         self.manager = RadixCacheManager.on_pool(self._pool, device)
         self.num_pages = self._pool.num_blocks
         self.page_size = self._pool.block_size
-        self._ended: WeakSet[RadixCacheHandle] = WeakSet()
 
     @property
     def device(self) -> Any:
@@ -151,7 +164,13 @@ class CacheManager:
         Cost: O(needed_len).
         """
         num_pages = -(-whole("needed_len", needed_len, 0) // self.page_size)
-        return self.manager._slots(self._pool.take(num_pages))
+        loan = Loan(self._pool)
+        try:
+            slots = self.manager._slots(loan.take(num_pages))
+            return (loan.keep(), slots)[1]
+        except BaseException:  # no memory on the device, say
+            loan.give_back()
+            raise
 
     def free(self, indices: Ids) -> None:
         """Gives slots back that were allocated and are not to be cached: an aborted request's.
@@ -200,9 +219,10 @@ class CacheManager:
 
         Cost: O(tokens), one digest for each page that goes to the tree.
         """
-        _, done, unfinished = self._hand_over(old_handle, input_ids, indices)
-        self._pool.release(np.concatenate([done, unfinished]))
-        self._end(old_handle)
+        plan = self._hand_over(old_handle, input_ids, indices)
+        pages = np.concatenate([plan.done, plan.unfinished])
+        release = step(self._pool._core.release, pages)
+        at_once((plan.promote, release, *self._end(old_handle)), None)
 
     def cache_unfinished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
@@ -227,12 +247,14 @@ class CacheManager:
             ValueError: As ``free_and_cache_finished_req``.
             TypeError: As ``free_and_cache_finished_req``.
         """
-        chain, done, _ = self._hand_over(old_handle, input_ids, indices)
-        handle = self.manager._handle(chain)
-        self.lock(handle)
-        self._pool.release(done)
-        self._end(old_handle)
-        return MatchResult(handle, self.manager._slots(chain))
+        plan = self._hand_over(old_handle, input_ids, indices)
+        handle = self.manager._handle(plan.chain)
+        lock = [] if handle.node.is_root() else self.manager._lock(handle)
+        release = step(self._pool._core.release, plan.done)
+        return at_once(
+            (plan.promote, *lock, release, *self._end(old_handle)),
+            MatchResult(handle, self.manager._slots(plan.chain)),
+        )
 
     def reset(self) -> None:
         """Empties the tree; its pages are free then. Allocated slots stay allocated.
@@ -250,17 +272,10 @@ class CacheManager:
         """
         self.manager.check_integrity()
 
-    def _hand_over(
-        self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
-    ) -> tuple[Pages, Pages, Pages]:
-        """Checks everything, then puts the whole pages of a request into the tree.
-
-        Returns:
-            The chain that stands for them there; its own pages that are to be released, those
-            computed twice and those handed over; its unfinished page, if any.
-        """
+    def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
+        """Checks everything, and plans to put the whole pages of a request into the tree."""
         manager, size = self.manager, self.page_size
-        if old_handle in self._ended:
+        if getattr(old_handle, "_has_ended", False):
             raise SequenceStateError("the request of old_handle has ended, or has a later handle")
         manager._check_handle(old_handle)
         matched, page = old_handle.cached_len // size, old_handle.node.page
@@ -273,17 +288,24 @@ class CacheManager:
         own = manager._pages_beyond(found[:matched], tokens, indices)
         twice, whole_pages = len(found) - matched, len(tokens) // size - matched
         mine = own[twice:whole_pages]
-        # What goes to the tree is checked on its way there.
+        # What goes to the tree is checked on its way there, before anything else is done.
         self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
-        manager._promote(found, mine, tokens)
-        return np.concatenate([found, mine]), own[:whole_pages], own[whole_pages:]
+        return _HandOver(
+            manager._promotion(found, mine, tokens),
+            np.concatenate([found, mine]),
+            own[:whole_pages],
+            own[whole_pages:],
+        )
 
-    def _end(self, handle: RadixCacheHandle) -> None:
-        self.unlock(handle)
+    def _end(self, handle: RadixCacheHandle) -> list[Step]:
         # What nothing was matched for holds no lock that could be missed the next time. The root
         # itself, given in place of a match, may stand for any number of requests.
+        steps: list[Step] = []
+        if not handle.node.is_root():
+            steps += self.manager._unlock(handle)
         if handle.node is not self.manager.root_node:
-            self._ended.add(handle)
+            steps.append(step(object.__setattr__, handle, "_has_ended", True))
+        return steps
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
         """Refuses pages that are not the caller's to give away, or are given twice."""

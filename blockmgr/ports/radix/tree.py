@@ -10,11 +10,13 @@ import numpy as np
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
+from blockmgr.ports.commits import at_once, step
 from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
 
 __all__ = ["MatchResult", "RadixCacheHandle", "RadixCacheManager", "RadixNode", "SizeInfo"]
@@ -73,6 +75,7 @@ class RadixCacheHandle:
 
     cached_len: int
     node: RadixNode
+    _has_ended: bool = field(default=False, init=False, repr=False)
 
 
 class MatchResult(NamedTuple):
@@ -115,6 +118,7 @@ class RadixCacheManager:
 
     __slots__ = (
         "_caller_keeps_pages",
+        "_core",
         "_locks",
         "_page_slots",
         "_to_device",
@@ -154,6 +158,7 @@ class RadixCacheManager:
 
     def _set_up(self, pool: BlockPool, device: object) -> None:
         self.pool = pool
+        self._core = pool._core
         self.page_size = pool.block_size
         self.root_node = RadixNode(-1, 0, self)
         self._to_device = ToDevice(device)
@@ -212,18 +217,9 @@ class RadixCacheManager:
         page = handle.node.page
         if page < 0:
             return
-        locks = self._locks.get(handle, 0)
-        if not unlock:
-            self.pool.acquire([page])
-            self._locks[handle] = locks + 1
-            return
-        if not locks:
+        if unlock and handle not in self._locks:
             raise BlockStateError(page, "not locked by this handle")
-        self.pool.release([page])
-        if locks == 1:
-            del self._locks[handle]
-        else:
-            self._locks[handle] = locks - 1
+        at_once(self._unlock(handle) if unlock else self._lock(handle), None)
 
     def insert_prefix(self, input_ids: Ids, indices: Ids) -> int:
         """Hands the pages of a computed prefix to the tree.
@@ -250,9 +246,9 @@ class RadixCacheManager:
         found = self.pool.find(tokens)
         num_whole = len(tokens) // self.page_size
         pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
-        self._promote(found, pages, tokens)
-        self.pool.release(pages)
-        return len(found) * self.page_size
+        promote = self._promotion(found, pages, tokens)
+        release = step(self._core.release, pages)
+        return at_once((promote, release), len(found) * self.page_size)
 
     def evict(self, size: int) -> Any:
         """Takes the least recently used pages out of the tree; they are the caller's then.
@@ -271,7 +267,8 @@ class RadixCacheManager:
         Cost: O(size).
         """
         num_pages = -(-whole("size", size, 0) // self.page_size)
-        return self._slots(self.pool.evict(num_pages))
+        next_pages = self.pool.idle_blocks(num_pages)
+        return at_once((step(self._core.evict, num_pages),), self._slots(next_pages))
 
     def reset(self) -> None:
         """Empties the tree. Its pages go where evicted ones go.
@@ -330,14 +327,26 @@ class RadixCacheManager:
             )
         return self._page_slots.pages(indices, len(found))
 
-    def _promote(self, found: Pages, pages: Pages, tokens: Any) -> None:
+    def _promotion(self, found: Pages, pages: Pages, tokens: Any) -> Step:
         """Puts pages below the chain that was found; the caller keeps the references to them."""
         if len(pages):
             start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
             parent = int(found[-1]) if len(found) else -1
-            self.pool.promote_chain(pages, tokens[start:stop], parent=parent)
-        elif len(found):
-            self.pool.touch(found[-1:])
+            return step(self._core.promote_chain, pages, tokens[start:stop], parent, b"", None)
+        return step(self._core.touch, found[-1:])
+
+    def _lock(self, handle: RadixCacheHandle) -> list[Step]:
+        locks = self._locks.get(handle, 0) + 1
+        return [
+            step(self._core.acquire, [handle.node.page]),
+            step(self._locks.__setitem__, handle, locks),
+        ]
+
+    def _unlock(self, handle: RadixCacheHandle) -> list[Step]:
+        release = step(self._core.release, [handle.node.page])
+        if (locks := self._locks[handle] - 1) == 0:
+            return [release, step(self._locks.pop, handle)]
+        return [release, step(self._locks.__setitem__, handle, locks)]
 
     def _handle(self, pages: Pages) -> RadixCacheHandle:
         if not len(pages):

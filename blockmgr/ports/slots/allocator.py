@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from blockmgr.arguments import whole
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
+from blockmgr.ports.commits import at_once, step
+
+if TYPE_CHECKING:
+    from blockmgr.ports.commits import Step
 
 __all__ = ["SlotAllocator"]
 
@@ -16,7 +20,7 @@ __all__ = ["SlotAllocator"]
 class _Cache(Protocol):
     """What is told of slots whose content goes."""
 
-    def _shrink(self, slot: int, keep: int) -> None: ...
+    def _shrinking(self, slot: int, keep: int) -> list[Step]: ...
 
 
 class SlotAllocator:
@@ -62,15 +66,13 @@ class SlotAllocator:
         Returns:
             The slot; -1 if all are occupied or pinned.
         """
-        if not self._pool.num_available:
+        # Every slot that can be had is idle: none ever loses the number it is cached under.
+        first = self._pool.idle_blocks(1).tolist()
+        if not first:
             return -1
-        slot = int(self._pool.take(1)[0])
-        self._pool.promote(slot, [slot])
-        self._occupied.add(slot)
-        self._versions[slot] += 1
-        for cache in self._caches:
-            cache._shrink(slot, 0)
-        return slot
+        slot: int = first[0]
+        version = step(self._versions.__setitem__, slot, self._versions[slot] + 1)
+        return at_once([*self._occupation(slot, 0), version], slot)
 
     def free(self, idx: int) -> None:
         """Gives a slot back. What it holds can be found until the slot is handed out again.
@@ -82,8 +84,8 @@ class SlotAllocator:
         slot = self._checked("idx", idx)
         if slot not in self._occupied:
             raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
-        self._pool.release([slot])
-        self._occupied.remove(slot)
+        release = step(self._pool._core.release, [slot])
+        at_once((release, step(self._occupied.remove, slot)), None)
 
     def occupy(self, idx: int, prefix_len: int = 0) -> None:
         """Takes this free slot, for what begins like its content; its version stays.
@@ -101,10 +103,7 @@ class SlotAllocator:
         keep = whole("prefix_len", prefix_len, 0, MAX_BLOCKS)
         if not self.is_free(slot):
             raise BlockStateError(slot, "is not free; it is occupied, or pinned by a cache")
-        self._pool.acquire([slot])
-        self._occupied.add(slot)
-        for cache in self._caches:
-            cache._shrink(slot, keep)
+        at_once(self._occupation(slot, keep), None)
 
     def is_free(self, idx: int) -> bool:
         """Whether the slot is neither occupied nor pinned.
@@ -134,6 +133,16 @@ class SlotAllocator:
             InvariantError: Something does not hold, which is a bug here.
         """
         self._pool.check_invariants()
+
+    def _occupation(self, slot: int, keep: int) -> list[Step]:
+        """Takes an idle slot, of whose content this much stays."""
+        steps: list[Step] = [
+            step(self._pool._core.acquire, [slot]),
+            step(self._occupied.add, slot),
+        ]
+        for cache in self._caches:
+            steps += cache._shrinking(slot, keep)
+        return steps
 
     def _checked(self, name: str, slot: int) -> int:
         return whole(name, slot, 0, len(self._versions) - 1)

@@ -12,6 +12,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
+from blockmgr.ports.commits import Loan, at_once, step
 from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from blockmgr.kv import KVBlocks
     from blockmgr.manager import Tokens
+    from blockmgr.ports.commits import Step
 
 __all__ = ["Copies", "PrefixCacheManager"]
 
@@ -108,13 +110,33 @@ class PrefixCacheManager:
         if differs and self._pins(slot, keep):
             raise SequenceStateError(f"slot {slot} holds other tokens, which are pinned")
         self._check_room(len(tokens), path)
-        if differs or not same:
-            self._shrink(slot, keep)
-        self._add(tokens, path, slot)
-        if len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
-            self._contents[slot] = tokens
-        self._versions[slot] = version
-        self._hold_slot(self._path(token_ids)[-1])
+        shrinks = differs or not same
+        loan = Loan(self._pool)
+        try:
+            loan.acquire(path[-1:])
+            fresh = loan.take(len(tokens) - len(path))
+            steps = self._addition(tokens, path, fresh)
+            owners = self._slot_of[path]
+            if shrinks:
+                old, left = self._left(slot, keep)
+                steps.append(step(self._slot_of.put, old, left))
+                both = min(len(old), len(path))
+                again = old[:both] == path[:both]
+                owners[:both][again] = left[:both][again]
+            # What nobody answers for any more is this slot's, and so is what is added.
+            owners[owners < 0] = slot
+            steps += [
+                step(self._slot_of.put, path, owners),
+                step(self._slot_of.put, fresh, slot),
+                step(self._versions.__setitem__, slot, version),
+            ]
+            if shrinks or len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
+                steps.append(step(self._contents.__setitem__, slot, tokens))
+            steps += self._slot_hold(slot if len(fresh) else int(owners[-1]))
+            at_once([*steps, loan.keep], None)
+        except BaseException:
+            loan.give_back()
+            raise
 
     def find(self, token_ids: Tokens) -> tuple[int, int, int]:
         """The longest prefix of these tokens that a slot holds; it counts as used.
@@ -146,8 +168,8 @@ class PrefixCacheManager:
             TypeError: Tokens of the wrong type.
         """
         node, _ = self._held(token_ids)
-        self._pool.acquire([node])
-        self._hold_slot(node)
+        hold = self._slot_hold(int(self._slot_of[node]))
+        at_once([step(self._pool._core.acquire, [node]), *hold], None)
 
     def release(self, token_ids: Tokens) -> None:
         """Takes one pin back, of ``insert`` or of ``pin``. The prefix can still be found.
@@ -159,9 +181,11 @@ class PrefixCacheManager:
         path = self._path(token_ids)
         if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
             raise ValueError("token_ids must be pinned, they are not")
+        steps: list[Step] = [step(self._pool._core.release, path[-1:])]
         if self._slots is not None:
-            self._slots._pool.release([int(self._slot_of[path[-1]])])
-        self._pool.release(path[-1:])
+            slot = int(self._slot_of[path[-1]])
+            steps.append(step(self._slots._pool._core.release, [slot]))
+        at_once(steps, None)
 
     def copy_kv(
         self,
@@ -172,7 +196,7 @@ class PrefixCacheManager:
     ) -> None:
         """Copies the K/V of a cached prefix to the beginning of another slot.
 
-        The target is not found with anything else that it held.
+        The target is not found with anything else that it held, even if the copy is interrupted.
 
         Args:
             token_ids: Tokens that a slot begins with, as ``find`` says.
@@ -201,8 +225,15 @@ class PrefixCacheManager:
             raise SequenceStateError(f"slot {target} holds other tokens, which are pinned")
         kv = self._registered(kv_cache, n_layers)
         columns = (np.array([number], np.int32) for number in (source, target, length))
-        kv.copy(CopyPlan(0, *columns))
-        self._shrink(target, keep)
+        plan = CopyPlan(0, *columns)
+        # Forgotten first: whatever ends the copy, the target is not found with what it lost.
+        back = self._restoration(target)
+        at_once(self._shrinking(target, keep), None)
+        try:
+            kv.copy(plan)
+        except Exception:  # refused, so nothing is written
+            at_once(back, None)
+            raise
 
     def check_invariants(self) -> None:
         """Recomputes the books of the core.
@@ -242,18 +273,22 @@ class PrefixCacheManager:
         if needed > room:
             raise OutOfBlocksError(needed, room)
 
-    def _add(self, tokens: npt.NDArray[np.uint32], path: npt.NDArray[np.int32], slot: int) -> None:
-        """Makes the whole chain known, with a reference to its last block."""
-        pool = self._pool
-        pool.acquire(path[-1:])
-        fresh = pool.take(len(tokens) - len(path))
-        if len(fresh):
-            parent = int(path[-1]) if len(path) else -1
-            pool.promote_chain(fresh, tokens[len(path) :], parent=parent)
-            pool.release(fresh[:-1])
-            pool.release(path[-1:])
-        self._slot_of[fresh] = slot
-        self._slot_of[path[self._slot_of[path] < 0]] = slot
+    def _addition(
+        self,
+        tokens: npt.NDArray[np.uint32],
+        path: npt.NDArray[np.int32],
+        fresh: npt.NDArray[np.int32],
+    ) -> list[Step]:
+        """Makes the whole chain known, and keeps the reference to its last block alone."""
+        if not len(fresh):
+            return []
+        core = self._pool._core
+        parent = int(path[-1]) if len(path) else -1
+        return [
+            step(core.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
+            step(core.release, fresh[:-1]),
+            step(core.release, path[-1:]),
+        ]
 
     # Slots.
 
@@ -270,33 +305,52 @@ class PrefixCacheManager:
         version = self._slots.version(slot)
         return slot, whole("slot_ver", slot_ver, version, version)
 
-    def _hold_slot(self, node: int) -> None:
-        if self._slots is not None:
-            self._slots._pool.acquire([int(self._slot_of[node])])
+    def _slot_hold(self, slot: int) -> list[Step]:
+        """Keeps a slot from being handed out."""
+        if self._slots is None:
+            return []
+        return [step(self._slots._pool._core.acquire, [slot])]
 
     def _pins(self, slot: int, start: int) -> bool:
         """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
         path = self._path(self._contents[slot])[start:]
         return bool(self._pool.ref_counts(path)[self._slot_of[path] == slot].any())
 
-    def _shrink(self, slot: int, keep: int) -> None:
+    def _shrinking(self, slot: int, keep: int) -> list[Step]:
         """The slot holds no more than this many of its tokens; others answer for the rest."""
         content = self._contents.get(slot)
         if content is None or keep >= len(content):
-            return
-        path = self._path(content)
+            return []
+        steps: list[Step] = [step(self._slot_of.put, *self._left(slot, keep))]
         if keep:
-            self._contents[slot] = content[:keep]
-        else:
-            del self._contents[slot], self._versions[slot]
-        shared = {other: _common(held, content) for other, held in self._contents.items()}
+            return [*steps, step(self._contents.__setitem__, slot, content[:keep])]
+        return [*steps, step(self._contents.pop, slot), step(self._versions.pop, slot)]
+
+    def _left(self, slot: int, keep: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The blocks of what a slot holds, and who answers for each once it holds that much."""
+        content = self._contents.get(slot, _NO_TOKENS)
+        path = self._path(content)
+        shared = {o: _common(held, content) for o, held in self._contents.items() if o != slot}
         heir = max(shared, key=lambda other: shared[other], default=-1)
         until = shared.get(heir, 0)
-        mine = self._slot_of[path] == slot
+        owners = self._slot_of[path]
+        mine = owners == slot
         mine[:keep] = False
-        self._slot_of[path[mine]] = -1
+        owners[mine] = -1
         mine[until:] = False
-        self._slot_of[path[mine]] = heir
+        owners[mine] = heir
+        return path, owners
+
+    def _restoration(self, slot: int) -> list[Step]:
+        """Lets a slot hold what it holds at the moment, whatever it has lost since."""
+        if slot not in self._contents:
+            return []
+        path = self._path(self._contents[slot])
+        return [
+            step(self._slot_of.put, path, self._slot_of[path]),
+            step(self._contents.__setitem__, slot, self._contents[slot]),
+            step(self._versions.__setitem__, slot, self._versions[slot]),
+        ]
 
     def _registered(self, kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:
         if not isinstance(kv_cache, tuple):

@@ -1,29 +1,16 @@
-"""Text Generation Inference's ``BlockAllocator``, for many asyncio tasks at a time.
-
-``allocate`` reserves the whole future of a request at once and answers a ``BlockAllocation``, which
-gives its blocks back when it is closed, when its ``async with`` ends, or when nobody holds it any
-more. What the original gets wrong is different here:
-
-- prefixes are found token by token at any block size, not only 1; what ends within a block is
-  brought by a copy, which ``copies`` hands to the engine;
-- K/V is found only once it has been computed: after ``commit``, by running requests too, or after
-  a regular end. An allocation that is merely dropped vouches for nothing;
-- what an allocation uses is never evicted, and an allocation that fails evicts nothing;
-- one token of a prompt is always left to compute, so that nobody writes to a slot others read;
-- wrong calls raise and change nothing, where the original's background task died of them.
-"""
+"""Blocks for the requests of many tasks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn, Self, cast
-from weakref import ref
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.blocks import CopyPlan
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -33,16 +20,19 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.manager import BlockManager, Sequence
+from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.tgi.allocation import BlockAllocation, Link
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from weakref import ref
 
     import numpy.typing as npt
 
-    from blockmgr.blocks import CopyPlan
     from blockmgr.manager import Tokens
+    from blockmgr.ports.commits import Step
 
-__all__ = ["BlockAllocation", "BlockAllocator"]
+__all__ = ["BlockAllocator"]
 
 MAX_TOKENS = 2**31 - 1  # token positions are int32
 # The block table array has a row for each allocation, and memory only where rows are used. Some
@@ -51,122 +41,6 @@ MAX_TABLE_ENTRIES = 2**28
 MIN_ALLOCATIONS = 256
 # A prompt of one token finds nothing, and without a commit nothing finds it.
 _NO_PROMPT: Tokens = [0]
-
-
-class BlockAllocation:
-    """The blocks of one request, from ``allocate``. Frees itself when it is dropped.
-
-    ``async with`` closes it at the end, or discards it if the end is an exception, cancellation
-    included. It cannot be copied: two owners would free it twice.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_allocator",
-        "_num_prompt_tokens",
-        "allocation_id",
-        "blocks",
-        "prefix_len",
-        "slots",
-    )
-
-    allocation_id: int
-    """Names the allocation. Its allocator does not give it out again."""
-
-    blocks: npt.NDArray[np.int32]
-    """``int32[num_blocks]`` on the host: block ids in logical order. They never change."""
-
-    slots: npt.NDArray[np.int64]
-    """``int64[tokens]`` on the host: the slot of each token. With a window they wrap."""
-
-    prefix_len: int
-    """Leading tokens of the prompt whose K/V need not be computed: at most all but one."""
-
-    def __init__(
-        self, allocator: BlockAllocator, view: Sequence, num_tokens: int, num_prompt_tokens: int
-    ) -> None:
-        self._allocator = allocator
-        self._num_prompt_tokens = num_prompt_tokens
-        self.allocation_id = view.handle
-        self.prefix_len = view.num_cached_tokens
-        self.blocks = view.block_ids
-        num_slots = len(self.blocks) * allocator.block_size
-        self.slots = view.slot_mapping(0, min(num_tokens, num_slots))
-        if num_slots < num_tokens:
-            self.slots = np.resize(self.slots, num_tokens)  # over and over
-
-    def __repr__(self) -> str:
-        closed = ", closed" if self.is_closed else ""
-        return (
-            f"<BlockAllocation {self.allocation_id}: {len(self.blocks)} blocks for "
-            f"{len(self.slots)} tokens, {self.prefix_len} cached{closed}>"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a BlockAllocation owns its blocks and cannot be copied or pickled")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if not self.is_closed:
-            self.discard() if kind else self.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its blocks have been given back."""
-        return self.allocation_id not in self._allocator._links
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the K/V of the prefix is in place: no forward may read it before.
-
-        False at first if part of a block was found, until the next plan of copies is applied.
-        """
-        return self._allocator._is_ready(self.allocation_id)
-
-    def commit(self, num_computed_tokens: int | None = None) -> None:
-        """Declares the K/V of the first tokens of the prompt written, so that others find them.
-
-        Args:
-            num_computed_tokens: From the present value, ``prefix_len`` at first, up to
-                ``len(prefill_tokens)``; ``None`` for all of them.
-
-        Raises:
-            StepError: The prefix waits for a copy, so the forward cannot have run.
-            UnknownSequenceError: The allocation is closed.
-            ValueError: ``num_computed_tokens`` out of that range.
-            TypeError: ``num_computed_tokens`` is not an int.
-        """
-        self._allocator._commit(self, num_computed_tokens)
-
-    def close(self) -> None:
-        """The regular end of a request: its prompt was computed, and stays findable.
-
-        If the prefix still waits for a copy, no forward can have run, and this is ``discard``.
-
-        Raises:
-            UnknownSequenceError: The allocation is closed.
-        """
-        if self.is_ready:
-            self.commit()
-        self.discard()
-
-    def discard(self) -> None:
-        """Any other end, and what a drop does: only what was committed stays findable.
-
-        Raises:
-            UnknownSequenceError: The allocation is closed.
-        """
-        self._allocator._end(self.allocation_id)
-
-
-class _Link(ref[BlockAllocation]):
-    """Outlives an allocation that is dropped, to say which one it was."""
-
-    __slots__ = ("allocation_id",)
-
-    allocation_id: int
 
 
 class BlockAllocator:
@@ -233,14 +107,15 @@ class BlockAllocator:
         self.block_size = size
         self._caching = prefix_caching
         self._window_size = MAX_TOKENS if prefix_caching else window
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         # Allocations are dropped anywhere: in other threads, and by the garbage collector in the
         # middle of a call of the manager. Appending here is all that happens then.
         self._dropped: deque[ref[BlockAllocation]] = deque()
         # Whose prefix may wait for a copy of the plan to come, and of the plan that is open.
         self._waiting: set[int] = set()
         self._in_flight: set[int] = set()
-        self._turn = asyncio.Lock()
+        self._open: list[CopyPlan] = []
+        self._closed = asyncio.Event()
 
     def __repr__(self) -> str:
         available = self.num_available
@@ -252,8 +127,12 @@ class BlockAllocator:
     @property
     def manager(self) -> BlockManager:
         """The manager that does the work, for its statistics. Its sequences belong to the port."""
-        while self._dropped:
-            self._release(cast("_Link", self._dropped.popleft()).allocation_id)
+        dropped = self._dropped
+        while dropped:
+            # One that was never handed out is not known, and may have no id.
+            allocation_id = getattr(dropped[0], "allocation_id", -1)
+            release = self._release(allocation_id) if allocation_id in self._links else []
+            at_once([*release, dropped.popleft], None)
         return self._manager
 
     @property
@@ -288,26 +167,22 @@ class BlockAllocator:
             num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
             if self._caching:
                 prompt = prefill_tokens
-        handle = link = None
+        handles: list[int] = []
         try:
-            handle = self._admit(prompt, min(num_tokens, self._window_size))
-            if handle is None:
+            if not self._admit(prompt, min(num_tokens, self._window_size), handles):
                 return None
+            [handle] = handles
             view = Sequence(self._manager, handle)
             allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
-            link = _Link(allocation, self._dropped.append)
+            link = Link(allocation, self._dropped.append)
             link.allocation_id = handle
-            if allocation.prefix_len % self.block_size:
-                self._waiting.add(handle)
-            self._links[handle] = link
+            waits = {handle} if allocation.prefix_len % self.block_size else set()
+            known = step(self._links.__setitem__, handle, link)
+            return at_once((known, step(self._waiting.update, waits), handles.clear), allocation)
         except BaseException:  # no memory, say
-            link = None  # before the allocation goes, which would be dropped a second time
-            if handle is not None:
-                self._links.pop(handle, None)
-                self._waiting.discard(handle)
+            for handle in handles:
                 self._manager.free(handle)
             raise
-        return allocation
 
     def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:
         """Closes the allocation of this id, as its ``close`` does.
@@ -334,28 +209,44 @@ class BlockAllocator:
         Run them inside, all at once or in any order. An end by an exception makes them due again.
         If another task has a plan open, this waits for it; allocating does not.
         """
-        async with self._turn:
-            plan = self.manager.take_copies()
-            self._in_flight, self._waiting = self._waiting, set()
-            try:
-                yield plan
-            except BaseException:
-                self.manager.copies_aborted(plan.ticket)
-                self._waiting |= self._in_flight
-                self._in_flight.clear()
-                raise
-            self.manager.copies_applied(plan.ticket)
-            self._in_flight.clear()
-
-    def _admit(self, prompt: Tokens, num_slots: int) -> int | None:
+        while self._open:
+            await self._closed.wait()
         try:
-            return self.manager.admit(prompt, num_slots=num_slots)
+            try:
+                self._closed.clear()
+                core = self.manager._core
+                # Noted down in the instruction that takes it.
+                self._open.extend(map(core.take_copies, (CopyPlan,)))
+                [plan] = self._open
+                at_once((step(self._in_flight.update, self._waiting), self._waiting.clear), None)
+                yield plan
+                applied = step(core.copies_applied, plan.ticket)
+                at_once((applied, self._in_flight.clear, self._open.clear), None)
+            finally:
+                self._close_plan()
+        finally:  # once more, if an exception from outside came in between
+            self._close_plan()
+
+    def _close_plan(self) -> None:
+        """Makes the copies of a plan that is open due again, and lets the next task have one."""
+        for plan in self._open[:]:
+            aborted = step(self._manager._core.copies_aborted, plan.ticket)
+            due = step(self._waiting.update, self._in_flight)
+            at_once((self._open.clear, aborted, due, self._in_flight.clear), None)
+        self._closed.set()
+
+    def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
+        """Whether there is room; the handle is noted down in the instruction that makes it."""
+        try:
+            core = self.manager._core
+            handles.extend(map(core.admit, (prompt,), (b"",), (None,), (num_slots,)))
         except (OutOfBlocksError, OutOfSequencesError):
-            return None
+            return False
         except NeverFitsError:
             raise
         except (TypeError, ValueError) as error:
             raise type(error)(f"prefill_tokens: {error}") from None
+        return True
 
     def _is_ready(self, allocation_id: int) -> bool:
         return allocation_id not in self._waiting and allocation_id not in self._in_flight
@@ -374,17 +265,23 @@ class BlockAllocator:
         if most and self._caching:
             self.manager.commit(handle, wanted)
 
-    def _end(self, allocation_id: int) -> None:
+    def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
         if allocation_id not in self._links:
             raise UnknownSequenceError(allocation_id)
-        _ = self.manager  # what was dropped before goes first
-        self._release(allocation_id)
+        core = self.manager._core  # what was dropped before goes first
+        steps = self._release(allocation_id)
+        most = computed._num_prompt_tokens if computed is not None and self._caching else 0
+        if most and self._is_ready(allocation_id):
+            steps.insert(0, step(core.commit, allocation_id, most))
+        at_once(steps, None)
 
-    def _release(self, allocation_id: int) -> None:
-        self._manager.free(allocation_id)
-        del self._links[allocation_id]
-        self._waiting.discard(allocation_id)
-        self._in_flight.discard(allocation_id)
+    def _release(self, allocation_id: int) -> list[Step]:
+        return [
+            step(self._manager._core.free, allocation_id),
+            step(self._links.pop, allocation_id),
+            step(self._waiting.discard, allocation_id),
+            step(self._in_flight.discard, allocation_id),
+        ]
 
 
 def _prompt_length(prefill_tokens: Tokens, tokens: int) -> int:

@@ -1,0 +1,1 @@
+"""Instruction counts of the hot calls, kept in the repository."""

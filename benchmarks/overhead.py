@@ -1,0 +1,197 @@
+"""What does Python add to a short call? Run ``python -m benchmarks.overhead``.
+
+The same calls are timed twice in one run: from Python, and from ``overhead.cc``, a loop in C++ with
+the core and no Python at all. A call from Python may take twice the core's own time and 150 ns.
+
+Prompts are 20 tokens long, the first block of 16 cached, so that nothing is hashed: a digest is a
+call of a Python function, a price of its own, paid once a block (``benchmarks.budgets``). The time
+of Python's loop counts as its calls'. Every number is the time of 256 calls in a row, divided; the
+verdict is on the minimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import machine, machine_name, repeat_command
+from blockmgr import BlockManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+HERE = Path(__file__).parent
+CORE = HERE.parent / "blockmgr" / "csrc"
+RESULTS = HERE / "results"
+
+CALLS = 256
+PROMPT_TOKENS = 20
+FACTOR = 2
+ALLOWANCE_NS = 150
+
+# Calls that hand out an array: NumPy takes longer to make one than they are allowed to take.
+RETURNS_ARRAY = ("match", "decode of 1")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Nanoseconds a call, from the core itself and from Python."""
+
+    name: str
+    core: float
+    core_median: float
+    python: float
+    python_median: float
+
+    @property
+    def bound(self) -> float:
+        """What the call may take."""
+        return FACTOR * self.core + ALLOWANCE_NS
+
+    @property
+    def verdict(self) -> str:
+        """Whether it keeps to that."""
+        if self.python <= self.bound:
+            return "met"
+        return "missed, makes an array" if self.name.startswith(RETURNS_ARRAY) else "missed"
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields, the bound and the verdict."""
+        return asdict(self) | {"bound": self.bound, "verdict": self.verdict}
+
+
+def build(folder: Path, cxx: str) -> Path:
+    """Compiles the loop and the core, as one unit and with the flags of the extension."""
+    sources = sorted(path for path in CORE.glob("*.cc") if not path.name.startswith("bindings"))
+    unit = folder / "unit.cc"
+    unit.write_text("".join(f'#include "{path}"\n' for path in [*sources, HERE / "overhead.cc"]))
+    program = folder / "overhead"
+    flags = ["-std=c++20", "-O3", f"-I{CORE}", "-pthread"]
+    subprocess.run([cxx, *flags, str(unit), "-o", str(program)], check=True)
+    return program
+
+
+def time_core(program: Path, rounds: int) -> dict[str, tuple[float, float]]:
+    """Minimum and median of each call without Python."""
+    command = [str(program), str(rounds)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = (line.split("\t") for line in out.splitlines())
+    return {name: (float(minimum), float(median)) for name, minimum, median in rows}
+
+
+class Calls:
+    """The calls of ``overhead.cc`` in the same order on the same state, from Python."""
+
+    def __init__(self, *, as_list: bool) -> None:
+        self._manager = BlockManager(4096, 16, max_seqs=1024, max_blocks_per_seq=64)
+        tokens = np.arange(PROMPT_TOKENS, dtype=np.uint32)
+        self._prompt: Any = tokens.tolist() if as_list else tokens
+        self._token: Any = [7] if as_list else np.array([7], dtype=np.uint32)
+        self.seconds: dict[str, list[float]] = {}
+        first = self._manager.admit(tokens)
+        self._manager.commit(first, PROMPT_TOKENS)
+        self._manager.free(first)
+
+    def _time(self, name: str, calls: Callable[[], Any]) -> Any:
+        start = perf_counter_ns()
+        result = calls()
+        took = perf_counter_ns() - start
+        self.seconds.setdefault(name, []).append(took / CALLS)
+        return result
+
+    def run(self) -> None:
+        """Each call ``CALLS`` times, once."""
+        manager, prompt, token, time = self._manager, self._prompt, self._token, self._time
+        time("match", lambda: [manager.match(prompt) for _ in range(CALLS)])
+        handles = time("admit", lambda: [manager.admit(prompt) for _ in range(CALLS)])
+        time("append", lambda: [manager.append(h, token) for h in handles])
+        time("commit", lambda: [manager.commit(h, PROMPT_TOKENS + 1) for h in handles])
+        # A batch is an array or a list, like the tokens.
+        batches = [[h] if isinstance(token, list) else np.array([h]) for h in handles]
+        time("decode of 1", lambda: [manager.decode(batch, token) for batch in batches])
+        forks = time("fork", lambda: [manager.fork(h) for h in handles])
+        children = [child for fork in forks for child in fork]
+        time("free of a fork", lambda: [manager.free(h) for h in children])
+        time("free", lambda: [manager.free(h) for h in handles])
+
+    def check(self) -> None:
+        """Fails if the calls did not do what they are timed for."""
+        stats = self._manager.stats()
+        assert stats.used_blocks == 0
+        assert stats.promoted_blocks == 1
+        assert stats.forks == CALLS * len(self.seconds["fork"])
+
+
+def compare(program: Path, rounds: int) -> Iterable[Row]:
+    """Python and the core in turns, with arrays and with lists; a row for each call."""
+    arrays, lists = Calls(as_list=False), Calls(as_list=True)
+    core: dict[str, list[tuple[float, float]]] = {}
+    turns = 5
+    for _ in range(turns):
+        for name, times in time_core(program, rounds).items():
+            core.setdefault(name, []).append(times)
+        for _ in range(rounds // turns):
+            arrays.run()
+            lists.run()
+    arrays.check()
+    lists.check()
+    takes_tokens = ("match", "admit", "append", "decode of 1")
+    for calls, suffix in ((arrays, ""), (lists, ", list")):
+        for name, seconds in calls.seconds.items():
+            if suffix and name not in takes_tokens:
+                continue
+            minima, medians = zip(*core[name], strict=True)
+            own = min(minima), statistics.median(medians)
+            yield Row(name + suffix, *own, min(seconds), statistics.median(seconds))
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table("call", "core ns", "Python ns", "median", "at most", "verdict", box=None)
+    for row in rows:
+        numbers = (row.core, row.python, row.python_median, row.bound)
+        table.add_row(row.name, *(f"{number:,.0f}" for number in numbers), row.verdict)
+    return table
+
+
+def main() -> None:
+    """Builds, measures, prints the table, and writes the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=500, help="times 256 calls of each kind")
+    parser.add_argument("--cxx", default="g++", help="compiler of the loop without Python")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
+    arguments = parser.parse_args()
+    if shutil.which(arguments.cxx) is None:
+        parser.error(f"no compiler is called {arguments.cxx}")
+
+    about = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(compare(build(Path(folder), arguments.cxx), arguments.rounds))
+    console = Console()
+    console.print(_table(rows))
+    document = {
+        "command": repeat_command("benchmarks.overhead"),
+        "machine": about,
+        "results": [row.as_json() for row in rows],
+    }
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = (
+        arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-overhead.json"
+    )
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Timing the same work of several systems, in turns.
+
+Like ``benchmarks.measure``, but a turn is bounded by time as well, since one system may take a
+thousand times as long as another, and every run is checked, not the last one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from time import perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+from benchmarks.measure import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Case", "Effort", "WrongWorkError", "expect", "time_in_turns", "timed", "without_gc"]
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Case(Protocol):
+    """One operation of one system that can be timed any number of times."""
+
+    def prepare(self) -> Call:
+        """Brings back the state that is timed on: a function and its arguments."""
+
+    def done(self, result: Any) -> None:
+        """Fails if the run did not do what it is timed for."""
+
+    def finish(self) -> None:
+        """Fails if the runs together did not."""
+
+
+class WrongWorkError(Exception):
+    """A system did not do the work that it was timed for."""
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    """Raises ``WrongWorkError`` unless the two are equal."""
+    if found != wanted:
+        raise WrongWorkError(f"{what}: found {found}, expected {wanted}")
+
+
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+    """What it returns, and the nanoseconds it took.
+
+    Those of the wall's clock, or of the thread's own if they are fewer: the first costs next to
+    nothing to read, the second does not count the time in which another process had the core.
+    """
+    own = thread_time_ns()
+    start = perf_counter_ns()
+    result = function(*arguments)
+    stop = perf_counter_ns()
+    return result, min(stop - start, thread_time_ns() - own)
+
+
+class Effort:
+    """How long to time.
+
+    Args:
+        rounds: Turns of each system.
+        burst: Timed runs in a turn, at most.
+        seconds: Time after which a turn ends, at least one run in.
+        warm_up: Runs at the start of a turn that are not counted, at most.
+    """
+
+    def __init__(self, rounds: int, burst: int, seconds: float, warm_up: int = 5) -> None:
+        self.rounds, self.burst, self.warm_up = rounds, burst, warm_up
+        self.nanoseconds = int(seconds * 1e9)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Keeps the garbage collector out of the timings, and what is alive out of its way.
+
+    Without the second, collecting between two runs would walk a million objects of a large pool.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def time_in_turns(cases: Mapping[str, Case], effort: Effort) -> dict[str, Timing | Exception]:
+    """Times every case in turns; one that fails is left out from then on, with its error."""
+    runs: dict[str, list[float]] = {name: [] for name in cases}
+    failed: dict[str, Exception] = {}
+    with without_gc():
+        for _ in range(effort.rounds):
+            for name, case in cases.items():
+                if name in failed:
+                    continue
+                try:
+                    runs[name] += _turn(case, effort)
+                except Exception as error:
+                    failed[name] = error
+        for name, case in cases.items():
+            if name not in failed:
+                try:
+                    case.finish()
+                except WrongWorkError as error:
+                    failed[name] = error
+    return {name: failed.get(name) or Timing.of(runs[name]) for name in cases}
+
+
+def _turn(case: Case, effort: Effort) -> list[float]:
+    _runs(case, effort.warm_up, effort.nanoseconds // 2)
+    return _runs(case, effort.burst, effort.nanoseconds)
+
+
+def _runs(case: Case, at_most: int, nanoseconds: int) -> list[float]:
+    seconds: list[float] = []
+    until = perf_counter_ns() + nanoseconds
+    for _ in range(at_most):
+        function, arguments = case.prepare()
+        result, nanoseconds = timed(function, *arguments)
+        case.done(result)
+        seconds.append(nanoseconds * 1e-9)
+        del function, arguments, result
+        gc.collect(0)  # requests of some systems are cycles, and memory would never be used again
+        if perf_counter_ns() > until:
+            break
+    return seconds

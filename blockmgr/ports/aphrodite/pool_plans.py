@@ -1,0 +1,259 @@
+"""The steps of which an allocator's calls are made, for those calls, block tables and swaps."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+
+import numpy as np
+
+from blockmgr.blocks import CopyPlan
+from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run
+from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
+from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes
+from blockmgr.ports.commits import Loan, at_once, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from blockmgr.pool import BlockPool
+    from blockmgr.ports.aphrodite.caching import PrefixCache
+    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.aphrodite.tracking import HitCounter
+    from blockmgr.ports.commits import Step
+
+__all__ = ["PoolPlans"]
+
+T = TypeVar("T")
+
+
+class PoolPlans(BlockAllocator):
+    """An allocator's books, and plans to change them together with its pool's.
+
+    The attributes are those of ``PoolAllocator``, which is the only one of its kind.
+    """
+
+    block_class: type[PoolBlock]
+    caches: ClassVar[bool]
+
+    pool: BlockPool
+    block_size: int
+    prefix_cache: PrefixCache
+    hits: HitCounter
+    _ids: Sequence[int]
+
+    def extend(
+        self,
+        prev_block: Block | None,
+        tokens: tuple[int, ...],
+        num_empty: int,
+        extra_hash: int | None,
+        publish: Callable[[BlockView], tuple[list[Step], T]],
+    ) -> T:
+        """Blocks with these tokens, then ``num_empty`` empty ones. For block tables.
+
+        Args:
+            prev_block: The block they follow.
+            tokens: Their tokens.
+            num_empty: Blocks without tokens after them.
+            extra_hash: Their extra key.
+            publish: Plans what is made of the blocks: the steps, and what is returned. The columns
+                of a run of their own are filled by then.
+        """
+        previous = self._previous(prev_block)
+        checked_extra(extra_hash)
+        if previous is not None and tokens and not previous.is_full:
+            raise BlockStateError(
+                previous.held(), f"prev_block has {previous.num_empty_slots} empty slots"
+            )
+        size = self.block_size
+        num_full = len(tokens) // size
+        parent = self.prefix_cache.node(None if previous is None else previous.place)
+        keep = self.caches and parent is not None and num_full > 0
+        key = extra_bytes(extra_hash)
+        # The look-up is what checks the tokens, so it is made even where it cannot find any.
+        found: list[int] = self.pool.find(
+            tokens,
+            parent=-1 if parent is None else parent,
+            extras=dict.fromkeys(range(num_full), key) if key else None,
+        ).tolist()
+        if not keep:
+            found = []
+        num_blocks = -(-len(tokens) // size) + num_empty
+        loan = Loan(self.pool) if num_blocks > len(found) else None
+        fresh: list[int] = []
+        steps: list[Step] = []
+        try:
+            if loan:
+                fresh = self.take_beside(loan, found, num_blocks - len(found))
+            else:  # nothing is evicted for it, so this can wait
+                steps.append(step(self.pool._core.acquire, found))
+            num_fresh = num_full - len(found)
+            if keep and num_fresh:
+                rest = tokens[len(found) * size : num_full * size]
+                keys = [(i, key) for i in range(num_fresh)] if key else None
+                before = found[-1] if found else parent
+                chained = fresh[:num_fresh]
+                steps += [
+                    step(self.pool._core.promote_chain, chained, rest, before, b"", keys),
+                    self.prefix_cache.add(chained),
+                ]
+            run = self._run_after(previous)
+            start = len(run.blocks)
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+            steps += run.extend(
+                found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
+            )
+            if self.caches and num_full:
+                steps.append(self.hits.count(num_full, len(found)))
+                if not keep:
+                    waiting = {(run, start + i): fresh[i] for i in range(num_full)}
+                    steps.append(self.prefix_cache.wait(waiting))
+            more, result = publish(BlockView(run, start, start + num_blocks))
+            steps += more
+            if loan:
+                steps.append(loan.keep)
+            return at_once(steps, result)
+        except BaseException:
+            if loan:
+                loan.give_back()
+            raise
+
+    def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
+        """Adds empty blocks at the end of a run. For block tables."""
+        # Taken when the step is made, when others may have been given back.
+        taken = map(np.ndarray.tolist, map(self.pool._core.take, (n,)))
+        return run.extend(chain.from_iterable(taken), [()] * n, extra_hash)
+
+    def take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
+        """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
+        # All counting before any change: idle blocks that are found are not available any more.
+        pool = self.pool
+        available = pool.num_available
+        if n + len(found) > available:
+            needed = n + pool.are_idle(found).tolist().count(True)
+            if needed > available:
+                raise NoFreeBlocksError(needed, available)
+        if found:
+            loan.acquire(found)
+        taken: list[int] = loan.take(n).tolist() if n else []
+        return taken
+
+    def carry_out(self, steps: list[Step], result: T) -> T:
+        """Makes the steps at once, of which the first may find no block."""
+        try:
+            return at_once(steps, result)
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+
+    def fill(
+        self, run: Run, index: int, tokens: tuple[int, ...], is_next: bool, extra: int | None
+    ) -> tuple[list[Step], bool]:
+        """Lets a block hold these tokens, after those it holds.
+
+        Args:
+            run: The run of the block.
+            index: Its place there; beyond the end if it is added by then.
+            tokens: What it holds by then, present tokens included.
+            is_next: Whether the block before is cached by then.
+            extra: The extra key of a block that is added by then.
+
+        Returns:
+            The steps, and whether the block is cached by then.
+        """
+        steps: list[Step] = []
+        waits = False
+        if index < len(run.blocks):
+            steps, waits = self._make_writable(run, index)
+            extra = run.extras.get(index)
+        steps.append(step(run.tokens.__setitem__, index, tokens))
+        if not self.caches or len(tokens) < self.block_size:
+            return steps, False
+        is_next = is_next and not waits
+        return steps + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
+
+    def _make_writable(self, run: Run, index: int) -> tuple[list[Step], bool]:
+        """Moves a block if it is shared; whether what stands there then waits for a copy."""
+        block, count = run.blocks[index], len(run.tokens[index])
+        if self.pool._core.ref_count(block) == 1:
+            return [], self.pool.waits_for_copy(block)
+        moved = map(self.pool._core.make_writable, (block,), (count,))
+        return [step(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
+
+    def hand_out_copies(self, form: Callable[[dict[int, list[int]]], T]) -> T:
+        """``clear_copy_on_writes``, in another form."""
+        core = self.pool._core
+        plans: list[CopyPlan] = []
+        try:
+            # Noted down in the same instruction.
+            plans.extend(map(core.take_copies, (CopyPlan,)))
+            copies: dict[int, list[int]] = {}
+            for source, destination, _ in plans[0]:
+                copies.setdefault(self._ids[source], []).append(self._ids[destination])
+            # All that were planned are in it, so nothing waits for a copy any more.
+            applied = step(core.copies_applied, plans[0].ticket)
+            promoted = self.prefix_cache.promote_waiting()
+            return at_once([applied, *promoted, plans.clear], form(copies))
+        except BaseException:
+            for plan in plans:
+                core.copies_aborted(plan.ticket)
+            raise
+
+    def fork_run(self, run: Run) -> tuple[Run, list[Step]]:
+        """The same for a table, some of whose blocks may have left its window."""
+        return self._fork([(run, len(run.blocks))])
+
+    def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
+        copy = Run(self.itself)
+        for run, stop in parts:
+            copy.add_slice(run, stop)
+        acquired = step(self.pool._core.acquire, copy.held())
+        return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
+
+    def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
+        """Frees some blocks of a run, none of which was freed before. For block tables."""
+        blocks = run.blocks[start:stop]
+        if FREED in blocks:
+            run.view(start + blocks.index(FREED)).held()  # raises
+        return [step(self.pool._core.release, blocks), *run.drop(start, stop)]
+
+    def free_run(self, run: Run) -> list[Step]:
+        """Frees all blocks of a run that are held, the last first. For block tables."""
+        return [step(self.pool._core.release, run.held()[::-1]), *run.drop_all()]
+
+    def refuse_waiting(self, blocks: list[int]) -> None:
+        """Raises for blocks of the pool that wait for a copy. For swaps.
+
+        Raises:
+            BlockStateError: One does.
+        """
+        for block in blocks:
+            if block != FREED and self.pool.waits_for_copy(block):
+                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
+
+    def _mine(self, block: Block) -> PoolBlock:
+        if not isinstance(block, self.block_class):
+            raise TypeError(
+                f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
+            )
+        if block._run.allocator is not self:
+            raise ValueError("block belongs to another allocator")
+        return block
+
+    def _previous(self, prev_block: Block | None) -> PoolBlock | None:
+        if prev_block is None:
+            return None
+        previous = self._mine(prev_block)
+        previous.held()  # raises if it has been freed: nothing can follow what is not there
+        return previous
+
+    def _run_after(self, previous: PoolBlock | None) -> Run:
+        if previous is not None and previous._index + 1 == len(previous._run.blocks):
+            return previous._run
+        return Run(self.itself, previous)
+
+    @property
+    def itself(self) -> PoolAllocator:
+        """The allocator whose plans these are."""
+        return cast("PoolAllocator", self)

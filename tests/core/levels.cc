@@ -1,0 +1,138 @@
+#include "levels.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace blockmgr::testing {
+
+Levels::Levels(const Sequences& core, int num_blocks)
+    : core_(core), said_(static_cast<std::size_t>(num_blocks)) {}
+
+bool Levels::is_idle(BlockId b) const {
+  const Block& block = core_.blocks()[b];
+  return block.keyed() && !block.used() && !block.fence;
+}
+
+// A pin ends at the last block of its chain that is still cached.
+std::vector<bool> Levels::pin_ends() const {
+  std::vector<bool> ends(said_.size());
+  for (const auto& [id, chain] : pins_) {
+    BlockId last = kNoBlock;
+    for (std::size_t i = 0; i < chain.blocks.size(); ++i) {
+      const Block& block = core_.blocks()[chain.blocks[i]];
+      if (!block.keyed() || block.generation != chain.generations[i]) break;
+      last = chain.blocks[i];
+    }
+    if (last >= 0) ends[static_cast<std::size_t>(last)] = true;
+  }
+  return ends;
+}
+
+int Levels::own_level(BlockId b, bool pinned) const {
+  const Said& said = at(b);
+  const bool retained =
+      said.retention != kNoLevel && said.generation == core_.blocks()[b].generation;
+  return pinned ? kPinned : retained ? said.retention : said.hint;
+}
+
+// No parent below its children.
+std::vector<int> Levels::due(const std::vector<bool>& ends) const {
+  std::vector<int> due(said_.size(), kLow);
+  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+    if (!core_.blocks()[b].keyed()) continue;
+    const int own = own_level(b, ends[static_cast<std::size_t>(b)]);
+    for (NodeId up = b; up >= 0; up = core_.blocks()[up].parent)
+      due[static_cast<std::size_t>(up)] = std::max(due[static_cast<std::size_t>(up)], own);
+  }
+  return due;
+}
+
+void Levels::before_call() {
+  const std::vector<bool> ends = pin_ends();
+  const std::vector<int> levels = due(ends);
+  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+    Said& said = at(b);
+    said.own = own_level(b, ends[static_cast<std::size_t>(b)]);
+    said.level = levels[static_cast<std::size_t>(b)];
+    said.was_idle = is_idle(b);
+    said.was_full = core_.blocks()[b].key_tokens == core_.config().block_size;
+    said.old_generation = core_.blocks()[b].generation;
+  }
+}
+
+void Levels::after_call(double now) {
+  int highest_gone = kLow;
+  int lowest_left = kNumLevels;
+  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+    Said& said = at(b);
+    const Block& block = core_.blocks()[b];
+    const bool same = said.old_generation == block.generation;
+    if (said.was_idle && !same && said.was_full) highest_gone = std::max(highest_gone, said.own);
+    if (said.was_idle && same && is_idle(b)) lowest_left = std::min(lowest_left, said.level);
+    if (!same || (block.keyed() && !said.keyed)) said.hint = kNormal;
+    said.keyed = block.keyed();
+    if (said.until <= now) said.retention = kNoLevel;
+  }
+  higher_went_first_ = highest_gone > lowest_left;
+}
+
+void Levels::found(const std::vector<BlockId>& blocks) {
+  for (const BlockId b : blocks) at(b).hint = kNormal;
+}
+
+void Levels::retain(BlockId b, int level, double until) {
+  Said& said = at(b);
+  said.retention = until > core_.time() ? level : kNoLevel;
+  said.until = until;
+  said.generation = core_.blocks()[b].generation;
+}
+
+// The higher retention holds, and of two that are equal the longer.
+void Levels::inherit(BlockId from, BlockId cached) {
+  const Said& given = at(from);
+  Said& own = at(cached);
+  if (given.retention == kNoLevel || given.generation != given.old_generation) return;
+  const bool retained =
+      own.retention != kNoLevel && own.generation == core_.blocks()[cached].generation;
+  if (retained && std::pair(given.retention, given.until) <= std::pair(own.retention, own.until))
+    return;
+  own.retention = given.retention;
+  own.until = given.until;
+  own.generation = core_.blocks()[cached].generation;
+}
+
+void Levels::pin(std::int64_t id, const std::vector<BlockId>& chain) {
+  Chain& kept = pins_[id];
+  kept.blocks = chain;
+  for (const BlockId b : chain) kept.generations.push_back(core_.blocks()[b].generation);
+}
+
+std::int64_t Levels::any_pin(std::size_t which) const {
+  if (pins_.empty()) return 1;
+  return std::next(pins_.begin(), static_cast<std::ptrdiff_t>(which % pins_.size()))->first;
+}
+
+std::int64_t Levels::num_pinned() const {
+  const std::vector<int> levels = due(pin_ends());
+  return std::count(levels.begin(), levels.end(), static_cast<int>(kPinned));
+}
+
+std::int64_t Levels::num_unpinned(const std::vector<BlockId>& chain) const {
+  const std::vector<int> levels = due(pin_ends());
+  return std::count_if(chain.begin(), chain.end(),
+                       [&](BlockId b) { return levels[static_cast<std::size_t>(b)] != kPinned; });
+}
+
+std::string Levels::wrong() const {
+  if (higher_went_first_) return "a block was evicted while one of a lower level was idle";
+  const std::vector<int> levels = due(pin_ends());
+  for (BlockId b = 0; b < core_.blocks().count; ++b)
+    if (core_.blocks()[b].keyed() &&
+        core_.retention()->level(b) != levels[static_cast<std::size_t>(b)])
+      return "block " + std::to_string(b) + " stands at level " +
+             std::to_string(core_.retention()->level(b)) + ", should at " +
+             std::to_string(levels[static_cast<std::size_t>(b)]);
+  return {};
+}
+
+}  // namespace blockmgr::testing

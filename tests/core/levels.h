@@ -1,0 +1,68 @@
+// What levels blocks are due, from what the engine has said of them and nothing else.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sequences.h"
+
+namespace blockmgr::testing {
+
+class Levels {
+ public:
+  Levels(const Sequences& core, int num_blocks);
+
+  // Before and after a call: what lost its content or was cached in it starts anew.
+  void before_call();
+  void after_call(double now);
+
+  void found(const std::vector<BlockId>& blocks);  // by an admission: hints are used up
+  void retain(BlockId b, int level, double until);
+  void inherit(BlockId from, BlockId cached);
+  void hint(BlockId b, bool reuse) { at(b).hint = reuse ? kExpected : kLow; }
+  bool is_expected(BlockId b) const { return at(b).hint == kExpected; }
+  void pin(std::int64_t id, const std::vector<BlockId>& chain);
+  void unpin(std::int64_t id) { pins_.erase(id); }
+  int num_pins() const { return static_cast<int>(pins_.size()); }
+  std::int64_t any_pin(std::size_t which) const;
+  // Blocks that pins cover, and those of a chain that none covers.
+  std::int64_t num_pinned() const;
+  std::int64_t num_unpinned(const std::vector<BlockId>& chain) const;
+
+  // The first thing that is not as it should be; empty: all is.
+  std::string wrong() const;
+
+ private:
+  struct Said {
+    std::uint32_t generation = 0;
+    int retention = kNoLevel;
+    double until = kForever;
+    int hint = kNormal;
+    bool keyed = false;
+    // Before the call.
+    int own = kNormal;
+    int level = kNormal;
+    std::uint32_t old_generation = 0;
+    bool was_idle = false;
+    bool was_full = false;
+  };
+  struct Chain {
+    std::vector<BlockId> blocks;
+    std::vector<std::uint32_t> generations;
+  };
+  Said& at(BlockId b) { return said_[static_cast<std::size_t>(b)]; }
+  const Said& at(BlockId b) const { return said_[static_cast<std::size_t>(b)]; }
+  bool is_idle(BlockId b) const;
+  std::vector<bool> pin_ends() const;
+  std::vector<int> due(const std::vector<bool>& ends) const;
+  int own_level(BlockId b, bool pinned) const;
+
+  const Sequences& core_;
+  std::vector<Said> said_;
+  std::map<std::int64_t, Chain> pins_;
+  bool higher_went_first_ = false;
+};
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,201 @@
+#include "operations.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+
+namespace blockmgr::testing {
+
+namespace {
+
+using Order = std::vector<std::size_t>;
+using Operations = std::vector<Operation>;
+
+const Order kInOrder = {0, 1, 2};
+
+template <class Numbers>
+std::string shown(const Numbers& numbers) {
+  std::string out;
+  for (const auto number : numbers) out += std::to_string(number);
+  return out;
+}
+
+// A prompt of each wanted shape, in both namespaces.
+template <class Wanted>
+void add_admissions(Operations& all, const Names& names, Wanted wanted) {
+  for (std::size_t length = 1; length <= 3; ++length)
+    for (unsigned bits = 0; bits < 1u << length; ++bits) {
+      std::vector<Token> tokens;
+      for (std::size_t i = 0; i < length; ++i) tokens.push_back(bits >> i & 1);
+      if (!wanted(tokens)) continue;
+      for (const int name : names)
+        all.push_back({"admit " + shown(tokens) + " in " + std::to_string(name),
+                       [=](World& world) { world.admit(tokens, name, 0, 0); }});
+    }
+}
+
+// Of one token, and of three that begin with two equal ones; appended tokens make the others.
+bool is_basic(const std::vector<Token>& tokens) {
+  return tokens.size() == 1 || (tokens.size() == 3 && tokens[0] == tokens[1]);
+}
+
+// One operation for each sequence there may be.
+template <class Run>
+void add_for_each(Operations& all, const std::string& name, Run run) {
+  for (std::size_t i = 0; i < kMostSequences; ++i)
+    all.push_back({name + " " + std::to_string(i), [=](World& world) {
+                     if (i < world.entries().size()) run(world, EntryPtr(world.entries()[i]));
+                   }});
+}
+
+// One operation for each order in which the sequences can be gone through: what comes first gets
+// the block that the others share afterwards. Fewer sequences have fewer orders.
+template <class Run>
+void add_for_each_order(Operations& all, const std::string& name, Run run) {
+  Order order = kInOrder;
+  do {
+    std::size_t fewest = kMostSequences;
+    while (fewest && order[fewest - 1] == fewest - 1) --fewest;
+    all.push_back(
+        {name + (order == kInOrder ? "" : " in the order " + shown(order)), [=](World& world) {
+           const std::size_t count = world.entries().size();
+           if (count < fewest) return;
+           Order shorter = order;
+           shorter.resize(count);
+           run(world, shorter);
+         }});
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+void add_few(Operations& all, const Names& names) {
+  add_admissions(all, names, is_basic);
+  for (const Token token : {Token{0}, Token{1}})
+    add_for_each(all, "append " + std::to_string(token) + " to",
+                 [=](World& world, const EntryPtr& entry) { world.append(*entry, {token}); });
+  add_for_each(all, "fork", [](World& world, const EntryPtr& entry) { world.fork(entry, 1); });
+  add_for_each(all, "free", [](World& world, const EntryPtr& entry) { world.free(entry); });
+  add_for_each_order(all, "step", [](World& world, const Order& order) {
+    world.reorder(order);
+    world.step();
+  });
+  all.push_back({"begin", [](World& world) {
+                   if (world.steps().empty()) world.begin(SIZE_MAX, false);
+                 }});
+  add_for_each_order(all, "finish", [](World& world, const Order& order) {
+    if (world.steps().empty()) return;
+    world.reorder(order);
+    world.finish(world.steps().front(), 0);
+  });
+  all.push_back({"abort", [](World& world) {
+                   if (world.open()) world.abort();
+                 }});
+}
+
+void add_prompts(Operations& all, const Names& names) {
+  add_admissions(all, names, [](const auto& tokens) { return !is_basic(tokens); });
+}
+
+void add_truncations(Operations& all, const Names&) {
+  add_for_each(all, "truncate", [](World& world, const EntryPtr& entry) {
+    world.truncate(*entry, static_cast<std::int64_t>(entry->tokens.size()) - 1);
+  });
+  add_for_each(all, "truncate to one token",
+               [](World& world, const EntryPtr& entry) { world.truncate(*entry, 1); });
+}
+
+void add_preemptions(Operations& all, const Names&) {
+  add_for_each(all, "preempt", [](World& world, const EntryPtr& e) { world.preempt(*e); });
+  add_for_each(all, "resume", [](World& world, const EntryPtr& e) { world.resume(*e, 0); });
+}
+
+void add_look_aheads(Operations& all, const Names&) {
+  add_for_each(all, "look ahead of", [](World& world, const EntryPtr& entry) {
+    world.reserve(*entry, static_cast<std::int64_t>(entry->tokens.size()) + 2);
+  });
+}
+
+void add_decodes(Operations& all, const Names&) {
+  for (const Token token : {Token{0}, Token{1}})
+    add_for_each_order(all, "decode " + std::to_string(token),
+                       [=](World& world, const Order& order) {
+                         std::vector<EntryPtr> running;
+                         for (const std::size_t index : order)
+                           if (world.entries()[index]->running)
+                             running.push_back(world.entries()[index]);
+                         world.decode(running, std::vector<Token>(running.size(), token));
+                       });
+}
+
+// Parents of this many sequences, as numbers in base of it.
+std::vector<std::int64_t> parents_of(std::size_t way, std::size_t count) {
+  std::vector<std::int64_t> parents;
+  for (std::size_t i = 0; i < count; ++i, way /= count)
+    parents.push_back(static_cast<std::int64_t>(way % count));
+  return parents;
+}
+
+// Those that stay what they are come last.
+bool changing_first(const std::vector<std::int64_t>& parents) {
+  std::vector<bool> stays;
+  for (std::size_t i = 0; i < parents.size(); ++i)
+    stays.push_back(parents[i] == static_cast<std::int64_t>(i));
+  return !stays[0] && std::is_sorted(stays.begin(), stays.end());
+}
+
+// Of two sequences, whichever they are, and of three, in any order: each way to say whose fork each
+// becomes.
+void add_reparents(Operations& all, const Names&) {
+  for (const std::size_t count : {std::size_t{2}, std::size_t{3}})
+    for (std::size_t way = 0; way < (count == 2 ? 4 : 27); ++way) {
+      const std::vector<std::int64_t> parents = parents_of(way, count);
+      if (!changing_first(parents)) continue;
+      Order order = kInOrder;
+      do {
+        Order named = order;
+        named.resize(count);
+        const std::size_t highest = *std::max_element(named.begin(), named.end());
+        all.push_back({"reparent " + shown(named) + " to " + shown(parents), [=](World& world) {
+                         if (world.entries().size() <= highest) return;
+                         std::vector<EntryPtr> entries;
+                         for (const std::size_t i : named) entries.push_back(world.entries()[i]);
+                         world.reparent(entries, parents);
+                       }});
+      } while (std::next_permutation(order.begin(), order.end()));
+    }
+}
+
+void add_part_steps(Operations& all, const Names&) {
+  add_for_each_order(all, "step, one token held back", [](World& world, const Order& order) {
+    world.reorder(order);
+    world.step(SIZE_MAX, 1);
+  });
+  all.push_back({"copies applied", [](World& world) { world.resolve(); }});
+}
+
+const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
+    {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},
+    {"lookahead", add_look_aheads}, {"decode", add_decodes},       {"reparent", add_reparents},
+    {"parts", add_part_steps}};
+
+}  // namespace
+
+std::vector<Operation> make_operations(const std::string& wanted, const Names& names) {
+  Operations all;
+  add_few(all, names);
+  if (wanted == "all") {
+    for (const auto& [family, add] : kFamilies) add(all, names);
+    return all;
+  }
+  for (std::size_t at = 0; at < wanted.size();) {
+    const std::size_t end = std::min(wanted.find('+', at), wanted.size());
+    const std::string family = wanted.substr(at, end - at);
+    if (family != "few") {
+      if (!kFamilies.count(family)) throw std::invalid_argument("no operations: " + family);
+      kFamilies.at(family)(all, names);
+    }
+    at = end + 1;
+  }
+  return all;
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,228 @@
+// What is said of blocks to come, and what one namespace feels of another.
+#include <algorithm>
+#include <cmath>
+
+#include "world.h"
+
+namespace blockmgr::testing {
+
+// ---- quotas -------------------------------------------------------------------------------------
+
+std::vector<std::array<std::int64_t, 3>> World::shares() const {
+  std::vector<std::array<std::int64_t, 3>> result;
+  if (config_.quotas.empty()) return result;
+  for (int p = 0; p < core_.pool().num_partitions(); ++p) {
+    const Pool::Partition& own = core_.pool().partition(p);
+    result.push_back({own.free.size(), own.idle.size(), own.num_evicted});
+  }
+  return result;
+}
+
+void World::check_others(const std::vector<std::array<std::int64_t, 3>>& before,
+                         unsigned touched) const {
+  const auto after = shares();
+  for (std::size_t p = 0; p < before.size(); ++p)
+    EXPECT(touched >> p & 1 || before[p] == after[p], "a call is felt in another's quota");
+}
+
+void World::check_quotas() const {
+  for (std::size_t i = 0; i < config_.quotas.size(); ++i) {
+    std::vector<BlockId> held;
+    for (const EntryPtr& entry : entries_) {
+      if (partition_of(entry->name) != static_cast<int>(i) + 1) continue;
+      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      held.insert(held.end(), table, table + view(*entry).num_blocks);
+    }
+    std::sort(held.begin(), held.end());
+    held.erase(std::unique(held.begin(), held.end()), held.end());
+    EXPECT(static_cast<int>(held.size()) <= config_.quotas[i].blocks,
+           "a namespace holds more than its quota");
+  }
+}
+
+// ---- levels -------------------------------------------------------------------------------------
+
+// What an admission has found: its hints are used up, and the policy was told.
+void World::note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before) {
+  if (config_.retention) levels_.found(match.blocks);
+  if (!witness_) return;
+  const auto full = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
+  EXPECT(witness_->found == match.blocks, "the policy was not told what an admission found");
+  EXPECT(witness_->num_hits - hits_before == (view(entry).num_cached > full),
+         "the policy was not told of a part that was found");
+}
+
+// The blocks a commit may merge into others: neither cached nor merged already.
+std::vector<std::vector<BlockId>> World::merging() const {
+  std::vector<std::vector<BlockId>> tables;
+  for (const EntryPtr& entry : entries_) {
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    tables.emplace_back();
+    const std::int64_t most = view(*entry).num_blocks;
+    for (std::int64_t i = 0; i < most; ++i) {
+      const Block& block = core_.blocks()[table[i]];
+      tables.back().push_back(block.keyed() || block.parent >= 0 ? kNoBlock : table[i]);
+    }
+  }
+  return tables;
+}
+
+void World::merged(const std::vector<std::vector<BlockId>>& before) {
+  for (std::size_t e = 0; e < before.size(); ++e) {
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entries_[e]->handle));
+    for (std::int64_t i = 0; i < view(*entries_[e]).num_chained; ++i) {
+      const BlockId own = before[e][static_cast<std::size_t>(i)];
+      if (own < 0) continue;
+      const BlockId twin = core_.blocks()[own].keyed() ? kNoBlock : core_.blocks()[own].parent;
+      if (table[i] != own) {
+        levels_.inherit(own, table[i]);
+      } else if (twin >= 0) {
+        levels_.inherit(own, twin);
+      }
+    }
+  }
+}
+
+void World::retain(const Entry& entry, std::int64_t start, std::int64_t stop, int level,
+                   double ttl) {
+  const std::int64_t most = std::min(view(entry).num_tokens, slots_of(entry));
+  const bool in_range = 0 <= start && start < stop && stop <= most;
+  const Outcome due = !entry.running ? kWrongState : in_range ? kDone : kBadValue;
+  std::int64_t count = 0;
+  const auto run = [&] { count = core_.retain(entry.handle, start, stop, level, ttl); };
+  if (call(kRetain, bit(due), run) == kDone) {
+    const std::int64_t first = start / config_.block_size;
+    EXPECT(count == blocks_for(stop) - first, "retain miscounts the blocks it retains");
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+    for (std::int64_t i = first; i < blocks_for(stop); ++i) {
+      const Block& block = core_.blocks()[table[i]];
+      const bool has_twin = !block.keyed() && block.parent >= 0;
+      levels_.retain(has_twin ? block.parent : table[i], level, core_.time() + ttl);
+    }
+  }
+  settle();
+}
+
+// The cached blocks of these tokens, the last one included.
+std::vector<BlockId> World::full_prefix(const Entry& entry) {
+  std::vector<Token> tokens = entry.tokens;
+  tokens.push_back(0);
+  if (blocks_for(static_cast<std::int64_t>(tokens.size())) > config_.row_width) tokens.pop_back();
+  const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
+  MatchResult match = core_.match(prompt(tokens, entry.name, entry.extras, 0));
+  if (digester_) digester_->fails_in = fails_in;
+  return std::move(match.blocks);
+}
+
+void World::retain_prefix(const Entry& entry, int level, double ttl) {
+  if (static_cast<int>(entry.tokens.size()) >= config_.row_width * config_.block_size) return;
+  const std::vector<BlockId> blocks = full_prefix(entry);
+  const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
+  std::int64_t count = 0;
+  if (call(kRetainPrefix, bit(kDone), [&] { count = core_.retain_prefix(asked, level, ttl); }) ==
+      kDone) {
+    EXPECT(count == static_cast<std::int64_t>(blocks.size()), "retain_prefix misses a block");
+    for (const BlockId b : blocks) levels_.retain(b, level, core_.time() + ttl);
+  }
+  settle();
+}
+
+void World::pin(const Entry& entry) {
+  if (static_cast<int>(entry.tokens.size()) >= config_.row_width * config_.block_size) return;
+  const std::vector<BlockId> blocks = full_prefix(entry);
+  const std::int64_t room = config_.max_pinned_blocks - levels_.num_pinned();
+  const bool fits =
+      levels_.num_unpinned(blocks) <= room && levels_.num_pins() < config_.max_pinned_blocks;
+  const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
+  std::int64_t id = 0;
+  if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = core_.pin(asked); }) == kDone) {
+    levels_.pin(id, blocks);
+    EXPECT(core_.view_pin(id).num_blocks == static_cast<std::int32_t>(blocks.size()),
+           "a pin covers other blocks than were found");
+  }
+  settle();
+}
+
+void World::unpin(std::size_t which) {
+  const std::int64_t id = levels_.any_pin(which);
+  const Outcome due = levels_.num_pins() ? kDone : kUnknownPin;
+  if (call(kUnpin, bit(due), [&] { core_.unpin(id); }) == kDone) {
+    levels_.unpin(id);
+    unpin_unknown(id);
+  }
+  settle();
+}
+
+void World::unpin_unknown(std::int64_t pin) {
+  call(kUnpin, bit(kUnknownPin), [&] { core_.unpin(pin); });
+}
+
+void World::touch(const Entry& entry) {
+  const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
+  const bool too_long = blocks_for(asked.num_tokens) > config_.row_width;
+  MatchResult match;
+  if (!too_long) match = found_for(entry);
+  const std::int64_t idle = needed_for(match, 0);
+  std::int64_t count = 0;
+  touching(entry.name);
+  if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = core_.touch(asked); }) ==
+      kDone)
+    EXPECT(count == idle || (match.num_partial && count == idle + 1),
+           "touch miscounts the idle blocks");
+  settle();
+}
+
+void World::set_time(double seconds) {
+  const Outcome due = std::isfinite(seconds) && seconds >= core_.time() ? kDone : kBadValue;
+  call(kSetTime, bit(due), [&] { core_.set_time(seconds); });
+  settle();
+}
+
+// Free, with what is expected of the blocks. One that ends gives up what is its own: from its end
+// up to a block that others use, that others continue from, or that is expected.
+void World::end(const EntryPtr& entry, bool expect_reuse) {
+  const EntryPtr kept = entry;
+  const Outcome due = ahead(*kept) ? kStepRefused : kDone;
+  const std::int32_t* row = core_.table_at(Sequences::row_of(kept->handle));
+  const std::vector<BlockId> table(row, row + view(*kept).num_blocks);
+  std::vector<BlockId> chain;  // the last first; what is cached of it before the call
+  for (std::size_t i = table.size(); i-- > 0;) {
+    const Block& block = core_.blocks()[table[i]];
+    chain.push_back(block.keyed() ? table[i] : block.parent);
+  }
+  std::vector<int> others(chain.size());  // tables of others that name the block
+  for (std::size_t i = 0; i < chain.size(); ++i)
+    for (const EntryPtr& other : entries_) {
+      if (other == kept || chain[i] < 0) continue;
+      const std::int32_t* t = core_.table_at(Sequences::row_of(other->handle));
+      others[i] += std::count(t, t + view(*other).num_blocks, chain[i]) > 0;
+    }
+  std::vector<bool> expected(chain.size());
+  for (std::size_t i = 0; i < chain.size(); ++i)
+    expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
+  if (call(kFree, bit(due), [&] { core_.free(kept->handle, expect_reuse); }) == kDone) {
+    kept->alive = false;
+    entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
+    if (dead_.size() < 64) dead_.push_back(kept->handle);
+    BlockId below = kNoBlock;
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      // A tail that was cached by this call is the sequence's own.
+      const BlockId own = table[table.size() - 1 - i];
+      const bool tail = chain[i] < 0 && core_.blocks()[own].keyed();
+      const BlockId node = tail ? own : chain[i];
+      if (node < 0) continue;
+      if (!expect_reuse) {
+        int children = 0;
+        for (BlockId b = core_.blocks()[node].first_child; b >= 0;
+             b = core_.blocks()[b].next_sibling)
+          children += b != below;
+        if (others[i] || children || (!tail && expected[i])) break;
+      }
+      levels_.hint(node, expect_reuse);
+      below = node;
+    }
+  }
+  settle();
+}
+
+}  // namespace blockmgr::testing

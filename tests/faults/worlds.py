@@ -1,0 +1,224 @@
+"""Small worlds: managers and pools in which the calls of ``calls.py`` have something to do."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from blockmgr import BlockManager
+from blockmgr._core import CopyChecker
+from blockmgr.pool import BlockPool
+from tests.unit.snapshot import snapshot
+
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 9]
+
+
+@dataclass
+class World:
+    """A manager, or a pool, and what calls on it refer to."""
+
+    subject: Any
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def state(self) -> Any:
+        """Everything that can be seen of it."""
+        if isinstance(self.subject, BlockManager):
+            return snapshot(self.subject)
+        return self.subject._core.fingerprint()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.named[name]
+
+
+def managed(**options: Any) -> World:
+    """Two sequences that share blocks, a third one preempted, and a prefix nobody uses."""
+    options = {"max_seqs": 300, "min_partial_tokens": 1, **options}
+    manager = BlockManager(num_blocks=24, block_size=2, **options)
+    # Ints above 256 are made anew each time, so the handles of low rows would hide nothing anyway;
+    # but tickets, lengths and counts are small at first.
+    old = manager.admit([1, 2, 3, 4, 5])
+    manager.commit(old, 5)
+    manager.free(old)
+    first = manager.admit(PROMPT, namespace=b"tenant", extras={1: b"image"})
+    manager.commit(first, len(PROMPT))
+    [second] = manager.fork(first)
+    third = manager.admit([40, 41, 42], num_slots=2)
+    manager.preempt(third)
+    return World(
+        manager, {"first": first, "second": second, "third": third, "too_much": [*range(46)]}
+    )
+
+
+def with_copies() -> World:
+    """A pending copy, many tickets on."""
+    world = managed()
+    for _ in range(300):
+        world.subject.copies_applied(world.subject.take_copies().ticket)
+    world.subject.append(world.second, [11])
+    return world
+
+
+def with_ticket() -> World:
+    """A plan that is not resolved."""
+    world = with_copies()
+    world.named["plan"] = world.subject.take_copies()
+    return world
+
+
+def with_remaps() -> World:
+    """Deduplicated blocks in the log."""
+    world = managed()
+    manager = world.subject
+    for _ in range(2):
+        handle = manager.admit([70, 71, 72, 73, 74])
+        world.named.setdefault("twins", []).append(handle)
+    for handle in world.twins:
+        manager.commit(handle, 5)
+    return world
+
+
+def in_flight() -> World:
+    """A step that runs on the device."""
+    world = managed(steps_in_flight=2)
+    world.named["plan"] = world.subject.take_copies()
+    world.subject.copies_applied(world.plan.ticket)
+    return world
+
+
+def retaining() -> World:
+    """A pin, of a manager that keeps what its callers ask for."""
+    world = managed(retention=True, max_pinned_blocks=8)
+    world.named["pin"] = world.subject.pin([1, 2, 3, 4])
+    return world
+
+
+def own_digest(message: bytes) -> bytes:
+    """A digest that is not the library's, so it is given copies."""
+    return hashlib.blake2b(message, digest_size=16).digest()
+
+
+class FirstIn:
+    """An eviction policy written in Python: the block cached first goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.parents: dict[int, int] = {}
+        self.idle: dict[int, None] = {}
+
+    def on_cached(self, block: int, parent: int, digest: bytes) -> None:
+        self.parents[block] = parent
+
+    def on_hit(self, block: int) -> None: ...
+
+    def on_idle(self, block: int) -> None:
+        self.idle[block] = None
+
+    def on_used(self, block: int) -> None:
+        self.idle.pop(block, None)
+
+    def on_uncached(self, block: int, evicted: bool) -> None:
+        self.idle.pop(block, None)
+        self.parents.pop(block, None)
+
+    def victim(self) -> int:
+        continued = set(self.parents.values())
+        return next(b for b in self.parents if b in self.idle and b not in continued)
+
+
+def full(**options: Any) -> World:
+    """Every block idle and cached but for those of one sequence: what comes next evicts."""
+    options = {"num_blocks": 9, "block_size": 2, "min_partial_tokens": 1, **options}
+    manager = BlockManager(**options)
+    for prompt in ([1, 2, 3, 4, 5], [1, 2, 6, 7, 8], [20, 21, 22]):
+        handle = manager.admit(prompt)
+        manager.commit(handle, len(prompt))
+        manager.free(handle)
+    held = manager.admit([30, 31, 32])
+    return World(manager, {"first": held})
+
+
+def own_policy() -> World:
+    """The same under a policy written in Python."""
+    return full(eviction=FirstIn)
+
+
+def with_ghosts() -> World:
+    """A manager that remembers what it has evicted."""
+    world = full(ghost_blocks=12)
+    world.subject.free(world.subject.admit([*range(40, 52)]))
+    return world
+
+
+def divided(debug: int = 0) -> World:
+    """A tenant with a quota, which it has used up, and everybody else."""
+    world = full(num_blocks=16, quotas={b"tenant": 3}, debug=debug)
+    world.named["tenants"] = world.subject.admit([1, 2, 3], namespace=b"tenant")
+    world.subject.commit(world.tenants, 3)
+    return world
+
+
+def checked() -> World:
+    """Everything is checked after every call."""
+    return divided(debug=2)
+
+
+def preempted() -> World:
+    """A sequence that waits, whose view is asked for more."""
+    world = managed()
+    world.subject.preempt(world.first)
+    return world
+
+
+def pooled(num_blocks: int = 600) -> World:
+    """A chain that is held, one that is idle, and blocks with large numbers to come next."""
+    pool = BlockPool(num_blocks, 2)
+    low = pool.take(num_blocks - 20)
+    chain = pool.take(4)
+    chain = pool.promote_chain(chain, [1, 2, 3, 4, 5, 6, 7, 8])
+    idle = pool.take(3)
+    idle = pool.promote_chain(idle, [20, 21, 22, 23, 24, 25], extras={1: b"image"})
+    pool.release(idle)
+    one = int(pool.take(1)[0])
+    return World(pool, {"low": low, "chain": chain, "idle": idle, "one": one})
+
+
+def pool_with_ticket() -> World:
+    """A copy planned and taken."""
+    world = pooled()
+    world.subject.acquire(world.chain[-1:])
+    world.named["fresh"] = world.subject.make_writable(int(world.chain[-1]), 1)
+    world.named["plan"] = world.subject.take_copies()
+    return world
+
+
+def pool_with_copy() -> World:
+    """A copy planned."""
+    world = pooled()
+    world.subject.acquire(world.chain[-1:])
+    world.subject.make_writable(int(world.chain[-1]), 1)
+    return world
+
+
+@dataclass
+class CopyWorld(World):
+    """What checks lists of copies, and where it packs them."""
+
+    def state(self) -> Any:
+        return self.rows.tolist()
+
+
+def copying() -> World:
+    """A checker of copies within one pool."""
+    nothing_to_check = SimpleNamespace(check_invariants=lambda: None)
+    rows = np.full((5, 3), 99, np.int32)
+    return CopyWorld(nothing_to_check, {"checker": CopyChecker(700, 2), "rows": rows})
+
+
+def idle_pool() -> World:
+    """Nothing in use."""
+    world = pooled()
+    world.subject.release([*world.low, *world.chain, world.one])
+    return world

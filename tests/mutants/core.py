@@ -1,0 +1,129 @@
+"""Bugs of the core: planted, compiled and stressed.
+
+Everything is compiled once, to run fast, with headers that were compiled before. Of a mutant, only
+the file that has the bug is compiled again, quickly. No bug is planted in a header.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.core.__main__ import CORE as SOURCES
+from tests.core.__main__ import HERE as HARNESS
+from tests.core.__main__ import policies, sources
+from tests.mutants.catalogue import Mutant
+
+FOUND = re.compile(r"after (\d+) operations")
+CRASHED = 0  # or was stopped: nobody counted the calls
+MOST_MEMORY = 1 << 30  # a bug may ask for all there is
+MOST_SECONDS = 20  # of one run, on its processor: a bug may never end
+FAST, QUICK = "-O1", "-O0"
+MOVES = 100  # of one configuration: the next one may show what this one does not
+
+
+class Workshop:
+    """A folder with the stress program in parts, each of which can be replaced."""
+
+    def __init__(self, folder: Path, cxx: str, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+        self._folder = folder
+        self._cxx = cxx
+        self._pool = pool
+        self._flags = ["-std=c++20", "-w", f"-DBLOCKMGR_POLICIES={policies()}"]
+        self._objects: dict[Path, Path] = {}
+
+    def prepare(self) -> None:
+        """Compiles all that no bug is planted in."""
+        headers = sorted(
+            path
+            for path in (*SOURCES.glob("*.h"), *HARNESS.glob("*.h"))
+            if not path.name.startswith("bindings") and path.name != "commits.h"
+        )
+        for level in (FAST, QUICK):
+            common = self._common(level)
+            common.parent.mkdir()
+            common.write_text("".join(f'#include "{path}"\n' for path in headers))
+            options = [level, "-x", "c++-header", str(common), "-o", f"{common}.gch"]
+            self._run(*options, include=SOURCES)
+        compiled = {
+            path: self._pool.submit(self._compile, path, self._folder / f"{path.stem}.o", FAST)
+            for path in sources("stress")
+        }
+        self._objects = {path: run.result() for path, run in compiled.items()}
+
+    def check_clean(self, ops: int, seeds: Iterable[int]) -> None:
+        """Raises unless the core as it is passes what the mutants are to fail."""
+        program = self._folder / "clean"
+        self._link(self._objects.values(), program)
+        runs = {seed: self._pool.submit(stress, program, ops, seed) for seed in seeds}
+        for seed, run in runs.items():
+            if (calls := run.result()) is not None:
+                raise ValueError(f"seed {seed} finds a violation without a bug, call {calls}")
+
+    def calls_until_found(
+        self, mutant: Mutant, ops: int, seeds: Iterable[int]
+    ) -> tuple[int | None, ...]:
+        """For each seed the calls until a detector spoke; ``None`` if it found nothing."""
+        folder = self._folder / mutant.name
+        folder.mkdir()
+        program = folder / "stress"
+        self._build(mutant, folder, program)
+        found = tuple(stress(program, ops, seed) for seed in seeds)
+        shutil.rmtree(folder)
+        return found
+
+    def _build(self, mutant: Mutant, folder: Path, program: Path) -> None:
+        original = SOURCES / mutant.file
+        changed = folder / mutant.file
+        changed.write_text(planted(mutant, original))
+        objects = {**self._objects, original: self._compile(changed, folder / "changed.o", QUICK)}
+        self._link(objects.values(), program)
+
+    def _common(self, level: str) -> Path:
+        return self._folder / level[1:] / "common.h"
+
+    def _compile(self, source: Path, out: Path, level: str) -> Path:
+        common = str(self._common(level))
+        self._run(level, "-include", common, "-c", str(source), "-o", str(out), include=SOURCES)
+        return out
+
+    def _link(self, objects: Iterable[Path], program: Path) -> None:
+        command = [self._cxx, *map(str, objects), "-pthread", "-o", str(program)]
+        subprocess.run(command, check=True)
+
+    def _run(self, *arguments: str, include: Path) -> None:
+        folders = [f"-I{include}", f"-I{HARNESS}"]
+        subprocess.run([self._cxx, *self._flags, *folders, *arguments], check=True)
+
+
+def planted(mutant: Mutant, file: Path) -> str:
+    """The text of this file with the bug in it."""
+    text = file.read_text()
+    if (times := text.count(mutant.before)) != 1:
+        raise ValueError(f"{mutant.name}: {mutant.file} holds its text {times} times, not once")
+    return text.replace(mutant.before, mutant.after)
+
+
+def bounded() -> None:
+    """Keeps a program that runs wild from taking the machine along."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def stress(program: Path, ops: int, seed: int) -> int | None:
+    """Calls until a detector spoke, ``CRASHED``, or ``None`` if the bug survived."""
+    options = ["--ops", str(ops), "--seed", str(seed), "--moves", str(MOVES), "--out", os.devnull]
+    done = subprocess.run(
+        [str(program), *options], check=False, capture_output=True, text=True, preexec_fn=bounded
+    )
+    if done.returncode == 0:
+        return None
+    match = FOUND.search(done.stdout)
+    return int(match[1]) if match else CRASHED

@@ -1,0 +1,78 @@
+"""The guard over instruction counts: what it says of counts, without valgrind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.instructions import __main__ as guard
+from benchmarks.instructions.counted import Count
+
+
+def counts(**numbers: float) -> list[Count]:
+    return [Count(name, number, "block") for name, number in numbers.items()]
+
+
+@pytest.mark.parametrize("instructions", [95.1, 100, 104.9])
+def test_a_count_within_five_percent_is_no_fault(instructions: float) -> None:
+    assert guard.compare({"match": 100}, counts(match=instructions)) == []
+
+
+def test_a_count_that_grew_is_named_with_both_numbers() -> None:
+    [fault] = guard.compare({"match": 100, "free": 10}, counts(match=106, free=10))
+    assert fault == "'match' grew 100.0 to 106.0, +6.0%"
+
+
+def test_a_count_that_fell_is_a_fault_too_until_it_is_recorded() -> None:
+    [fault] = guard.compare({"match": 100}, counts(match=90))
+    assert "'match' fell" in fault
+
+
+def test_a_case_without_a_counterpart_is_a_fault() -> None:
+    faults = guard.compare({"match": 100}, counts(free=10))
+    assert faults == ["'match' is kept, and not counted", "'free' is counted, and not kept"]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Runs the guard on made-up counts of one toolchain, with a file of its own."""
+    path = tmp_path / "kept.json"
+    monkeypatch.setattr(guard, "KEPT", path)
+
+    def run(toolchain: str, match: float, *arguments: str) -> int:
+        monkeypatch.setattr(guard, "part", lambda _: (toolchain, ["-O3"], counts(match=match)))
+        monkeypatch.setattr("sys.argv", ["instructions", "--part", "core", *arguments])
+        return guard.main()
+
+    run("g++ 12", 100, "--record")
+    assert json.loads(path.read_text())["core"]["g++ 12"]["counts"] == {"match": 100}
+    return run
+
+
+def test_check_passes_what_was_recorded(kept) -> None:
+    assert kept("g++ 12", 100, "--check") == 0
+
+
+def test_check_fails_on_growth(kept, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kept("g++ 12", 110, "--check") == 1
+    assert "grew" in capsys.readouterr().err
+
+
+def test_without_check_growth_is_only_shown(kept) -> None:
+    assert kept("g++ 12", 110) == 0
+
+
+def test_check_fails_loudly_where_no_counts_are_kept(
+    kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kept("g++ 15", 100, "--check") == 1
+    error = capsys.readouterr().err
+    assert "no counts of core are kept for g++ 15" in error
+    assert "g++ 12" in error
+
+
+def test_recording_for_one_compiler_keeps_the_others(kept) -> None:
+    kept("g++ 15", 120, "--record")
+    assert kept("g++ 12", 100, "--check") == 0
+    assert kept("g++ 15", 120, "--check") == 0

@@ -1,0 +1,81 @@
+"""The bound on memory, by the core's own account: docs/design/memory.md has its terms."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockmgr import BlockManager
+from blockmgr.config import EVICTION_POLICIES
+
+FEW, MANY = 4_096, 12_288
+# What a manager of any size holds besides: the log of remaps at its least, and scratch.
+FIXED = 16_384
+ROW = 136
+# Bytes a block for what a policy keeps on each, rounded up.
+POLICY_BYTES = {
+    "lru": 0,
+    "slru": 12,
+    "sieve": 15,
+    "lfuda": 28,
+    "adaptive": 32,
+    "s3fifo": 44,
+    "arc": 76,
+}
+
+
+def bytes_a_block(block_size: int = 16, **options: object) -> float:
+    """What one block more adds to ``memory_usage``."""
+    few, many = (
+        BlockManager(n, block_size, max_seqs=1, max_blocks_per_seq=8, **options).memory_usage()
+        for n in (FEW, MANY)
+    )
+    return (many - few) / (MANY - FEW)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 100, 65_536, 1_000_003])
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize(("max_seqs", "columns"), [(1, 8), (256, 2048)])
+def test_a_manager_holds_no_more_than_its_bound(
+    num_blocks: int, block_size: int, max_seqs: int, columns: int
+) -> None:
+    manager = BlockManager(num_blocks, block_size, max_seqs=max_seqs, max_blocks_per_seq=columns)
+    blocks = num_blocks * (96 + 4 * block_size)
+    rows = max_seqs * (4 * columns + ROW)
+    assert manager.memory_usage() <= blocks + rows + 4 * columns + FIXED
+
+
+def test_a_row_takes_its_columns_and_one_record() -> None:
+    def rows(max_seqs: int) -> int:
+        return BlockManager(FEW, 16, max_seqs=max_seqs, max_blocks_per_seq=2048).memory_usage()
+
+    assert rows(101) - rows(1) <= 100 * (4 * 2048 + ROW)
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_a_policy_adds_no_more_than_it_says(eviction: str) -> None:
+    added = bytes_a_block(eviction=eviction) - bytes_a_block()
+    assert added <= POLICY_BYTES[eviction]
+
+
+def test_a_longer_digest_adds_what_it_is_longer() -> None:
+    assert bytes_a_block(digest="sha256") - bytes_a_block() == 32 - 16
+
+
+def test_memory_does_not_grow_with_the_sequences_served() -> None:
+    manager = BlockManager(512, 4, max_seqs=4, max_blocks_per_seq=32)
+
+    def serve(number: int) -> None:
+        prompt = [number * 131 + position // 3 for position in range(100)]
+        with manager.sequence(manager.admit(prompt)) as sequence:
+            manager.commit(sequence.handle, len(prompt))
+            for child in manager.fork(sequence.handle, 2):
+                manager.append(child, [1, 2])
+                manager.free(child)
+
+    for number in range(40):
+        serve(number)
+    before = manager.memory_usage()
+    for number in range(40, 400):
+        serve(number)
+    assert manager.stats().evicted_blocks > 5_000
+    assert manager.memory_usage() == before
