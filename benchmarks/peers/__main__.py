@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import machine, machine_name
 from benchmarks.peers import registry, runner
 from benchmarks.peers.rows import FULL, TINY
 from benchmarks.peers.turns import Effort
@@ -61,7 +62,7 @@ def main() -> None:
     run = runner.Run(peers, TINY if arguments.tiny else FULL, effort, say)
     about = machine()
     document = {
-        "command": repeat_command("benchmarks.peers"),
+        "command": command(sys.argv[1:]),
         "machine": about,
         "peers": [peer.name for peer in peers],
         "left_out": left_out,
@@ -78,6 +79,20 @@ def main() -> None:
     path = arguments.results / name
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     say(f"written to {path} after {document['seconds']} s")
+
+
+def command(given: list[str]) -> str:
+    """The command that repeats this run, without the folders of this machine."""
+    words = []
+    rest = iter(given)
+    for word in rest:
+        if word == "--results":
+            next(rest, None)
+        elif word == "--trace":
+            words += [word, Path(next(rest, "")).name]
+        else:
+            words.append(word)
+    return shlex.join(["python", "-m", "benchmarks.peers", *words])
 
 
 def one_thread() -> None:

@@ -22,6 +22,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 NONE = "\u2013"
 
 HEAD = """\
+---
+orphan: true
+---
+
 # Benchmarks
 
 What the bookkeeping of a KV cache costs the host, for blockmgr and for the systems people would
@@ -201,8 +205,8 @@ def _memory(document: dict[str, Any] | None) -> list[str]:
     if document is None:
         return []
     lines = [
-        (weight["what"], f"{weight['bytes']:,.0f}", f"{weight['budget']:,.0f}")
-        for weight in document["weights"]
+        (w["what"], f"{w['bytes']:,.1f}", NONE if w["budget"] is None else f"{w['budget']:,}")
+        for w in document["weights"]
     ]
     text = "Start-up and what makes up a block: [memory](design/memory.md).\n"
     return ["## Memory\n", text, _table(("what", "bytes", "budget"), lines)]

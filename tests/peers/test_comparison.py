@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.peers import page, verdicts
+from benchmarks.peers.__main__ import command
 from benchmarks.peers.adapter import Operation
 from benchmarks.peers.registry import load
 from benchmarks.peers.results import Result
@@ -164,13 +165,25 @@ def test_what_a_system_cannot_do_is_never_called(peers: list[Any]) -> None:
 
 def test_the_page_has_every_row_system_and_reason(tmp_path: Path, document: dict[str, Any]) -> None:
     (tmp_path / "machine-0-peers.json").write_text(json.dumps(document), encoding="utf-8")
+    step = {"command": "c", "results": [{"side": "S", "median_us": 12.5, "minimum_us": 11.25}]}
+    (tmp_path / "machine-0-step.json").write_text(json.dumps(step), encoding="utf-8")
+    memory = {"weights": [{"what": "a block", "bytes": 158.75, "budget": None}]}
+    (tmp_path / "machine-0-memory.json").write_text(json.dumps(memory), encoding="utf-8")
     text = page.page(tmp_path)
+    assert "| S | 12.5 | 11.2 |" in text
+    assert "| a block | 158.8 | \u2013 |" in text
     for row, cell in cells_of(document):
         assert row in text
         if "reason" in cell:
             assert cell["reason"] in text
     assert "cannot be imported: no module" in text
     assert "nan" not in text.replace("nano", "")
+
+
+def test_the_command_of_a_result_names_no_folder() -> None:
+    given = ["--rounds", "2", "--trace", "/a/b c.jsonl", "--results", "/d"]
+    wanted = "python -m benchmarks.peers --rounds 2 --trace 'b c.jsonl'"
+    assert command(given) == wanted
 
 
 def test_a_row_less_than_twice_as_fast_is_named_with_its_ratio() -> None:
