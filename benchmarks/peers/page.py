@@ -22,10 +22,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 NONE = "\u2013"
 
 HEAD = """\
----
-orphan: true
----
-
 # Benchmarks
 
 What the bookkeeping of a KV cache costs the host, for blockmgr and for the systems people would

@@ -297,13 +297,10 @@ class Garbage:
         self.me, self.by = self, by
 
     def __del__(self) -> None:
-        manager = self.by.manager
         try:
-            manager.free(manager.admit([1, 0, 1]))
+            self.by.manager.take_remaps()  # computes no digest, which would make more of this
         except ReentrancyError:
             self.by.refused += 1
-        except BlockMgrError:
-            pass  # no room
 
 
 @pytest.mark.parametrize("seed", range(3))
