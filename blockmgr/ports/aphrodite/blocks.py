@@ -9,7 +9,7 @@ thousand objects, and no chain of blocks is ever walked by recursion.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -19,7 +19,6 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.interfaces import Block
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_tokens
-from blockmgr.ports.commits import step
 
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["FREED", "BlockView", "NaiveBlock", "PoolBlock", "PrefixCachingBlock", "Run", "segments"]
 
 FREED = -1
+_freed_after = {None: FREED}.__getitem__  # what stands there when a call has returned nothing
 _DIGEST_BYTES = 16
 
 
@@ -41,9 +41,9 @@ class Run:
         size: Tokens a block.
         before: The block that the first one follows.
         blocks: Blocks of the pool; ``FREED`` where one was given back.
-        num_freed: How many those are.
+        may_have_freed: Whether any may be. Set before the first is given back, and never unset.
         tokens: The tokens of each.
-        promoted: Whether each is cached, and held, under this very prefix; 0 or 1.
+        promoted: Whether each that is held is cached under this very prefix; 0 or 1.
         extras: The extra keys, by index; few blocks have one.
         hashes: ``content_hash`` by index, as far as anybody has asked.
     """
@@ -55,7 +55,7 @@ class Run:
         "blocks",
         "extras",
         "hashes",
-        "num_freed",
+        "may_have_freed",
         "promoted",
         "size",
         "tokens",
@@ -66,7 +66,7 @@ class Run:
         self.size = allocator.block_size
         self.before = before
         self.blocks: list[int] = []
-        self.num_freed = 0
+        self.may_have_freed = False
         self.tokens: list[tuple[int, ...]] = []
         self.promoted = bytearray()
         self.extras: dict[int, int] = {}
@@ -88,26 +88,26 @@ class Run:
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
         steps: list[Step] = []
         if start:
-            steps.append(step(self.blocks.extend, blocks))
-            steps.append(step(self.tokens.extend, tokens))
-            steps.append(step(self.promoted.extend, promoted))
+            steps.append((self.blocks.extend, blocks))
+            steps.append((self.tokens.extend, tokens))
+            steps.append((self.promoted.extend, promoted))
         else:
             self.tokens += tokens
             self.promoted += promoted
             if isinstance(blocks, list):
                 self.blocks += blocks
             else:
-                steps.append(step(self.blocks.extend, blocks))
+                steps.append((self.blocks.extend, blocks))
         if extra is not None:
             extras = dict.fromkeys(range(start, start + count), extra)
-            steps.append(step(self.extras.update, extras))
+            steps.append((self.extras.update, extras))
         return steps
 
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
         start = len(self.blocks)
         self.blocks += other.blocks[:stop]
-        self.num_freed += other.num_freed if stop == len(other.blocks) else 0
+        self.may_have_freed = self.may_have_freed or other.may_have_freed
         self.tokens += other.tokens[:stop]
         self.promoted += other.promoted[:stop]
         self.extras.update((start + i, x) for i, x in other.extras.items() if i < stop)
@@ -115,32 +115,21 @@ class Run:
 
     def held(self) -> list[int]:
         """The blocks that were not given back."""
-        if not self.num_freed:
+        if not self.may_have_freed:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
-    def drop(self, start: int, stop: int) -> list[Step]:
-        """Takes note that these blocks, none of which was, are given back."""
-        count = stop - start
-        steps: list[Step] = [step(setattr, self, "num_freed", self.num_freed + count)]
-        if count == 1:
-            steps.append(step(self.blocks.__setitem__, start, FREED))
-            if self.promoted[start]:
-                steps.append(step(self.promoted.__setitem__, start, 0))
-            return steps
-        places = slice(start, stop)
-        steps.append(step(self.blocks.__setitem__, places, [FREED] * count))
-        steps.append(step(self.promoted.__setitem__, places, bytes(count)))
-        return steps
+    def give_back(self, index: int, release: Callable[[tuple[int]], None]) -> None:
+        """Gives one block back, by a pool's ``release``, which may refuse; at once."""
+        self.may_have_freed = True
+        # The list is written by the instruction that reads what it is to hold.
+        released = map(release, ((self.blocks[index],),))
+        self.blocks[index : index + 1] = map(_freed_after, released)
 
-    def drop_all(self) -> list[Step]:
-        """Takes note that all are given back that were not."""
-        count = len(self.blocks)
-        return [
-            step(self.blocks.__setitem__, slice(None), [FREED] * count),
-            step(self.promoted.__setitem__, slice(None), bytes(count)),
-            step(setattr, self, "num_freed", count),
-        ]
+    def drop(self, start: int, stop: int) -> Step:
+        """Takes note that the blocks of this part, if any are left, are given back."""
+        self.may_have_freed = True
+        return (self.blocks.__setitem__, slice(start, stop), [FREED] * (stop - start))
 
     def place_before(self, index: int) -> tuple[Run, int] | None:
         """Where the block in front of this one is; None at the start of a sequence."""

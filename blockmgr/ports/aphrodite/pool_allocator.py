@@ -13,7 +13,7 @@ from blockmgr.ports.aphrodite.caching import PrefixCache
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -268,7 +268,7 @@ class PoolAllocator(PoolPlans):
         Cost: O(blocks), without recursion and without an object a block.
         """
         parts = segments(self._mine(last_block))
-        if any(run.num_freed and FREED in run.blocks[:stop] for run, stop in parts):
+        if any(run.may_have_freed and FREED in run.blocks[:stop] for run, stop in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
         run, steps = self._fork(parts)
         return at_once(steps, BlockView(run, 0, len(run.blocks)))
@@ -282,9 +282,8 @@ class PoolAllocator(PoolPlans):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        run, index = mine._run, mine._index
-        release = step(self.pool._core.release, (mine.held(),))
-        at_once((release, *run.drop(index, index + 1)), None)
+        mine.held()  # raises if it was freed
+        mine._run.give_back(mine._index, self.pool._core.release)
 
     # Names and numbers.
 

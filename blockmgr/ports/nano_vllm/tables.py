@@ -12,7 +12,7 @@ import blockmgr
 from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class Holder:
     def entries(self, start: int, stop: int) -> Step:
         """Writes these entries of the block table as they stand in the core's by then."""
         entries = self._entries[start:stop]
-        return step(self.seq.block_table.__setitem__, slice(start, stop), entries)
+        return (self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
 class Tables:
@@ -149,7 +149,7 @@ class Tables:
         holder = self._holder(seq)
         tokens, entries = self._growth(holder)
         if entries:
-            at_once((step(self._core.append, holder.handle, tokens), *entries), None)
+            at_once(((self._core.append, holder.handle, tokens), *entries), None)
         elif tokens:
             self._core.append(holder.handle, tokens)
 
@@ -232,10 +232,10 @@ class Tables:
             holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(
                 (
-                    step(seq.block_table.extend, view.block_ids.tolist()),
-                    step(setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
-                    step(self._holders.__setitem__, id(seq), holder),
-                    handles.clear,
+                    (seq.block_table.extend, view.block_ids.tolist()),
+                    (setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
+                    (self._holders.__setitem__, id(seq), holder),
+                    (handles.clear,),
                 ),
                 None,
             )
@@ -260,20 +260,20 @@ class Tables:
         if full == start:
             return []
         return [
-            step(self._core.commit, holder.handle, num_computed_tokens),
+            (self._core.commit, holder.handle, num_computed_tokens),
             # With ``dedup="remap"``, these may be others afterwards.
             holder.entries(start, full),
-            step(setattr, holder, "num_computed_tokens", num_computed_tokens),
+            (setattr, holder, "num_computed_tokens", num_computed_tokens),
         ]
 
     def _departure(self, holder: Holder) -> list[Step]:
         """Releases the blocks, and forgets the sequence."""
         seq = holder.seq
         return [
-            step(self._core.free, holder.handle),
-            step(self._holders.pop, id(seq)),
-            seq.block_table.clear,
-            step(setattr, seq, "num_cached_tokens", 0),
+            (self._core.free, holder.handle),
+            (self._holders.pop, id(seq)),
+            (seq.block_table.clear,),
+            (setattr, seq, "num_cached_tokens", 0),
         ]
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.radix.arrays import on_host
 from blockmgr.ports.radix.tree import MatchResult, RadixCacheHandle, RadixCacheManager, new_pool
 
@@ -167,7 +167,7 @@ class CacheManager:
         loan = Loan(self._pool)
         try:
             slots = self.manager._slots(loan.take(num_pages))
-            return (loan.keep(), slots)[1]
+            return (loan.keep[0](), slots)[1]
         except BaseException:  # no memory on the device, say
             loan.give_back()
             raise
@@ -221,7 +221,7 @@ class CacheManager:
         """
         plan = self._hand_over(old_handle, input_ids, indices)
         pages = np.concatenate([plan.done, plan.unfinished])
-        release = step(self._pool._core.release, pages)
+        release = (self._pool._core.release, pages)
         at_once((plan.promote, release, *self._end(old_handle)), None)
 
     def cache_unfinished_req(
@@ -250,7 +250,7 @@ class CacheManager:
         plan = self._hand_over(old_handle, input_ids, indices)
         handle = self.manager._handle(plan.chain)
         lock = [] if handle.node.is_root() else self.manager._lock(handle)
-        release = step(self._pool._core.release, plan.done)
+        release = (self._pool._core.release, plan.done)
         return at_once(
             (plan.promote, *lock, release, *self._end(old_handle)),
             MatchResult(handle, self.manager._slots(plan.chain)),
@@ -304,7 +304,7 @@ class CacheManager:
         if not handle.node.is_root():
             steps += self.manager._unlock(handle)
         if handle.node is not self.manager.root_node:
-            steps.append(step(object.__setattr__, handle, "_has_ended", True))
+            steps.append((object.__setattr__, handle, "_has_ended", True))
         return steps
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
