@@ -9,7 +9,7 @@ thousand objects, and no chain of blocks is ever walked by recursion.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
     from blockmgr.ports.commits import Step
 
-__all__ = ["FREED", "BlockView", "NaiveBlock", "PoolBlock", "PrefixCachingBlock", "Run", "segments"]
+__all__ = [
+    "FREED",
+    "BlockView",
+    "NaiveBlock",
+    "PoolBlock",
+    "PrefixCachingBlock",
+    "Run",
+    "freed_after",
+    "segments",
+]
 
 FREED = -1
-_freed_after = {None: FREED}.__getitem__  # what stands there when a call has returned nothing
+freed_after = {None: FREED}.__getitem__
+"""What stands in a place of a run after the ``release`` of its block has returned nothing."""
+
 _DIGEST_BYTES = 16
 
 
@@ -103,6 +114,13 @@ class Run:
             steps.append((self.extras.update, extras))
         return steps
 
+    def fill_first(self, tokens: tuple[int, ...], promoted: int, extra: int | None) -> None:
+        """All but the block of the first place, of a run that nobody knows yet."""
+        self.tokens.append(tokens)
+        self.promoted.append(promoted)
+        if extra is not None:
+            self.extras[0] = extra
+
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
         start = len(self.blocks)
@@ -118,13 +136,6 @@ class Run:
         if not self.may_have_freed:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
-
-    def give_back(self, index: int, release: Callable[[tuple[int]], None]) -> None:
-        """Gives one block back, by a pool's ``release``, which may refuse; at once."""
-        self.may_have_freed = True
-        # The list is written by the instruction that reads what it is to hold.
-        released = map(release, ((self.blocks[index],),))
-        self.blocks[index : index + 1] = map(_freed_after, released)
 
     def drop(self, start: int, stop: int) -> Step:
         """Takes note that the blocks of this part, if any are left, are given back."""

@@ -116,17 +116,8 @@ def cached_at(destination: PoolAllocator, runs: list[Run]) -> list[int]:
 
 
 def _num_cached(runs: list[Run]) -> int:
-    count = 0
-    for run in runs:
-        length = len(run.blocks)
-        promoted, freed = run.promoted.find(0), -1
-        if run.may_have_freed and FREED in run.blocks:
-            freed = run.blocks.index(FREED)
-        ends = [at for at in (promoted, freed) if at >= 0]
-        count += min(ends, default=length)
-        if ends:
-            break
-    return count
+    places = [place for run in runs for place in zip(run.promoted, run.blocks, strict=True)]
+    return sum(takewhile(bool, (promoted and block != FREED for promoted, block in places)))
 
 
 def _tokens(runs: list[Run], start: int, stop: int) -> list[int]:

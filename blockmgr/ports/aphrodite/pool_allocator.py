@@ -5,11 +5,14 @@ from __future__ import annotations
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from blockmgr.arguments import integer
-from blockmgr.errors import BlockStateError
+from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
 from blockmgr.ports.aphrodite.caching import PrefixCache
+from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["PoolAllocator"]
 
 T = TypeVar("T")
+
+_item = np.ndarray.item
 
 
 class PoolAllocator(PoolPlans):
@@ -71,7 +76,16 @@ class PoolAllocator(PoolPlans):
         previous = self._previous(prev_block)
         checked_extra(extra_hash)
         run = self._run_after(previous)
-        return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
+        if run.blocks:
+            return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
+        # Nobody knows the run yet, so this is one step.
+        run.fill_first((), 0, extra_hash)
+        first = run.view(0)
+        try:
+            run.blocks += map(_item, map(self.pool._core.take, (1,)))
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+        return first
 
     def allocate_immutable_blocks(
         self,
@@ -105,10 +119,13 @@ class PoolAllocator(PoolPlans):
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
-        self._check_sizes((token_ids,))
-        return self.extend(
-            prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v.run.view(v.start))
-        )
+        tokens = tuple(token_ids)
+        if self.caches and len(tokens) == self.block_size and extra_hash is None:
+            first = self._shared(prev_block, tokens)
+            if first is not None:
+                return first
+        self._check_sizes((tokens,))
+        return self.extend(prev_block, tokens, 0, extra_hash, lambda v: ([], v.run.view(v.start)))
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -282,8 +299,11 @@ class PoolAllocator(PoolPlans):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        mine.held()  # raises if it was freed
-        mine._run.give_back(mine._index, self.pool._core.release)
+        run, index = mine._run, mine._index
+        run.may_have_freed = True
+        # The list is written by the instruction that reads what it is to hold.
+        released = map(self.pool._core.release, ((mine.held(),),))
+        run.blocks[index : index + 1] = map(freed_after, released)
 
     # Names and numbers.
 
@@ -336,6 +356,21 @@ class PoolAllocator(PoolPlans):
             raise ValueError(f"block_id {block_id} is no block of this allocator") from None
 
     get_physical_block_id = pool_block
+
+    def _shared(self, prev_block: Block | None, tokens: tuple[int, ...]) -> PoolBlock | None:
+        """The block with these tokens, if it is cached and begins a run: what is asked most."""
+        previous = self._previous(prev_block)
+        parent = self.prefix_cache.node(None if previous is None else previous.place)
+        run = self._run_after(previous)
+        if parent is None or run.blocks:
+            return None
+        core = self.pool._core
+        found: list[int] = core.find(tokens, parent, b"", None).tolist()
+        if not found:
+            return None
+        run.blocks = found
+        run.fill_first(tokens, 1, None)
+        return at_once(((core.acquire, found), self.hits.count(1, 1)), run.view(0))
 
     def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
         sizes = [len(chunk) for chunk in block_token_ids]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.caching import PrefixCache
-    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
     from blockmgr.ports.aphrodite.tracking import HitCounter
     from blockmgr.ports.commits import Step
 
@@ -205,7 +204,7 @@ class PoolPlans(BlockAllocator):
         return self._fork([(run, len(run.blocks))])
 
     def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
-        copy = Run(self.itself)
+        copy = Run(self)  # type: ignore[arg-type]  # the only one of its kind
         for run, stop in parts:
             copy.add_slice(run, stop)
         acquired = (self.pool._core.acquire, copy.held())
@@ -251,9 +250,4 @@ class PoolPlans(BlockAllocator):
     def _run_after(self, previous: PoolBlock | None) -> Run:
         if previous is not None and previous._index + 1 == len(previous._run.blocks):
             return previous._run
-        return Run(self.itself, previous)
-
-    @property
-    def itself(self) -> PoolAllocator:
-        """The allocator whose plans these are."""
-        return cast("PoolAllocator", self)
+        return Run(self, previous)  # type: ignore[arg-type]  # the only one of its kind

@@ -313,11 +313,11 @@ class RadixCacheManager:
         node = handle.node
         if not isinstance(node, RadixNode) or node._owner is not self:
             raise ValueError(f"handle must be of this cache, got {handle!r}")
-        length = handle.cached_len
-        if node.is_root() != (length == 0) or length < 0 or length % self.page_size:
+        length, page = handle.cached_len, node.page
+        if (page < 0) is not (length == 0) or length < 0 or length % self.page_size:
             raise ValueError(f"handle must end where its cached_len says, got {handle!r}")
-        if not node.is_root() and self.pool.generation(node.page) != node.generation:
-            raise BlockStateError(node.page, "evicted since it was matched")
+        if page >= 0 and self._core.generation(page) != node.generation:
+            raise BlockStateError(page, "evicted since it was matched")
 
     def _pages_beyond(self, found: Pages, input_ids: Ids, indices: Ids) -> Pages:
         """The pages of a sequence that continue the chain found of it, an unfinished one too."""
