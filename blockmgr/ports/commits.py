@@ -56,6 +56,10 @@ class Loan:
         """The step by which the blocks stop being lent."""
         return (self._lent.clear,)
 
+    def kept(self, result: T) -> T:
+        """Makes that step, the only one of a call, and gives the result."""
+        return ([*map(list.clear, (self._lent,))], result)[1]  # as at_once
+
     def take(self, n: int) -> npt.NDArray[np.int32]:
         """``BlockPool.take``."""
         # Noted down in the same instruction, as in ``acquire``.

@@ -114,13 +114,6 @@ class Run:
             steps.append((self.extras.update, extras))
         return steps
 
-    def fill_first(self, tokens: tuple[int, ...], promoted: int, extra: int | None) -> None:
-        """All but the block of the first place, of a run that nobody knows yet."""
-        self.tokens.append(tokens)
-        self.promoted.append(promoted)
-        if extra is not None:
-            self.extras[0] = extra
-
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
         start = len(self.blocks)
@@ -150,11 +143,11 @@ class Run:
 
     def view(self, index: int) -> PoolBlock:
         """The block at this place."""
-        known = self._views.get(index)
-        block = known() if known is not None else None
+        views = self._views
+        block = views[index]() if index in views else None
         if block is None:
             block = self.allocator.block_class(self, index)
-            self._views[index] = weakref.ref(block)
+            views[index] = weakref.ref(block)
         return block
 
 

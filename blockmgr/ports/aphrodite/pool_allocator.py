@@ -78,14 +78,17 @@ class PoolAllocator(PoolPlans):
         run = self._run_after(previous)
         if run.blocks:
             return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
-        # Nobody knows the run yet, so this is one step.
-        run.fill_first((), 0, extra_hash)
+        # Nobody knows the run yet, so there is one step, and its making as in ``at_once``.
+        run.tokens.append(())
+        run.promoted.append(0)
+        if extra_hash is not None:
+            run.extras[0] = extra_hash
         first = run.view(0)
+        taken = map(_item, map(self.pool._core.take, (1,)))
         try:
-            run.blocks += map(_item, map(self.pool._core.take, (1,)))
+            return ([*map(run.blocks.extend, (taken,))], first)[1]
         except OutOfBlocksError as error:
             raise NoFreeBlocksError(error.needed, error.available) from None
-        return first
 
     def allocate_immutable_blocks(
         self,
@@ -121,9 +124,10 @@ class PoolAllocator(PoolPlans):
         """``allocate_immutable_blocks`` of one."""
         tokens = tuple(token_ids)
         if self.caches and len(tokens) == self.block_size and extra_hash is None:
-            first = self._shared(prev_block, tokens)
-            if first is not None:
-                return first
+            run = self._shared(prev_block, tokens)
+            if run is not None:
+                acquire = (self.pool._core.acquire, run.blocks)
+                return at_once((acquire, self.hits.count(1, 1)), run.view(0))
         self._check_sizes((tokens,))
         return self.extend(prev_block, tokens, 0, extra_hash, lambda v: ([], v.run.view(v.start)))
 
@@ -357,20 +361,17 @@ class PoolAllocator(PoolPlans):
 
     get_physical_block_id = pool_block
 
-    def _shared(self, prev_block: Block | None, tokens: tuple[int, ...]) -> PoolBlock | None:
-        """The block with these tokens, if it is cached and begins a run: what is asked most."""
+    def _shared(self, prev_block: Block | None, tokens: tuple[int, ...]) -> Run | None:
+        """A run of the one cached block with these tokens, if there is one: what is asked most."""
         previous = self._previous(prev_block)
         parent = self.prefix_cache.node(None if previous is None else previous.place)
         run = self._run_after(previous)
         if parent is None or run.blocks:
             return None
-        core = self.pool._core
-        found: list[int] = core.find(tokens, parent, b"", None).tolist()
-        if not found:
-            return None
-        run.blocks = found
-        run.fill_first(tokens, 1, None)
-        return at_once(((core.acquire, found), self.hits.count(1, 1)), run.view(0))
+        run.blocks = self.pool._core.find(tokens, parent, b"", None).tolist()
+        run.tokens.append(tokens)
+        run.promoted.append(1)
+        return run if run.blocks else None
 
     def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
         sizes = [len(chunk) for chunk in block_token_ids]

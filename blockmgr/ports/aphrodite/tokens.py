@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 __all__ = ["block_names", "checked_extra", "extra_bytes", "whole_tokens"]
 
 _LIMIT = 2**32
-_INT = {int}
 
 
 def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens as ints, each in ``[0, 2**32)``."""
     tokens = tuple(token_ids)
-    if set(map(type, tokens)) - _INT:
-        tokens = tuple(integer("token_ids", token) for token in tokens)
-    if tokens and not (min(tokens) >= 0 and max(tokens) < _LIMIT):
-        wrong = next(token for token in tokens if not 0 <= token < _LIMIT)
-        raise ValueError(f"token_ids must be in [0, 2**32), got {wrong}")
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < _LIMIT:
+            return tuple(_whole_token(token) for token in tokens)
     return tokens
+
+
+def _whole_token(token: object) -> int:
+    number = integer("token_ids", token)
+    if not 0 <= number < _LIMIT:
+        raise ValueError(f"token_ids must be in [0, 2**32), got {number}")
+    return number
 
 
 def checked_extra(extra_hash: int | None) -> None:

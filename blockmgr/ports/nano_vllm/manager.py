@@ -83,7 +83,8 @@ class BlockManager(Tables):
             TypeError: One of them is not an int.
         """
         holder = self._holder(seq)
-        check_has(seq, "num_scheduled_tokens")
+        if not hasattr(seq, "num_scheduled_tokens"):
+            check_has(seq, "num_scheduled_tokens")  # raises
         computed = integer("num_cached_tokens", seq.num_cached_tokens)
         computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
         most = self._lengths[holder.row]

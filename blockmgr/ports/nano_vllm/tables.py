@@ -127,8 +127,10 @@ class Tables:
                 cannot help.
             SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
         """
-        self._check_grown(self._holder(seq), len(seq.token_ids))
-        needed = -(-len(seq.token_ids) // self.block_size)
+        holder = self._holder(seq)
+        num_tokens = len(seq.token_ids)
+        self._known(holder, num_tokens)
+        needed = -(-num_tokens // self.block_size)
         lacking = needed - len(seq.block_table)
         if lacking <= 0:
             return True
@@ -200,13 +202,15 @@ class Tables:
             )
         return holder
 
-    def _check_grown(self, holder: Holder, num_tokens: int) -> None:
+    def _known(self, holder: Holder, num_tokens: int) -> int:
+        """The tokens the core knows of a sequence; raises if it has fewer by now."""
         known = self._lengths[holder.row]
         if num_tokens < known:
             raise SequenceStateError(
                 f"the sequence had {known} tokens and has {num_tokens}; "
                 "tokens may be added only, deallocate it first"
             )
+        return known
 
     def _admission(self, seq: NanoSequence) -> bool:
         """Whether the whole sequence can be admitted now; raises if it never can."""
@@ -246,9 +250,9 @@ class Tables:
 
     def _growth(self, holder: Holder) -> tuple[list[int], list[Step]]:
         """The tokens sampled since the last call, and how the table takes in blocks for them."""
-        seq, known = holder.seq, self._lengths[holder.row]
+        seq = holder.seq
         num_tokens = len(seq.token_ids)
-        self._check_grown(holder, num_tokens)
+        known = self._known(holder, num_tokens)
         num_blocks, present = -(-num_tokens // self.block_size), len(seq.block_table)
         entries = [holder.entries(present, num_blocks)] if num_blocks > present else []
         return seq.token_ids[known:], entries

@@ -167,7 +167,7 @@ class CacheManager:
         loan = Loan(self._pool)
         try:
             slots = self.manager._slots(loan.take(num_pages))
-            return (loan.keep[0](), slots)[1]
+            return loan.kept(slots)
         except BaseException:  # no memory on the device, say
             loan.give_back()
             raise
@@ -188,10 +188,11 @@ class CacheManager:
             TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
-        in_tree = self._pool.are_cached(pages)
+        core = self._pool._core
+        in_tree = core.are_cached(pages)
         if 1 in in_tree.tobytes():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
-        self._pool.release(pages)
+        core.release(pages)
 
     def free_and_cache_finished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids

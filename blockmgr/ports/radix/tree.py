@@ -314,7 +314,7 @@ class RadixCacheManager:
         if not isinstance(node, RadixNode) or node._owner is not self:
             raise ValueError(f"handle must be of this cache, got {handle!r}")
         length, page = handle.cached_len, node.page
-        if (page < 0) is not (length == 0) or length < 0 or length % self.page_size:
+        if (page < 0) != (length == 0) or length < 0 or length % self.page_size:
             raise ValueError(f"handle must end where its cached_len says, got {handle!r}")
         if page >= 0 and self._core.generation(page) != node.generation:
             raise BlockStateError(page, "evicted since it was matched")
@@ -356,4 +356,5 @@ class RadixCacheManager:
         return RadixCacheHandle(len(pages) * self.page_size, node)
 
     def _slots(self, pages: Pages) -> Any:
-        return self._to_device(self._page_slots.slots(pages))
+        slots = self._page_slots.slots(pages)
+        return slots if self._to_device.device is None else self._to_device(slots)
