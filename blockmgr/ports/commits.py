@@ -2,15 +2,15 @@
 
 An exception can come from outside between any two instructions of Python code:
 ``KeyboardInterrupt``, or one that another thread sets. So a call of an adapter only plans in
-Python: it checks, counts and prepares every change as a *step*, a call of compiled code with its
-arguments. ``at_once`` then makes all the steps within one instruction. What a plan has to take from
-a pool beforehand is a ``Loan``.
+Python: it checks, counts and prepares every change as a *step*, a function of compiled code with
+its arguments. ``at_once`` then makes all the steps within one instruction. What a plan has to take
+from a pool beforehand is a ``Loan``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from itertools import starmap
 from operator import call
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 
     from blockmgr.pool import BlockPool, Ints
 
-__all__ = ["Loan", "Step", "at_once", "step"]
+__all__ = ["Loan", "Step", "at_once"]
 
 T = TypeVar("T")
 
-Step: TypeAlias = Callable[[], object]
-"""A change, ready to be made: compiled code, as a ``partial`` of one of the core's methods."""
-
-step = partial
-"""A step: what to call, and with what."""
+Step: TypeAlias = tuple[Callable[..., object], *tuple[Any, ...]]
+"""A change, ready to be made: a function of compiled code, and what to call it with."""
 
 
 def at_once(steps: Iterable[Step], result: T) -> T:
@@ -38,7 +35,7 @@ def at_once(steps: Iterable[Step], result: T) -> T:
     after it cannot.
     """
     # One line, so that no exception comes between the last step and the result either.
-    return ([*map(call, steps)], result)[1]
+    return ([*starmap(call, steps)], result)[1]
 
 
 class Loan:
@@ -57,7 +54,11 @@ class Loan:
     @property
     def keep(self) -> Step:
         """The step by which the blocks stop being lent."""
-        return self._lent.clear
+        return (self._lent.clear,)
+
+    def kept(self, result: T) -> T:
+        """Makes that step, the only one of a call, and gives the result."""
+        return ([*map(list.clear, (self._lent,))], result)[1]  # as at_once
 
     def take(self, n: int) -> npt.NDArray[np.int32]:
         """``BlockPool.take``."""
@@ -68,10 +69,10 @@ class Loan:
 
     def acquire(self, blocks: Ints) -> None:
         """``BlockPool.acquire``."""
-        at_once((step(self._core.acquire, blocks), step(self._lent.append, blocks)), None)
+        at_once(((self._core.acquire, blocks), (self._lent.append, blocks)), None)
 
     def give_back(self) -> None:
         """Releases what is lent."""
         while self._lent:
             blocks = list(self._lent[-1])[::-1]
-            at_once((step(self._core.release, blocks), self._lent.pop), None)
+            at_once(((self._core.release, blocks), (self._lent.pop,)), None)

@@ -380,7 +380,7 @@ def _aphrodite_state(world: PortWorld) -> Any:
 
 def _columns(run: Any) -> Any:
     columns = (run.blocks, run.tokens, run.promoted, run.extras.items())
-    return [*map(list, columns), run.num_freed]
+    return list(map(list, columns))
 
 
 def _aphrodite_probe(world: PortWorld) -> None:

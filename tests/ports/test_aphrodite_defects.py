@@ -8,6 +8,8 @@ import pytest
 
 from blockmgr.ports.aphrodite import (
     Block,
+    CpuGpuBlockAllocator,
+    Device,
     NaiveBlock,
     NaiveBlockAllocator,
     NoFreeBlocksError,
@@ -164,3 +166,22 @@ def test_checks_are_there_under_optimization_too() -> None:
     )
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, check=True)
     assert done.stdout.split() == [b"BlockStateError"]
+
+
+def test_what_follows_a_block_that_was_given_back_does_not_begin_a_prompt() -> None:
+    allocator = PrefixCachingBlockAllocator(num_blocks=4, block_size=2)
+    first = allocator.allocate_mutable(None)
+    first.append_token_ids([1, 2])
+    second = allocator.allocate_mutable(first)
+    allocator.free(first)
+    second.append_token_ids([3, 4])
+    assert allocator.allocate_immutable(None, [3, 4]).block_id != second.block_id
+
+
+def test_a_block_is_not_moved_as_what_one_given_back_before_it_was_cached_for() -> None:
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 4, 4, 2)
+    blocks = allocator.allocate_immutable_blocks(None, [[1, 2], [3, 4]], Device.GPU)
+    allocator.free(blocks[0])
+    allocator.swap(blocks, Device.GPU, Device.CPU)
+    again = allocator.allocate_immutable_block(None, [1, 2], Device.CPU)
+    assert again.block_id != blocks[1].block_id

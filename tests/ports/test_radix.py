@@ -490,3 +490,12 @@ def test_nodes_are_equal_where_prefixes_end_alike() -> None:
     assert first.node != other.match_prefix([1, 2]).handle.node
     assert repr(first.node) == f"RadixNode(page=1, generation={first.node.generation})"
     assert isinstance(first.node, RadixNode)
+
+
+def test_slots_of_another_width_are_not_compared_byte_by_byte() -> None:
+    cache = CacheManager(None, num_pages=4, page_size=4)
+    slots = cache.allocate(16)
+    with pytest.raises(ValueError, match="indices must be the slots of whole pages"):
+        cache.free(slots[12:].view(np.int64))
+    cache.free(slots.astype(np.int64))
+    assert cache.available_size == 16

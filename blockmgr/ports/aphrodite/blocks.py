@@ -19,15 +19,26 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.interfaces import Block
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_tokens
-from blockmgr.ports.commits import step
 
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
     from blockmgr.ports.commits import Step
 
-__all__ = ["FREED", "BlockView", "NaiveBlock", "PoolBlock", "PrefixCachingBlock", "Run", "segments"]
+__all__ = [
+    "FREED",
+    "BlockView",
+    "NaiveBlock",
+    "PoolBlock",
+    "PrefixCachingBlock",
+    "Run",
+    "freed_after",
+    "segments",
+]
 
 FREED = -1
+freed_after = {None: FREED}.__getitem__
+"""What stands in a place of a run after the ``release`` of its block has returned nothing."""
+
 _DIGEST_BYTES = 16
 
 
@@ -41,9 +52,9 @@ class Run:
         size: Tokens a block.
         before: The block that the first one follows.
         blocks: Blocks of the pool; ``FREED`` where one was given back.
-        num_freed: How many those are.
+        may_have_freed: Whether any may be. Set before the first is given back, and never unset.
         tokens: The tokens of each.
-        promoted: Whether each is cached, and held, under this very prefix; 0 or 1.
+        promoted: Whether each that is held is cached under this very prefix; 0 or 1.
         extras: The extra keys, by index; few blocks have one.
         hashes: ``content_hash`` by index, as far as anybody has asked.
     """
@@ -55,7 +66,7 @@ class Run:
         "blocks",
         "extras",
         "hashes",
-        "num_freed",
+        "may_have_freed",
         "promoted",
         "size",
         "tokens",
@@ -66,7 +77,7 @@ class Run:
         self.size = allocator.block_size
         self.before = before
         self.blocks: list[int] = []
-        self.num_freed = 0
+        self.may_have_freed = False
         self.tokens: list[tuple[int, ...]] = []
         self.promoted = bytearray()
         self.extras: dict[int, int] = {}
@@ -88,26 +99,26 @@ class Run:
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
         steps: list[Step] = []
         if start:
-            steps.append(step(self.blocks.extend, blocks))
-            steps.append(step(self.tokens.extend, tokens))
-            steps.append(step(self.promoted.extend, promoted))
+            steps.append((self.blocks.extend, blocks))
+            steps.append((self.tokens.extend, tokens))
+            steps.append((self.promoted.extend, promoted))
         else:
             self.tokens += tokens
             self.promoted += promoted
             if isinstance(blocks, list):
                 self.blocks += blocks
             else:
-                steps.append(step(self.blocks.extend, blocks))
+                steps.append((self.blocks.extend, blocks))
         if extra is not None:
             extras = dict.fromkeys(range(start, start + count), extra)
-            steps.append(step(self.extras.update, extras))
+            steps.append((self.extras.update, extras))
         return steps
 
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
         start = len(self.blocks)
         self.blocks += other.blocks[:stop]
-        self.num_freed += other.num_freed if stop == len(other.blocks) else 0
+        self.may_have_freed = self.may_have_freed or other.may_have_freed
         self.tokens += other.tokens[:stop]
         self.promoted += other.promoted[:stop]
         self.extras.update((start + i, x) for i, x in other.extras.items() if i < stop)
@@ -115,32 +126,14 @@ class Run:
 
     def held(self) -> list[int]:
         """The blocks that were not given back."""
-        if not self.num_freed:
+        if not self.may_have_freed:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
-    def drop(self, start: int, stop: int) -> list[Step]:
-        """Takes note that these blocks, none of which was, are given back."""
-        count = stop - start
-        steps: list[Step] = [step(setattr, self, "num_freed", self.num_freed + count)]
-        if count == 1:
-            steps.append(step(self.blocks.__setitem__, start, FREED))
-            if self.promoted[start]:
-                steps.append(step(self.promoted.__setitem__, start, 0))
-            return steps
-        places = slice(start, stop)
-        steps.append(step(self.blocks.__setitem__, places, [FREED] * count))
-        steps.append(step(self.promoted.__setitem__, places, bytes(count)))
-        return steps
-
-    def drop_all(self) -> list[Step]:
-        """Takes note that all are given back that were not."""
-        count = len(self.blocks)
-        return [
-            step(self.blocks.__setitem__, slice(None), [FREED] * count),
-            step(self.promoted.__setitem__, slice(None), bytes(count)),
-            step(setattr, self, "num_freed", count),
-        ]
+    def drop(self, start: int, stop: int) -> Step:
+        """Takes note that the blocks of this part, if any are left, are given back."""
+        self.may_have_freed = True
+        return (self.blocks.__setitem__, slice(start, stop), [FREED] * (stop - start))
 
     def place_before(self, index: int) -> tuple[Run, int] | None:
         """Where the block in front of this one is; None at the start of a sequence."""
@@ -150,11 +143,11 @@ class Run:
 
     def view(self, index: int) -> PoolBlock:
         """The block at this place."""
-        known = self._views.get(index)
-        block = known() if known is not None else None
+        views = self._views
+        block = views[index]() if index in views else None
         if block is None:
             block = self.allocator.block_class(self, index)
-            self._views[index] = weakref.ref(block)
+            views[index] = weakref.ref(block)
         return block
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from blockmgr.ports.aphrodite.blocks import FREED
 from blockmgr.ports.aphrodite.tokens import extra_bytes
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +39,8 @@ class PrefixCache:
         if place is None:
             return -1
         run, index = place
-        return run.blocks[index] if run.promoted[index] else None
+        block = run.blocks[index]
+        return block if run.promoted[index] and block != FREED else None
 
     def promote(
         self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None, is_next: bool
@@ -55,7 +57,7 @@ class PrefixCache:
         blocks = run.blocks
         if not is_next:
             place = zip(((run, index),), map(blocks.__getitem__, (index,)), strict=True)
-            return [step(self._waiting.update, place)]
+            return [(self._waiting.update, place)]
         before = run.place_before(index)
         # Read when the step is made: the steps before may have put other blocks there.
         parent = (-1,) if before is None else map(before[0].blocks.__getitem__, before[1:])
@@ -64,14 +66,14 @@ class PrefixCache:
         kept = map(self._pool._core.promote, own, (tokens,), parent, (b"",), key)
         return [
             # If it gives way to a twin it is not cached, and this means nothing.
-            step(self._uncomputed.update, map(blocks.__getitem__, (index,))),
-            step(blocks.__setitem__, slice(index, index + 1), kept),
-            step(run.promoted.__setitem__, index, 1),
+            (self._uncomputed.update, map(blocks.__getitem__, (index,))),
+            (blocks.__setitem__, slice(index, index + 1), kept),
+            (run.promoted.__setitem__, index, 1),
         ]
 
     def promote_waiting(self) -> list[Step]:
         """Tries again with what waits, in order. Blocks given back since wait no more."""
-        steps: list[Step] = [self._waiting.clear]
+        steps: list[Step] = [(self._waiting.clear,)]
         cached: set[Place] = set()
         for (run, index), block in self._waiting.items():
             if run.blocks[index] != block or run.promoted[index]:
@@ -86,7 +88,7 @@ class PrefixCache:
 
     def wait(self, places: dict[Place, int]) -> Step:
         """Lets the blocks at these places wait."""
-        return step(self._waiting.update, places)
+        return (self._waiting.update, places)
 
     def fork(self, sources: list[tuple[Run, int]], copy: Run) -> list[Step]:
         """Lets what waits in these runs wait in a copy of them as well."""
@@ -103,15 +105,15 @@ class PrefixCache:
 
     def leave(self, run: Run) -> list[Step]:
         """Takes note that the blocks of a run are not of this pool any more."""
-        return [step(self._waiting.pop, place) for place in self._waiting if place[0] is run]
+        return [(self._waiting.pop, place) for place in self._waiting if place[0] is run]
 
     def add(self, blocks: list[int]) -> Step:
         """Takes note of blocks that are cached."""
-        return step(self._uncomputed.update, blocks)
+        return (self._uncomputed.update, blocks)
 
     def compute(self, blocks: list[int]) -> Step:
         """Takes note that the K/V of cached blocks is written."""
-        return step(self._uncomputed.difference_update, blocks)
+        return (self._uncomputed.difference_update, blocks)
 
     def is_computed(self, block: int) -> bool:
         """Whether a block is cached, and its K/V was marked computed."""
@@ -128,5 +130,5 @@ class PrefixCache:
         """Forgets everything cached, if no block is in use; says whether it did."""
         if self._pool.num_used:
             return False
-        steps = (self._pool._core.reset, self._uncomputed.clear, self._waiting.clear)
+        steps = ((self._pool._core.reset,), (self._uncomputed.clear,), (self._waiting.clear,))
         return at_once(steps, True)

@@ -12,7 +12,6 @@ from blockmgr.ports.aphrodite.interfaces import Device
 from blockmgr.ports.aphrodite.moves import Move, cached_at
 from blockmgr.ports.aphrodite.null_block import NullBlock
 from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-from blockmgr.ports.commits import step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -241,7 +240,7 @@ class CpuGpuBlockAllocator:
             gpu = self.pool_of(Device.GPU)
             run = Run(gpu)
             null = NullBlock(run.view(0))
-            kept = step(setattr, self, "_null", null)
+            kept = (setattr, self, "_null", null)
             return gpu.carry_out([*gpu.add_empty(run, 1, None), kept], null)
         return self._null
 
@@ -318,7 +317,7 @@ class CpuGpuBlockAllocator:
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)
         runs = self._whole_sequence(blocks, source)
-        held = sum(len(run.blocks) - run.num_freed for run in runs)
+        held = sum(len(run.held()) for run in runs)
         found = cached_at(destination, runs)
         idle = int(destination.pool.are_idle(found).sum()) if found else 0
         return held - len(found) + idle

@@ -9,7 +9,7 @@ from blockmgr.errors import SequenceStateError, UnknownSequenceError
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.table import BlockTable
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,7 +117,7 @@ class BlockSpaceManager:
             for seq in others:
                 known[seq.seq_id], forked = table.plan_fork(run)
                 steps += forked
-            return [*steps, step(self.block_tables.update, known)]
+            return [*steps, (self.block_tables.update, known)]
 
         table.allocate_and(_tokens(first), Device.GPU, None, publish)
 
@@ -176,7 +176,7 @@ class BlockSpaceManager:
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
         fork, steps = table.plan_fork(table.run)
-        at_once([*steps, step(self.block_tables.__setitem__, child, fork)], None)
+        at_once([*steps, (self.block_tables.__setitem__, child, fork)], None)
 
     def free(self, seq: SequenceLike) -> None:
         """Gives the blocks of a sequence back, wherever they are.
@@ -185,7 +185,7 @@ class BlockSpaceManager:
             UnknownSequenceError: It has none (freeing twice ends here).
         """
         steps = self._table(seq).plan_free()
-        at_once([*steps, step(self.block_tables.pop, seq.seq_id)], None)
+        at_once([*steps, (self.block_tables.pop, seq.seq_id)], None)
 
     def get_block_table(self, seq: SequenceLike) -> list[int]:
         """The physical blocks of a sequence.

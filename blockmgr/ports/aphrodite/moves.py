@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockmgr.ports.aphrodite.blocks import FREED, Run
 from blockmgr.ports.aphrodite.tokens import extra_bytes
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import Loan, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class Move:
         ]
         self._steps += [
             destination.prefix_cache.compute(computed),
-            step(source.pool._core.release, held[::-1]),
+            (source.pool._core.release, held[::-1]),
         ]
         self._change(runs, news, num_cached)
 
@@ -88,7 +88,7 @@ class Move:
         core = self._destination.pool._core
         assert len(tokens) == len(fresh) * size
         self._steps += [
-            step(core.promote_chain, fresh, tokens, parent, b"", list(keys.items()) or None),
+            (core.promote_chain, fresh, tokens, parent, b"", list(keys.items()) or None),
             self._destination.prefix_cache.add(fresh),
         ]
 
@@ -99,9 +99,9 @@ class Move:
             promoted = bytes(at + i < num_cached for i in range(count))
             self._steps += [
                 *self._source.prefix_cache.leave(run),
-                step(setattr, run, "allocator", self._destination),
-                step(run.promoted.__setitem__, slice(None), promoted),
-                step(run.blocks.__setitem__, slice(None), news[at : at + count]),
+                (setattr, run, "allocator", self._destination),
+                (run.promoted.__setitem__, slice(None), promoted),
+                (run.blocks.__setitem__, slice(None), news[at : at + count]),
             ]
             at += count
 
@@ -116,8 +116,8 @@ def cached_at(destination: PoolAllocator, runs: list[Run]) -> list[int]:
 
 
 def _num_cached(runs: list[Run]) -> int:
-    promoted = b"".join(run.promoted for run in runs)
-    return promoted.index(0) if 0 in promoted else len(promoted)
+    places = [place for run in runs for place in zip(run.promoted, run.blocks, strict=True)]
+    return sum(takewhile(bool, (promoted and block != FREED for promoted, block in places)))
 
 
 def _tokens(runs: list[Run], start: int, stop: int) -> list[int]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from blockmgr.arguments import integer
-from blockmgr.errors import BlockStateError
+from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
 from blockmgr.ports.aphrodite.caching import PrefixCache
+from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["PoolAllocator"]
 
 T = TypeVar("T")
+
+_item = np.ndarray.item
 
 
 class PoolAllocator(PoolPlans):
@@ -71,7 +76,19 @@ class PoolAllocator(PoolPlans):
         previous = self._previous(prev_block)
         checked_extra(extra_hash)
         run = self._run_after(previous)
-        return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
+        if run.blocks:
+            return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
+        # Nobody knows the run yet, so there is one step, and its making as in ``at_once``.
+        run.tokens.append(())
+        run.promoted.append(0)
+        if extra_hash is not None:
+            run.extras[0] = extra_hash
+        first = run.view(0)
+        taken = map(_item, map(self.pool._core.take, (1,)))
+        try:
+            return ([*map(run.blocks.extend, (taken,))], first)[1]
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
 
     def allocate_immutable_blocks(
         self,
@@ -105,10 +122,14 @@ class PoolAllocator(PoolPlans):
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> PoolBlock:
         """``allocate_immutable_blocks`` of one."""
-        self._check_sizes((token_ids,))
-        return self.extend(
-            prev_block, tuple(token_ids), 0, extra_hash, lambda v: ([], v.run.view(v.start))
-        )
+        tokens = tuple(token_ids)
+        if self.caches and len(tokens) == self.block_size and extra_hash is None:
+            run = self._shared(prev_block, tokens)
+            if run is not None:
+                acquire = (self.pool._core.acquire, run.blocks)
+                return at_once((acquire, self.hits.count(1, 1)), run.view(0))
+        self._check_sizes((tokens,))
+        return self.extend(prev_block, tokens, 0, extra_hash, lambda v: ([], v.run.view(v.start)))
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -268,7 +289,7 @@ class PoolAllocator(PoolPlans):
         Cost: O(blocks), without recursion and without an object a block.
         """
         parts = segments(self._mine(last_block))
-        if any(run.num_freed and FREED in run.blocks[:stop] for run, stop in parts):
+        if any(run.may_have_freed and FREED in run.blocks[:stop] for run, stop in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
         run, steps = self._fork(parts)
         return at_once(steps, BlockView(run, 0, len(run.blocks)))
@@ -283,8 +304,10 @@ class PoolAllocator(PoolPlans):
         """
         mine = self._mine(block)
         run, index = mine._run, mine._index
-        release = step(self.pool._core.release, (mine.held(),))
-        at_once((release, *run.drop(index, index + 1)), None)
+        run.may_have_freed = True
+        # The list is written by the instruction that reads what it is to hold.
+        released = map(self.pool._core.release, ((mine.held(),),))
+        run.blocks[index : index + 1] = map(freed_after, released)
 
     # Names and numbers.
 
@@ -337,6 +360,18 @@ class PoolAllocator(PoolPlans):
             raise ValueError(f"block_id {block_id} is no block of this allocator") from None
 
     get_physical_block_id = pool_block
+
+    def _shared(self, prev_block: Block | None, tokens: tuple[int, ...]) -> Run | None:
+        """A run of the one cached block with these tokens, if there is one: what is asked most."""
+        previous = self._previous(prev_block)
+        parent = self.prefix_cache.node(None if previous is None else previous.place)
+        run = self._run_after(previous)
+        if parent is None or run.blocks:
+            return None
+        run.blocks = self.pool._core.find(tokens, parent, b"", None).tolist()
+        run.tokens.append(tokens)
+        run.promoted.append(1)
+        return run if run.blocks else None
 
     def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
         sizes = [len(chunk) for chunk in block_token_ids]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
@@ -12,14 +12,13 @@ from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run
 from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import Loan, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.caching import PrefixCache
-    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
     from blockmgr.ports.aphrodite.tracking import HitCounter
     from blockmgr.ports.commits import Step
 
@@ -88,7 +87,7 @@ class PoolPlans(BlockAllocator):
             if loan:
                 fresh = self.take_beside(loan, found, num_blocks - len(found))
             else:  # nothing is evicted for it, so this can wait
-                steps.append(step(self.pool._core.acquire, found))
+                steps.append((self.pool._core.acquire, found))
             num_fresh = num_full - len(found)
             if keep and num_fresh:
                 rest = tokens[len(found) * size : num_full * size]
@@ -96,7 +95,7 @@ class PoolPlans(BlockAllocator):
                 before = found[-1] if found else parent
                 chained = fresh[:num_fresh]
                 steps += [
-                    step(self.pool._core.promote_chain, chained, rest, before, b"", keys),
+                    (self.pool._core.promote_chain, chained, rest, before, b"", keys),
                     self.prefix_cache.add(chained),
                 ]
             run = self._run_after(previous)
@@ -167,7 +166,7 @@ class PoolPlans(BlockAllocator):
         if index < len(run.blocks):
             steps, waits = self._make_writable(run, index)
             extra = run.extras.get(index)
-        steps.append(step(run.tokens.__setitem__, index, tokens))
+        steps.append((run.tokens.__setitem__, index, tokens))
         if not self.caches or len(tokens) < self.block_size:
             return steps, False
         is_next = is_next and not waits
@@ -179,7 +178,7 @@ class PoolPlans(BlockAllocator):
         if self.pool._core.ref_count(block) == 1:
             return [], self.pool.waits_for_copy(block)
         moved = map(self.pool._core.make_writable, (block,), (count,))
-        return [step(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
+        return [(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
 
     def hand_out_copies(self, form: Callable[[dict[int, list[int]]], T]) -> T:
         """``clear_copy_on_writes``, in another form."""
@@ -192,9 +191,9 @@ class PoolPlans(BlockAllocator):
             for source, destination, _ in plans[0]:
                 copies.setdefault(self._ids[source], []).append(self._ids[destination])
             # All that were planned are in it, so nothing waits for a copy any more.
-            applied = step(core.copies_applied, plans[0].ticket)
+            applied = (core.copies_applied, plans[0].ticket)
             promoted = self.prefix_cache.promote_waiting()
-            return at_once([applied, *promoted, plans.clear], form(copies))
+            return at_once([applied, *promoted, (plans.clear,)], form(copies))
         except BaseException:
             for plan in plans:
                 core.copies_aborted(plan.ticket)
@@ -205,10 +204,10 @@ class PoolPlans(BlockAllocator):
         return self._fork([(run, len(run.blocks))])
 
     def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
-        copy = Run(self.itself)
+        copy = Run(self)  # type: ignore[arg-type]  # the only one of its kind
         for run, stop in parts:
             copy.add_slice(run, stop)
-        acquired = step(self.pool._core.acquire, copy.held())
+        acquired = (self.pool._core.acquire, copy.held())
         return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
 
     def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
@@ -216,11 +215,11 @@ class PoolPlans(BlockAllocator):
         blocks = run.blocks[start:stop]
         if FREED in blocks:
             run.view(start + blocks.index(FREED)).held()  # raises
-        return [step(self.pool._core.release, blocks), *run.drop(start, stop)]
+        return [(self.pool._core.release, blocks), run.drop(start, stop)]
 
     def free_run(self, run: Run) -> list[Step]:
         """Frees all blocks of a run that are held, the last first. For block tables."""
-        return [step(self.pool._core.release, run.held()[::-1]), *run.drop_all()]
+        return [(self.pool._core.release, run.held()[::-1]), run.drop(0, len(run.blocks))]
 
     def refuse_waiting(self, blocks: list[int]) -> None:
         """Raises for blocks of the pool that wait for a copy. For swaps.
@@ -251,9 +250,4 @@ class PoolPlans(BlockAllocator):
     def _run_after(self, previous: PoolBlock | None) -> Run:
         if previous is not None and previous._index + 1 == len(previous._run.blocks):
             return previous._run
-        return Run(self.itself, previous)
-
-    @property
-    def itself(self) -> PoolAllocator:
-        """The allocator whose plans these are."""
-        return cast("PoolAllocator", self)
+        return Run(self, previous)  # type: ignore[arg-type]  # the only one of its kind

@@ -10,7 +10,7 @@ from blockmgr.ports.aphrodite.blocks import BlockView, Run
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,8 +118,10 @@ class BlockTable:
         if not len(token_ids):
             raise ValueError("token_ids must not be empty")
 
+        self._dropped = 0  # means nothing as long as there are no blocks
+
         def publish(view: BlockView) -> tuple[list[Step], None]:
-            return [step(setattr, self, "_run", view.run), *then(view.run)], None
+            return [(setattr, self, "_run", view.run), *then(view.run)], None
 
         allocator = self._allocator.pool_of(device)
         allocator.extend(None, tuple(token_ids), 0, extra_hash, publish)
@@ -212,7 +214,7 @@ class BlockTable:
         steps: list[Step] = []
         if stale:
             steps += run.allocator.free_slice(run, stale.start, stale.stop)
-            steps.append(step(setattr, self, "_dropped", stale.stop))
+            steps.append((setattr, self, "_dropped", stale.stop))
         if num_new:
             run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
             steps += run.allocator.add_empty(run, num_new, extra_hash)
@@ -276,8 +278,7 @@ class BlockTable:
         run = self._allocated()
         return [
             *run.allocator.free_run(run),
-            step(setattr, self, "_run", None),
-            step(setattr, self, "_dropped", 0),
+            (setattr, self, "_run", None),
         ]
 
     def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:

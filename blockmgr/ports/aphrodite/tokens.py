@@ -16,11 +16,18 @@ _LIMIT = 2**32
 
 def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens as ints, each in ``[0, 2**32)``."""
-    tokens = tuple(integer("token_ids", token) for token in token_ids)
+    tokens = tuple(token_ids)
     for token in tokens:
-        if not 0 <= token < _LIMIT:
-            raise ValueError(f"token_ids must be in [0, 2**32), got {token}")
+        if type(token) is not int or not 0 <= token < _LIMIT:
+            return tuple(_whole_token(token) for token in tokens)
     return tokens
+
+
+def _whole_token(token: object) -> int:
+    number = integer("token_ids", token)
+    if not 0 <= number < _LIMIT:
+        raise ValueError(f"token_ids must be in [0, 2**32), got {number}")
+    return number
 
 
 def checked_extra(extra_hash: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.interfaces import Block
@@ -53,7 +53,7 @@ class RefCounter(ReadOnlyRefCounter):
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) + 1
-        return at_once((step(pool._core.acquire, (block,)),), count)
+        return at_once(((pool._core.acquire, (block,)),), count)
 
     def decr(self, block_id: int) -> int:
         """Drops a reference; returns how many are left.
@@ -64,7 +64,7 @@ class RefCounter(ReadOnlyRefCounter):
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) - 1
-        return at_once((step(pool._core.release, (block,)),), count)
+        return at_once(((pool._core.release, (block,)),), count)
 
     def as_readonly(self) -> ReadOnlyRefCounter:
         """The same counts, only for reading."""
@@ -113,7 +113,7 @@ class HitCounter:
     def count(self, num_queries: int, num_hits: int) -> Step:
         """Adds a look-up of so many blocks."""
         counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
-        return step(self._counts.__setitem__, slice(None), counts)
+        return (self._counts.__setitem__, slice(None), counts)
 
     @property
     def hit_rate(self) -> float:

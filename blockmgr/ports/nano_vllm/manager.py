@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import integer
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 from blockmgr.ports.nano_vllm.tables import Tables, check_has
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class BlockManager(Tables):
             TypeError: One of them is not an int.
         """
         holder = self._holder(seq)
-        check_has(seq, "num_scheduled_tokens")
+        if not hasattr(seq, "num_scheduled_tokens"):
+            check_has(seq, "num_scheduled_tokens")  # raises
         computed = integer("num_cached_tokens", seq.num_cached_tokens)
         computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
         most = self._lengths[holder.row]
@@ -162,7 +163,7 @@ class LegacyBlockManager(Tables):
         computed = self._computed(holder)
         publication = self._publication(holder, computed)
         if tokens and (entries or publication):
-            append = step(self._core.append, holder.handle, tokens)
+            append = (self._core.append, holder.handle, tokens)
             at_once((append, *entries, *publication), None)
         elif tokens:
             self._core.append(holder.handle, tokens)

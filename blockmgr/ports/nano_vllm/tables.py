@@ -12,7 +12,7 @@ import blockmgr
 from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class Holder:
     def entries(self, start: int, stop: int) -> Step:
         """Writes these entries of the block table as they stand in the core's by then."""
         entries = self._entries[start:stop]
-        return step(self.seq.block_table.__setitem__, slice(start, stop), entries)
+        return (self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
 class Tables:
@@ -127,8 +127,10 @@ class Tables:
                 cannot help.
             SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
         """
-        self._check_grown(self._holder(seq), len(seq.token_ids))
-        needed = -(-len(seq.token_ids) // self.block_size)
+        holder = self._holder(seq)
+        num_tokens = len(seq.token_ids)
+        self._known(holder, num_tokens)
+        needed = -(-num_tokens // self.block_size)
         lacking = needed - len(seq.block_table)
         if lacking <= 0:
             return True
@@ -149,7 +151,7 @@ class Tables:
         holder = self._holder(seq)
         tokens, entries = self._growth(holder)
         if entries:
-            at_once((step(self._core.append, holder.handle, tokens), *entries), None)
+            at_once(((self._core.append, holder.handle, tokens), *entries), None)
         elif tokens:
             self._core.append(holder.handle, tokens)
 
@@ -200,13 +202,15 @@ class Tables:
             )
         return holder
 
-    def _check_grown(self, holder: Holder, num_tokens: int) -> None:
+    def _known(self, holder: Holder, num_tokens: int) -> int:
+        """The tokens the core knows of a sequence; raises if it has fewer by now."""
         known = self._lengths[holder.row]
         if num_tokens < known:
             raise SequenceStateError(
                 f"the sequence had {known} tokens and has {num_tokens}; "
                 "tokens may be added only, deallocate it first"
             )
+        return known
 
     def _admission(self, seq: NanoSequence) -> bool:
         """Whether the whole sequence can be admitted now; raises if it never can."""
@@ -232,10 +236,10 @@ class Tables:
             holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(
                 (
-                    step(seq.block_table.extend, view.block_ids.tolist()),
-                    step(setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
-                    step(self._holders.__setitem__, id(seq), holder),
-                    handles.clear,
+                    (seq.block_table.extend, view.block_ids.tolist()),
+                    (setattr, seq, "num_cached_tokens", holder.num_computed_tokens),
+                    (self._holders.__setitem__, id(seq), holder),
+                    (handles.clear,),
                 ),
                 None,
             )
@@ -246,9 +250,9 @@ class Tables:
 
     def _growth(self, holder: Holder) -> tuple[list[int], list[Step]]:
         """The tokens sampled since the last call, and how the table takes in blocks for them."""
-        seq, known = holder.seq, self._lengths[holder.row]
+        seq = holder.seq
         num_tokens = len(seq.token_ids)
-        self._check_grown(holder, num_tokens)
+        known = self._known(holder, num_tokens)
         num_blocks, present = -(-num_tokens // self.block_size), len(seq.block_table)
         entries = [holder.entries(present, num_blocks)] if num_blocks > present else []
         return seq.token_ids[known:], entries
@@ -260,20 +264,20 @@ class Tables:
         if full == start:
             return []
         return [
-            step(self._core.commit, holder.handle, num_computed_tokens),
+            (self._core.commit, holder.handle, num_computed_tokens),
             # With ``dedup="remap"``, these may be others afterwards.
             holder.entries(start, full),
-            step(setattr, holder, "num_computed_tokens", num_computed_tokens),
+            (setattr, holder, "num_computed_tokens", num_computed_tokens),
         ]
 
     def _departure(self, holder: Holder) -> list[Step]:
         """Releases the blocks, and forgets the sequence."""
         seq = holder.seq
         return [
-            step(self._core.free, holder.handle),
-            step(self._holders.pop, id(seq)),
-            seq.block_table.clear,
-            step(setattr, seq, "num_cached_tokens", 0),
+            (self._core.free, holder.handle),
+            (self._holders.pop, id(seq)),
+            (seq.block_table.clear,),
+            (setattr, seq, "num_cached_tokens", 0),
         ]
 
     def _check_holds_nothing(self, seq: NanoSequence) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.radix.arrays import on_host
 from blockmgr.ports.radix.tree import MatchResult, RadixCacheHandle, RadixCacheManager, new_pool
 
@@ -167,7 +167,7 @@ class CacheManager:
         loan = Loan(self._pool)
         try:
             slots = self.manager._slots(loan.take(num_pages))
-            return (loan.keep(), slots)[1]
+            return loan.kept(slots)
         except BaseException:  # no memory on the device, say
             loan.give_back()
             raise
@@ -188,10 +188,11 @@ class CacheManager:
             TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
-        in_tree = self._pool.are_cached(pages)
+        core = self._pool._core
+        in_tree = core.are_cached(pages)
         if 1 in in_tree.tobytes():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
-        self._pool.release(pages)
+        core.release(pages)
 
     def free_and_cache_finished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
@@ -221,7 +222,7 @@ class CacheManager:
         """
         plan = self._hand_over(old_handle, input_ids, indices)
         pages = np.concatenate([plan.done, plan.unfinished])
-        release = step(self._pool._core.release, pages)
+        release = (self._pool._core.release, pages)
         at_once((plan.promote, release, *self._end(old_handle)), None)
 
     def cache_unfinished_req(
@@ -250,7 +251,7 @@ class CacheManager:
         plan = self._hand_over(old_handle, input_ids, indices)
         handle = self.manager._handle(plan.chain)
         lock = [] if handle.node.is_root() else self.manager._lock(handle)
-        release = step(self._pool._core.release, plan.done)
+        release = (self._pool._core.release, plan.done)
         return at_once(
             (plan.promote, *lock, release, *self._end(old_handle)),
             MatchResult(handle, self.manager._slots(plan.chain)),
@@ -304,7 +305,7 @@ class CacheManager:
         if not handle.node.is_root():
             steps += self.manager._unlock(handle)
         if handle.node is not self.manager.root_node:
-            steps.append(step(object.__setattr__, handle, "_has_ended", True))
+            steps.append((object.__setattr__, handle, "_has_ended", True))
         return steps
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class RadixCacheManager:
         num_whole = len(tokens) // self.page_size
         pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
         promote = self._promotion(found, pages, tokens)
-        release = step(self._core.release, pages)
+        release = (self._core.release, pages)
         return at_once((promote, release), len(found) * self.page_size)
 
     def evict(self, size: int) -> Any:
@@ -268,7 +268,7 @@ class RadixCacheManager:
         """
         num_pages = -(-whole("size", size, 0) // self.page_size)
         next_pages = self.pool.idle_blocks(num_pages)
-        return at_once((step(self._core.evict, num_pages),), self._slots(next_pages))
+        return at_once(((self._core.evict, num_pages),), self._slots(next_pages))
 
     def reset(self) -> None:
         """Empties the tree. Its pages go where evicted ones go.
@@ -313,11 +313,11 @@ class RadixCacheManager:
         node = handle.node
         if not isinstance(node, RadixNode) or node._owner is not self:
             raise ValueError(f"handle must be of this cache, got {handle!r}")
-        length = handle.cached_len
-        if node.is_root() != (length == 0) or length < 0 or length % self.page_size:
+        length, page = handle.cached_len, node.page
+        if (page < 0) != (length == 0) or length < 0 or length % self.page_size:
             raise ValueError(f"handle must end where its cached_len says, got {handle!r}")
-        if not node.is_root() and self.pool.generation(node.page) != node.generation:
-            raise BlockStateError(node.page, "evicted since it was matched")
+        if page >= 0 and self._core.generation(page) != node.generation:
+            raise BlockStateError(page, "evicted since it was matched")
 
     def _pages_beyond(self, found: Pages, input_ids: Ids, indices: Ids) -> Pages:
         """The pages of a sequence that continue the chain found of it, an unfinished one too."""
@@ -332,21 +332,21 @@ class RadixCacheManager:
         if len(pages):
             start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
             parent = int(found[-1]) if len(found) else -1
-            return step(self._core.promote_chain, pages, tokens[start:stop], parent, b"", None)
-        return step(self._core.touch, found[-1:])
+            return (self._core.promote_chain, pages, tokens[start:stop], parent, b"", None)
+        return (self._core.touch, found[-1:])
 
     def _lock(self, handle: RadixCacheHandle) -> list[Step]:
         locks = self._locks.get(handle, 0) + 1
         return [
-            step(self._core.acquire, [handle.node.page]),
-            step(self._locks.__setitem__, handle, locks),
+            (self._core.acquire, [handle.node.page]),
+            (self._locks.__setitem__, handle, locks),
         ]
 
     def _unlock(self, handle: RadixCacheHandle) -> list[Step]:
-        release = step(self._core.release, [handle.node.page])
+        release = (self._core.release, [handle.node.page])
         if (locks := self._locks[handle] - 1) == 0:
-            return [release, step(self._locks.pop, handle)]
-        return [release, step(self._locks.__setitem__, handle, locks)]
+            return [release, (self._locks.pop, handle)]
+        return [release, (self._locks.__setitem__, handle, locks)]
 
     def _handle(self, pages: Pages) -> RadixCacheHandle:
         if not len(pages):
@@ -356,4 +356,5 @@ class RadixCacheManager:
         return RadixCacheHandle(len(pages) * self.page_size, node)
 
     def _slots(self, pages: Pages) -> Any:
-        return self._to_device(self._page_slots.slots(pages))
+        slots = self._page_slots.slots(pages)
+        return slots if self._to_device.device is None else self._to_device(slots)

@@ -9,7 +9,7 @@ from blockmgr.arguments import whole
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from blockmgr.ports.commits import Step
@@ -71,7 +71,7 @@ class SlotAllocator:
         if not first:
             return -1
         slot: int = first[0]
-        version = step(self._versions.__setitem__, slot, self._versions[slot] + 1)
+        version = (self._versions.__setitem__, slot, self._versions[slot] + 1)
         return at_once([*self._occupation(slot, 0), version], slot)
 
     def free(self, idx: int) -> None:
@@ -84,8 +84,8 @@ class SlotAllocator:
         slot = self._checked("idx", idx)
         if slot not in self._occupied:
             raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
-        release = step(self._pool._core.release, [slot])
-        at_once((release, step(self._occupied.remove, slot)), None)
+        release = (self._pool._core.release, [slot])
+        at_once((release, (self._occupied.remove, slot)), None)
 
     def occupy(self, idx: int, prefix_len: int = 0) -> None:
         """Takes this free slot, for what begins like its content; its version stays.
@@ -137,8 +137,8 @@ class SlotAllocator:
     def _occupation(self, slot: int, keep: int) -> list[Step]:
         """Takes an idle slot, of whose content this much stays."""
         steps: list[Step] = [
-            step(self._pool._core.acquire, [slot]),
-            step(self._occupied.add, slot),
+            (self._pool._core.acquire, [slot]),
+            (self._occupied.add, slot),
         ]
         for cache in self._caches:
             steps += cache._shrinking(slot, keep)

@@ -12,7 +12,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import Loan, at_once, step
+from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:
@@ -119,19 +119,19 @@ class PrefixCacheManager:
             owners = self._slot_of[path]
             if shrinks:
                 old, left = self._left(slot, keep)
-                steps.append(step(self._slot_of.put, old, left))
+                steps.append((self._slot_of.put, old, left))
                 both = min(len(old), len(path))
                 again = old[:both] == path[:both]
                 owners[:both][again] = left[:both][again]
             # What nobody answers for any more is this slot's, and so is what is added.
             owners[owners < 0] = slot
             steps += [
-                step(self._slot_of.put, path, owners),
-                step(self._slot_of.put, fresh, slot),
-                step(self._versions.__setitem__, slot, version),
+                (self._slot_of.put, path, owners),
+                (self._slot_of.put, fresh, slot),
+                (self._versions.__setitem__, slot, version),
             ]
             if shrinks or len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
-                steps.append(step(self._contents.__setitem__, slot, tokens))
+                steps.append((self._contents.__setitem__, slot, tokens))
             steps += self._slot_hold(slot if len(fresh) else int(owners[-1]))
             at_once([*steps, loan.keep], None)
         except BaseException:
@@ -169,7 +169,7 @@ class PrefixCacheManager:
         """
         node, _ = self._held(token_ids)
         hold = self._slot_hold(int(self._slot_of[node]))
-        at_once([step(self._pool._core.acquire, [node]), *hold], None)
+        at_once([(self._pool._core.acquire, [node]), *hold], None)
 
     def release(self, token_ids: Tokens) -> None:
         """Takes one pin back, of ``insert`` or of ``pin``. The prefix can still be found.
@@ -181,10 +181,10 @@ class PrefixCacheManager:
         path = self._path(token_ids)
         if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
             raise ValueError("token_ids must be pinned, they are not")
-        steps: list[Step] = [step(self._pool._core.release, path[-1:])]
+        steps: list[Step] = [(self._pool._core.release, path[-1:])]
         if self._slots is not None:
             slot = int(self._slot_of[path[-1]])
-            steps.append(step(self._slots._pool._core.release, [slot]))
+            steps.append((self._slots._pool._core.release, [slot]))
         at_once(steps, None)
 
     def copy_kv(
@@ -285,9 +285,9 @@ class PrefixCacheManager:
         core = self._pool._core
         parent = int(path[-1]) if len(path) else -1
         return [
-            step(core.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
-            step(core.release, fresh[:-1]),
-            step(core.release, path[-1:]),
+            (core.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
+            (core.release, fresh[:-1]),
+            (core.release, path[-1:]),
         ]
 
     # Slots.
@@ -309,7 +309,7 @@ class PrefixCacheManager:
         """Keeps a slot from being handed out."""
         if self._slots is None:
             return []
-        return [step(self._slots._pool._core.acquire, [slot])]
+        return [(self._slots._pool._core.acquire, [slot])]
 
     def _pins(self, slot: int, start: int) -> bool:
         """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
@@ -321,10 +321,10 @@ class PrefixCacheManager:
         content = self._contents.get(slot)
         if content is None or keep >= len(content):
             return []
-        steps: list[Step] = [step(self._slot_of.put, *self._left(slot, keep))]
+        steps: list[Step] = [(self._slot_of.put, *self._left(slot, keep))]
         if keep:
-            return [*steps, step(self._contents.__setitem__, slot, content[:keep])]
-        return [*steps, step(self._contents.pop, slot), step(self._versions.pop, slot)]
+            return [*steps, (self._contents.__setitem__, slot, content[:keep])]
+        return [*steps, (self._contents.pop, slot), (self._versions.pop, slot)]
 
     def _left(self, slot: int, keep: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """The blocks of what a slot holds, and who answers for each once it holds that much."""
@@ -347,9 +347,9 @@ class PrefixCacheManager:
             return []
         path = self._path(self._contents[slot])
         return [
-            step(self._slot_of.put, path, self._slot_of[path]),
-            step(self._contents.__setitem__, slot, self._contents[slot]),
-            step(self._versions.__setitem__, slot, self._versions[slot]),
+            (self._slot_of.put, path, self._slot_of[path]),
+            (self._contents.__setitem__, slot, self._contents[slot]),
+            (self._versions.__setitem__, slot, self._versions[slot]),
         ]
 
     def _registered(self, kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:

@@ -20,7 +20,7 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.ports.commits import at_once, step
+from blockmgr.ports.commits import at_once
 from blockmgr.ports.tgi.allocation import BlockAllocation, Link
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class BlockAllocator:
             # One that was never handed out is not known, and may have no id.
             allocation_id = getattr(dropped[0], "allocation_id", -1)
             release = self._release(allocation_id) if allocation_id in self._links else []
-            at_once([*release, dropped.popleft], None)
+            at_once([*release, (dropped.popleft,)], None)
         return self._manager
 
     @property
@@ -177,8 +177,8 @@ class BlockAllocator:
             link = Link(allocation, self._dropped.append)
             link.allocation_id = handle
             waits = {handle} if allocation.prefix_len % self.block_size else set()
-            known = step(self._links.__setitem__, handle, link)
-            return at_once((known, step(self._waiting.update, waits), handles.clear), allocation)
+            known = (self._links.__setitem__, handle, link)
+            return at_once((known, (self._waiting.update, waits), (handles.clear,)), allocation)
         except BaseException:  # no memory, say
             for handle in handles:
                 self._manager.free(handle)
@@ -218,10 +218,10 @@ class BlockAllocator:
                 # Noted down in the instruction that takes it.
                 self._open.extend(map(core.take_copies, (CopyPlan,)))
                 [plan] = self._open
-                at_once((step(self._in_flight.update, self._waiting), self._waiting.clear), None)
+                at_once(((self._in_flight.update, self._waiting), (self._waiting.clear,)), None)
                 yield plan
-                applied = step(core.copies_applied, plan.ticket)
-                at_once((applied, self._in_flight.clear, self._open.clear), None)
+                applied = (core.copies_applied, plan.ticket)
+                at_once((applied, (self._in_flight.clear,), (self._open.clear,)), None)
             finally:
                 self._close_plan()
         finally:  # once more, if an exception from outside came in between
@@ -230,9 +230,9 @@ class BlockAllocator:
     def _close_plan(self) -> None:
         """Makes the copies of a plan that is open due again, and lets the next task have one."""
         for plan in self._open[:]:
-            aborted = step(self._manager._core.copies_aborted, plan.ticket)
-            due = step(self._waiting.update, self._in_flight)
-            at_once((self._open.clear, aborted, due, self._in_flight.clear), None)
+            aborted = (self._manager._core.copies_aborted, plan.ticket)
+            due = (self._waiting.update, self._in_flight)
+            at_once(((self._open.clear,), aborted, due, (self._in_flight.clear,)), None)
         self._closed.set()
 
     def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
@@ -272,15 +272,15 @@ class BlockAllocator:
         steps = self._release(allocation_id)
         most = computed._num_prompt_tokens if computed is not None and self._caching else 0
         if most and self._is_ready(allocation_id):
-            steps.insert(0, step(core.commit, allocation_id, most))
+            steps.insert(0, (core.commit, allocation_id, most))
         at_once(steps, None)
 
     def _release(self, allocation_id: int) -> list[Step]:
         return [
-            step(self._manager._core.free, allocation_id),
-            step(self._links.pop, allocation_id),
-            step(self._waiting.discard, allocation_id),
-            step(self._in_flight.discard, allocation_id),
+            (self._manager._core.free, allocation_id),
+            (self._links.pop, allocation_id),
+            (self._waiting.discard, allocation_id),
+            (self._in_flight.discard, allocation_id),
         ]
 
 
