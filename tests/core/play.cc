@@ -7,8 +7,8 @@ namespace blockmgr::testing {
 
 namespace {
 
-constexpr int kBalanced[kNumMoves] = {14, 4,  16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3,
-                                      2,  10, 3,  5,  1,  1, 1, 1, 8, 4, 3, 4, 4, 8};
+constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
+                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0};
 
 }  // namespace
 
@@ -93,6 +93,33 @@ const std::vector<Profile>& profiles() {
       // The usual block size, which has a comparison of its own.
       {"large", 65, 160, {16}, 8, 24, 120, {2, 3, 50}, 2, 0, {}},
       {"swarm", 2, 64, {1, 2, 3, 5, 8, 16}, 2, 16, 24, {2, 2, 3, 50}, 4, 3, {}},
+      // Few prompts that come back again and again, each into a pool nearly too small for it.
+      {"returning",
+       3,
+       12,
+       {1, 2, 3},
+       2,
+       4,
+       9,
+       {2, 2, 3},
+       1,
+       0,
+       {{kMoveAdmit, 40},
+        {kMoveStep, 30},
+        {kMoveFree, 30},
+        {kMoveTouch, 16},
+        {kMoveRetain, 20},
+        {kMoveTime, 6},
+        {kMoveEnd, 14},
+        {kMoveTwins, 20},
+        {kMoveRegrow, 10},
+        {kMoveNextTurn, 8},
+        {kMoveAppend, 8},
+        {kMoveDecode, 8},
+        {kMoveFork, 4},
+        {kMoveBranch, 2},
+        {kMoveReparent, 2}},
+       true},
   };
   return all;
 }
@@ -126,6 +153,7 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   config.steps_in_flight = bytes.one_in(2) ? bytes.below(4) : 0;
   config.early_commit = bytes.one_in(3);
   settings.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
+  if (profile.wide) settings.digest = TestDigester::kWide;
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   settings.debug = bytes.one_in(4);
   settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
@@ -297,6 +325,10 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
       return;
     case kMoveTouch:
       return world_.touch(*entry);
+    case kMoveTwins:
+      return twins(entry);
+    case kMoveRegrow:
+      return regrow(entry);
     case kMoveEnd:
       if (settings_.core.retention) world_.end(entry, bytes_.one_in(2));
       return;
@@ -433,6 +465,41 @@ void Play::retain(const EntryPtr& entry) {
   const auto length = static_cast<int>(entry->tokens.size());
   const int start = bytes_.below(length) * bytes_.below(2);
   world_.retain(*entry, start, bytes_.between(start, length + bytes_.one_in(8)), level, ttl);
+}
+
+// Two sequences of the same tokens compute them at a time, and different things are said of each.
+void Play::twins(const EntryPtr& entry) {
+  std::vector<Token> prompt = entry->tokens;
+  if (prompt.size() > 4096) return;
+  for (const Token t : tokens(4)) prompt.push_back(t);
+  EntryPtr twin;
+  for (int i = 0; i < 2; ++i) {
+    twin = world_.admit(prompt, entry->name, entry->extras, 0);
+    if (!twin) return;
+    if (settings_.core.retention && !bytes_.one_in(4)) retain(twin);
+    if (world_.early()) world_.commit(*twin, world_.committable(*twin));
+  }
+  world_.step();
+  if (bytes_.one_in(2)) return;
+  const auto length = static_cast<int>(prompt.size());
+  world_.truncate(*twin, bytes_.between(std::max(1, length - 3), length));
+  if (bytes_.one_in(2)) world_.append(*twin, {token()});
+}
+
+// One ends within a block, and others begin like it, up to somewhere near its end.
+void Play::regrow(const EntryPtr& entry) {
+  const EntryPtr kept = entry;
+  world_.step();
+  world_.free(kept);
+  for (int i = bytes_.between(1, 3); i > 0; --i) {
+    const auto length = static_cast<int>(kept->tokens.size());
+    std::vector<Token> prompt(
+        kept->tokens.begin(),
+        kept->tokens.begin() + bytes_.between(std::max(1, length - 2), length));
+    if (!bytes_.one_in(3))
+      for (const Token t : tokens(2)) prompt.push_back(t);
+    world_.admit(std::move(prompt), kept->name, kept->extras, 0);
+  }
 }
 
 void Play::nonsense() {

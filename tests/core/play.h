@@ -39,6 +39,8 @@ enum Move {
   kMoveTouch,
   kMoveTime,
   kMoveEnd,
+  kMoveTwins,
+  kMoveRegrow,
   kNumMoves
 };
 
@@ -59,6 +61,7 @@ struct Profile {
   int namespaces;
   int swarm;  // weights are multiplied by 2 to a power of at most this
   std::vector<std::pair<Move, int>> weights;  // where they differ from the balanced ones
+  bool wide = false;  // no two digests are alike: what remembers evicted blocks by them can do so
 };
 const std::vector<Profile>& profiles();
 
@@ -90,6 +93,8 @@ class Play {
   void resume();
   void nonsense();
   void retain(const EntryPtr& entry);
+  void twins(const EntryPtr& entry);
+  void regrow(const EntryPtr& entry);
   void with_entry(Move move, const EntryPtr& entry);
 
   Bytes& bytes_;

@@ -243,6 +243,7 @@ void World::check() {
   check_computed();
   check_quotas();
   check_ghosts();
+  check_tails();
   if (!config_.retention) return;
   const std::string wrong = levels_.wrong();
   EXPECT(wrong.empty(), wrong);
@@ -286,6 +287,26 @@ void World::check_ghosts() {
   for (BlockId b = 0; b < blocks.count; ++b)
     if (blocks[b].key_tokens == config_.block_size)
       EXPECT(reuse->find(blocks.digest(b)) < 0, "a cached block is remembered as evicted");
+}
+
+// No part of a block is kept beside one that begins with it. Of very many children only some are
+// looked at.
+void World::check_tails() {
+  constexpr BlockId kFew = 64;
+  const Blocks& blocks = core_.blocks();
+  if (!config_.min_partial_tokens || blocks.count > kFew) return;
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    const Block& tail = blocks[b];
+    if (!tail.keyed() || tail.key_tokens == config_.block_size) continue;
+    for (BlockId other = 0; other < blocks.count; ++other) {
+      const Block& longer = blocks[other];
+      if (!longer.keyed() || longer.parent != tail.parent || longer.extras != tail.extras) continue;
+      const bool covers = longer.key_tokens > tail.key_tokens;
+      EXPECT(!covers || !std::equal(blocks.tokens(b), blocks.tokens(b) + tail.key_tokens,
+                                    blocks.tokens(other)),
+             "a part is cached beside a block that begins with it");
+    }
+  }
 }
 
 // The memory of every cached block is what its place in the tree of prefixes says. With early

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from tests.mutants.catalogue import CORE, PYTHON, Mutant
-from tests.mutants.core import CRASHED, Workshop
+from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.python import tests_that_find
 
 MOST_CALLS = 1_000  # until half of the bugs are found
@@ -27,8 +27,8 @@ Result = tuple[int | None, ...]
 
 def report(mutant: Mutant, result: Result) -> None:
     """One line; what a seed did not find shows as a dash."""
-    words = {None: "-", CRASHED: "crash"}
-    counts = "  ".join(words.get(count, f"{count:,}") for count in result)
+    words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
+    counts = "  ".join(words[c] if c in words else f"{c:,}" for c in result)
     print(f"{mutant.name:45} {'tests' if mutant in PYTHON else 'calls'} {counts}", flush=True)
 
 
@@ -37,7 +37,7 @@ def summary(found: dict[Mutant, Result], seconds: float) -> int:
     survivors = sorted(mutant.name for mutant, result in found.items() if None in result)
     print(f"{len(found) - len(survivors)} of {len(found)} planted bugs found, {seconds:.0f} s")
     calls = [count for mutant, result in found.items() if mutant in CORE for count in result]
-    known = [count for count in calls if count]
+    known = [count for count in calls if count and count > 0]
     median = statistics.median(known) if known else 0
     if known:
         print(f"in the core after {median:,.0f} calls (median), {max(known):,} at the most")
@@ -52,7 +52,7 @@ def main() -> int:
     """Run every mutant, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all by default")
-    parser.add_argument("--ops", type=int, default=50_000, help="calls before giving up")
+    parser.add_argument("--ops", type=int, default=200_000, help="calls before giving up")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
@@ -70,7 +70,8 @@ def main() -> int:
         workshop = Workshop(Path(folder), args.cxx, pool)
         if any(mutant in CORE for mutant in wanted):
             workshop.prepare()
-            workshop.check_clean(args.ops, seeds)
+            profiles = {mutant.profile for mutant in wanted if mutant in CORE}
+            workshop.check_clean(args.ops, seeds, profiles)
         runs = {
             pool.submit(tests_that_find, m)
             if m in PYTHON
