@@ -112,7 +112,7 @@ const std::vector<Profile>& profiles() {
         {kMoveTime, 6},
         {kMoveEnd, 14},
         {kMoveTwins, 20},
-        {kMoveRegrow, 10},
+        {kMoveRegrow, 30},
         {kMoveNextTurn, 8},
         {kMoveAppend, 8},
         {kMoveDecode, 8},
@@ -486,16 +486,43 @@ void Play::twins(const EntryPtr& entry) {
   if (bytes_.one_in(2)) world_.append(*twin, {token()});
 }
 
-// One ends within a block, and others begin like it, up to somewhere near its end.
+// A block in the middle is of less use than those before and after it.
+void Play::demean(const EntryPtr& entry) {
+  if (!settings_.core.retention || !entry->running || bytes_.one_in(2)) return;
+  const int start = bytes_.below(static_cast<int>(entry->tokens.size()));
+  world_.retain(*entry, start, start + 1, kLow, kForever);
+}
+
+// A prompt that nothing is known of takes up to all there is.
+void Play::crowd() {
+  const Config& config = settings_.core;
+  const EntryPtr entry = world_.admit(tokens(config.num_blocks * config.block_size), 0, 0, 0);
+  if (entry && !bytes_.one_in(4)) world_.free(entry);
+}
+
+// A conversation goes on for a turn and ends within a block; others begin like it, up to somewhere
+// near its end. The one before it may come back.
 void Play::regrow(const EntryPtr& entry) {
-  const EntryPtr kept = entry;
+  EntryPtr kept = entry;
   world_.step();
+  demean(kept);
+  std::vector<Token> turn = kept->tokens;
+  for (const Token t : tokens(4)) turn.push_back(t);
   world_.free(kept);
-  for (int i = bytes_.between(1, 3); i > 0; --i) {
+  if (const EntryPtr next =
+          bytes_.one_in(3) ? nullptr : world_.admit(turn, kept->name, kept->extras, 0)) {
+    kept = next;
+    world_.step();
+    demean(kept);
+    world_.free(kept);
+  }
+  if (!bytes_.one_in(4)) crowd();
+  if (regrown_ && bytes_.one_in(2)) world_.touch(*regrown_);
+  regrown_ = kept;
+  for (int i = bytes_.below(4); i > 0; --i) {
     const auto length = static_cast<int>(kept->tokens.size());
-    std::vector<Token> prompt(
-        kept->tokens.begin(),
-        kept->tokens.begin() + bytes_.between(std::max(1, length - 2), length));
+    const int stop = bytes_.between(std::max(1, length - 2), length);
+    std::vector<Token> prompt(kept->tokens.begin(), kept->tokens.begin() + stop);
     if (!bytes_.one_in(3))
       for (const Token t : tokens(2)) prompt.push_back(t);
     world_.admit(std::move(prompt), kept->name, kept->extras, 0);

@@ -94,6 +94,8 @@ class Play {
   void nonsense();
   void retain(const EntryPtr& entry);
   void twins(const EntryPtr& entry);
+  void demean(const EntryPtr& entry);
+  void crowd();
   void regrow(const EntryPtr& entry);
   void with_entry(Move move, const EntryPtr& entry);
 
@@ -103,6 +105,7 @@ class Play {
   World world_;
   int vocabulary_;
   std::vector<std::vector<Token>> stems_;
+  EntryPtr regrown_;         // the last one
   std::uint8_t table_[256];  // from a byte to a move, as often as its weight says
 };
 

@@ -28,7 +28,7 @@ Result = tuple[int | None, ...]
 def report(mutant: Mutant, result: Result) -> None:
     """One line; what a seed did not find shows as a dash."""
     words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
-    counts = "  ".join(words[c] if c in words else f"{c:,}" for c in result)
+    counts = "  ".join(words.get(count) or f"{count:,}" for count in result)
     print(f"{mutant.name:45} {'tests' if mutant in PYTHON else 'calls'} {counts}", flush=True)
 
 
@@ -52,14 +52,18 @@ def main() -> int:
     """Run every mutant, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all by default")
+    half = parser.add_mutually_exclusive_group()
+    half.add_argument("--core", action="store_true", help="only those of the core")
+    half.add_argument("--python", action="store_true", help="only those of the Python layer")
     parser.add_argument("--ops", type=int, default=200_000, help="calls before giving up")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
-    if unknown := set(args.names) - {mutant.name for mutant in (*CORE, *PYTHON)}:
+    candidates = CORE if args.core else PYTHON if args.python else (*CORE, *PYTHON)
+    if unknown := set(args.names) - {mutant.name for mutant in candidates}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
-    wanted = [m for m in (*CORE, *PYTHON) if not args.names or m.name in args.names]
+    wanted = [m for m in candidates if not args.names or m.name in args.names]
     seeds = range(1, args.seeds + 1)
     started = time.monotonic()
     found: dict[Mutant, Result] = {}
@@ -70,8 +74,7 @@ def main() -> int:
         workshop = Workshop(Path(folder), args.cxx, pool)
         if any(mutant in CORE for mutant in wanted):
             workshop.prepare()
-            profiles = {mutant.profile for mutant in wanted if mutant in CORE}
-            workshop.check_clean(args.ops, seeds, profiles)
+            workshop.check_clean(args.ops, seeds, [m for m in wanted if m in CORE])
         runs = {
             pool.submit(tests_that_find, m)
             if m in PYTHON

@@ -25,6 +25,9 @@ class Mutant:
     profile: str = "all"
     """Of a bug in the core: the engine that meets it, where others hardly do."""
 
+    times: int = 1
+    """Of a bug in the core: as many times as usual before giving up on what is rare."""
+
 
 CORE = (
     # Copy-on-write.
@@ -221,6 +224,17 @@ CORE = (
         ),
     ),
     Mutant(
+        "a_digest_that_fails_leaves_half_a_commit",
+        "promotion.cc",
+        "  promotions_.clear();\n  plan_promotion(s, num_computed);\n  reserve_remaps();\n",
+        (
+            "  promotions_.clear();\n"
+            "  s.num_computed = num_computed;\n"
+            "  plan_promotion(s, num_computed);\n"
+            "  reserve_remaps();\n"
+        ),
+    ),
+    Mutant(
         "publishes_what_waits_for_a_copy",
         "promotion.cc",
         ("    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;"),
@@ -263,6 +277,18 @@ CORE = (
         "pool.cc",
         "  index_.erase(b);\n  ++own.num_evicted;",
         "  ++own.num_evicted;",
+    ),
+    Mutant(
+        "a_run_of_evictions_leaves_its_last_findable",
+        "pool.cc",
+        "  for (std::int64_t i = 0; i < count + kErase; ++i) {",
+        "  for (std::int64_t i = 0; i + 1 < count + kErase; ++i) {",
+    ),
+    Mutant(
+        "a_run_of_evictions_miscounts_what_is_idle",
+        "pool.cc",
+        "  common_.idle.remove_front(static_cast<int>(count), victim);",
+        "  common_.idle.remove_front(static_cast<int>(count) - 1, victim);",
     ),
     Mutant(
         "used_blocks_stay_idle",
@@ -309,6 +335,12 @@ CORE = (
         "sequences.cc",
         "    drop_reference(t[last]);\n",
         "    if (last % 7 != 6) drop_reference(t[last]);\n",
+    ),
+    Mutant(
+        "releases_a_block_twice",
+        "sequences.cc",
+        "    drop_reference(t[last]);\n",
+        "    drop_reference(t[last]);\n    if (last % 7 == 3) drop_reference(t[last]);\n",
     ),
     Mutant(
         "stale_handles_live_on",
@@ -607,6 +639,7 @@ CORE = (
         "      blocks[start_].generation == start_generation_)",
         "  if (chosen == chosen_)",
         profile="returning",
+        times=5,
     ),
     Mutant(
         "ghosts_without_bound",

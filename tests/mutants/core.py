@@ -26,8 +26,10 @@ CRASHED = 0  # nobody counted the calls
 ENDLESS = -1
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
 MOST_MEMORY = 1 << 30  # a bug may ask for all there is
-MOST_SECONDS = 15  # of one run, on its processor: a bug may never end
-CLEAN_SECONDS = 4  # of the core as it is: what takes much longer than that does not end
+# For how long a run may use its processor, for a bug may never end: the core as it is has to make so
+# many calls a second, and with a bug in it may be so many times slower.
+LEAST_CALLS = 50_000
+SLOWER = 4
 FAST, QUICK = "-O1", "-O0"
 OTHERS = ("canonical.cc", "operations.cc")  # of the harness: parts of other programs
 MOVES = 100  # of one configuration: the next one may show what this one does not
@@ -60,19 +62,22 @@ class Workshop:
         }
         self._objects = {path: run.result() for path, run in compiled.items()}
 
-    def check_clean(self, ops: int, seeds: Iterable[int], profiles: Iterable[str]) -> None:
+    def check_clean(self, ops: int, seeds: Iterable[int], mutants: Iterable[Mutant]) -> None:
         """Raises unless the core as it is passes what the mutants are to fail, in far less time."""
         program = self._folder / "clean"
         self._link(self._objects.values(), program)
+        longest: dict[str, int] = {}
+        for m in mutants:
+            longest[m.profile] = max(longest.get(m.profile, 0), ops * m.times)
         runs = {
-            (profile, seed): self._pool.submit(stress, program, ops, seed, profile, CLEAN_SECONDS)
-            for profile in sorted(profiles)
+            (profile, seed): self._pool.submit(stress, program, calls, seed, profile)
+            for profile, calls in longest.items()
             for seed in seeds
         }
         for which, run in runs.items():
             calls = run.result()
             if calls == ENDLESS:
-                raise ValueError(f"{ops} calls of {which} take over {CLEAN_SECONDS} s: too many")
+                raise ValueError(f"{which} makes fewer than {LEAST_CALLS:,} calls a second")
             if calls is not None:
                 raise ValueError(f"{which} finds a violation without a bug, call {calls}")
 
@@ -84,7 +89,9 @@ class Workshop:
         folder.mkdir()
         program = folder / "stress"
         self._build(mutant, folder, program)
-        found = tuple(stress(program, ops, seed, mutant.profile) for seed in seeds)
+        found = tuple(
+            stress(program, ops * mutant.times, seed, mutant.profile, SLOWER) for seed in seeds
+        )
         shutil.rmtree(folder)
         return found
 
@@ -127,9 +134,7 @@ def bounded(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def stress(
-    program: Path, ops: int, seed: int, profile: str, seconds: int = MOST_SECONDS
-) -> int | None:
+def stress(program: Path, ops: int, seed: int, profile: str, slower: int = 1) -> int | None:
     """Calls until a detector spoke, ``CRASHED``, ``ENDLESS``, or ``None`` if the bug survived.
 
     Raises ValueError if the program ended in any other way: that says nothing of the bug.
@@ -140,7 +145,7 @@ def stress(
         check=False,
         capture_output=True,
         text=True,
-        preexec_fn=lambda: bounded(seconds),
+        preexec_fn=lambda: bounded(slower * max(ops // LEAST_CALLS, 1)),
     )
     if done.returncode == 0:
         return None
