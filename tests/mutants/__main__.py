@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutants.catalogue import CORE, PYTHON, Mutant
+from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
 from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.python import tests_that_find
 
@@ -29,7 +29,7 @@ def report(mutant: Mutant, result: Result) -> None:
     """One line; what a seed did not find shows as a dash."""
     words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
     counts = "  ".join(words.get(count) or f"{count:,}" for count in result)
-    print(f"{mutant.name:45} {'tests' if mutant in PYTHON else 'calls'} {counts}", flush=True)
+    print(f"{mutant.name:45} {'calls' if mutant in CORE else 'tests'} {counts}", flush=True)
 
 
 def summary(found: dict[Mutant, Result], seconds: float) -> int:
@@ -55,12 +55,19 @@ def main() -> int:
     half = parser.add_mutually_exclusive_group()
     half.add_argument("--core", action="store_true", help="only those of the core")
     half.add_argument("--python", action="store_true", help="only those of the Python layer")
+    half.add_argument(
+        "--extension",
+        action="store_true",
+        help="those between the two, else left out: each is built",
+    )
     parser.add_argument("--ops", type=int, default=200_000, help="calls before giving up")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
-    candidates = CORE if args.core else PYTHON if args.python else (*CORE, *PYTHON)
+    candidates = (*CORE, *PYTHON)
+    for chosen, mutants in ((args.core, CORE), (args.python, PYTHON), (args.extension, EXTENSION)):
+        candidates = mutants if chosen else candidates
     if unknown := set(args.names) - {mutant.name for mutant in candidates}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
     wanted = [m for m in candidates if not args.names or m.name in args.names]
@@ -76,9 +83,9 @@ def main() -> int:
             workshop.prepare()
             workshop.check_clean(args.ops, seeds, [m for m in wanted if m in CORE])
         runs = {
-            pool.submit(tests_that_find, m)
-            if m in PYTHON
-            else pool.submit(workshop.calls_until_found, m, args.ops, seeds): m
+            pool.submit(workshop.calls_until_found, m, args.ops, seeds)
+            if m in CORE
+            else pool.submit(tests_that_find, m): m
             for m in wanted
         }
         for run in concurrent.futures.as_completed(runs):

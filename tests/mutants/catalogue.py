@@ -20,7 +20,7 @@ class Mutant:
     before: str
     after: str
     tests: tuple[str, ...] = ()
-    """Of a bug in Python: what is run to find it."""
+    """Of a bug in Python or the extension: what is run to find it."""
 
     profile: str = "all"
     """Of a bug in the core: the engine that meets it, where others hardly do."""
@@ -805,5 +805,26 @@ PYTHON = (
         "        self._core.set_debug(config.debug)\n",
         "",
         ("tests/unit/test_debug.py",),
+    ),
+)
+
+# Where Python and the core meet: each takes a whole build.
+EXTENSION = (
+    Mutant(
+        "reads_no_numbers_after_the_last_four",
+        "bindings_input.cc",
+        "  while (i < size && read(i)) ++i;\n  return i == size;\n",
+        "  return true;\n",
+        ("tests/unit/test_growth.py",),
+    ),
+    Mutant(
+        "a_copy_overwrites_what_another_has_to_read",
+        "copy_order.cc",
+        "  for (const std::int32_t x : order) add(group[at(x)], root[at(x)], x);\n",
+        (
+            "  for (auto x = order.rbegin(); x != order.rend(); ++x)\n"
+            "    add(group[at(*x)], root[at(*x)], *x);\n"
+        ),
+        ("tests/kv/test_copy_order.py",),
     ),
 )

@@ -26,10 +26,10 @@ CRASHED = 0  # nobody counted the calls
 ENDLESS = -1
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
 MOST_MEMORY = 1 << 30  # a bug may ask for all there is
-# For how long a run may use its processor, for a bug may never end: the core as it is has to make so
-# many calls a second, and with a bug in it may be so many times slower.
-LEAST_CALLS = 50_000
-SLOWER = 4
+# For how long a run may use its processor, as a bug may never end: the core as it is has to make so
+# many calls a second, and with a bug in it may be so many times slower than that.
+LEAST_CALLS = 40_000
+SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
 OTHERS = ("canonical.cc", "operations.cc")  # of the harness: parts of other programs
 MOVES = 100  # of one configuration: the next one may show what this one does not
