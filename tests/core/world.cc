@@ -428,6 +428,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
     entry.prefixes.resize(length);
     if (entry.written.size() > length) entry.written.resize(length);
     ++entry.version;
+    entry.cut = std::min(entry.cut, num_tokens);
     EXPECT(view(entry).num_blocks <= blocks_for(num_tokens), "truncate left blocks behind");
   }
   settle();
@@ -440,6 +441,7 @@ void World::become_fork(Entry& child, const Entry& parent) {
   child.prefixes = parent.prefixes;
   child.written = parent.written;
   child.start = parent.start;
+  child.cut = parent.cut;
   ++child.version;
 }
 

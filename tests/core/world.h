@@ -92,6 +92,8 @@ struct Entry {
   std::vector<Token> tokens;
   std::vector<Prefix> prefixes;
   std::int64_t start = 0;  // first position the next forward has to write
+  // From here on, a copy planned before may bring what a truncation took back.
+  std::int64_t cut = INT64_MAX;
   bool running = true;
   bool alive = true;
   int version = 0;                    // grows when tokens are taken back

@@ -58,10 +58,11 @@ std::vector<Brought> World::brought_by(const std::vector<Copy>& copies) const {
     for (const EntryPtr& entry : entries_) {
       const Sequence& s = view(*entry);
       const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      const std::int64_t computed = std::min(s.num_computed, entry->cut);
       for (std::int64_t i = 0; i < s.num_blocks; ++i) {
         if (table[i] != copy.destination) continue;
         const std::int64_t start = i * config_.block_size;
-        for (int word = 0; word < copy.num_tokens && start + word < s.num_computed; ++word)
+        for (int word = 0; word < copy.num_tokens && start + word < computed; ++word)
           brought.push_back(
               {copy.destination, word, entry->prefixes[static_cast<std::size_t>(start + word)]});
       }
@@ -75,6 +76,13 @@ void World::resolve() {
   call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
   ++num_applied_;
   open_ = nullptr;
+  for (const EntryPtr& entry : entries_) {
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const bool waits = std::any_of(table, table + view(*entry).num_blocks, [this](BlockId b) {
+      return core_.blocks()[b].copy_source != kNoBlock;
+    });
+    if (!waits) entry->cut = INT64_MAX;
+  }
   settle();
 }
 
