@@ -281,7 +281,8 @@ void expect_steady(Tallies& tallies) {
   }
 }
 
-// What callers say of blocks to come; no engine of the plays does.
+// What callers say of blocks to come, of a namespace whose name needs memory of its own. No engine
+// of the plays has view_pin or explain on trial.
 void try_retaining(Trial& trial) {
   Config config;
   config.num_blocks = 32;

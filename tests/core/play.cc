@@ -7,8 +7,8 @@ namespace blockmgr::testing {
 
 namespace {
 
-constexpr int kBalanced[kNumMoves] = {14, 4,  16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3,
-                                      2,  10, 3,  5,  1,  1, 1, 1, 8, 4, 3, 4, 4, 8};
+constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
+                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0};
 
 }  // namespace
 
@@ -93,6 +93,33 @@ const std::vector<Profile>& profiles() {
       // The usual block size, which has a comparison of its own.
       {"large", 65, 160, {16}, 8, 24, 120, {2, 3, 50}, 2, 0, {}},
       {"swarm", 2, 64, {1, 2, 3, 5, 8, 16}, 2, 16, 24, {2, 2, 3, 50}, 4, 3, {}},
+      // Few prompts that come back again and again, each into a pool nearly too small for it.
+      {"returning",
+       3,
+       12,
+       {1, 2, 3},
+       2,
+       4,
+       9,
+       {2, 2, 3},
+       1,
+       0,
+       {{kMoveAdmit, 40},
+        {kMoveStep, 30},
+        {kMoveFree, 30},
+        {kMoveTouch, 16},
+        {kMoveRetain, 20},
+        {kMoveTime, 6},
+        {kMoveEnd, 14},
+        {kMoveTwins, 20},
+        {kMoveRegrow, 30},
+        {kMoveNextTurn, 8},
+        {kMoveAppend, 8},
+        {kMoveDecode, 8},
+        {kMoveFork, 4},
+        {kMoveBranch, 2},
+        {kMoveReparent, 2}},
+       true},
   };
   return all;
 }
@@ -126,6 +153,7 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   config.steps_in_flight = bytes.one_in(2) ? bytes.below(4) : 0;
   config.early_commit = bytes.one_in(3);
   settings.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
+  if (profile.wide) settings.digest = TestDigester::kWide;
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   settings.debug = bytes.one_in(4);
   settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
@@ -297,6 +325,10 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
       return;
     case kMoveTouch:
       return world_.touch(*entry);
+    case kMoveTwins:
+      return twins(entry);
+    case kMoveRegrow:
+      return regrow(entry);
     case kMoveEnd:
       if (settings_.core.retention) world_.end(entry, bytes_.one_in(2));
       return;
@@ -433,6 +465,68 @@ void Play::retain(const EntryPtr& entry) {
   const auto length = static_cast<int>(entry->tokens.size());
   const int start = bytes_.below(length) * bytes_.below(2);
   world_.retain(*entry, start, bytes_.between(start, length + bytes_.one_in(8)), level, ttl);
+}
+
+// Two sequences of the same tokens compute them at a time, and different things are said of each.
+void Play::twins(const EntryPtr& entry) {
+  std::vector<Token> prompt = entry->tokens;
+  if (prompt.size() > 4096) return;
+  for (const Token t : tokens(4)) prompt.push_back(t);
+  EntryPtr twin;
+  for (int i = 0; i < 2; ++i) {
+    twin = world_.admit(prompt, entry->name, entry->extras, 0);
+    if (!twin) return;
+    if (settings_.core.retention && !bytes_.one_in(4)) retain(twin);
+    if (world_.early()) world_.commit(*twin, world_.committable(*twin));
+  }
+  world_.step();
+  if (bytes_.one_in(2)) return;
+  const auto length = static_cast<int>(prompt.size());
+  world_.truncate(*twin, bytes_.between(std::max(1, length - 3), length));
+  if (bytes_.one_in(2)) world_.append(*twin, {token()});
+}
+
+// A block in the middle is of less use than those before and after it.
+void Play::demean(const EntryPtr& entry) {
+  if (!settings_.core.retention || !entry->running || bytes_.one_in(2)) return;
+  const int start = bytes_.below(static_cast<int>(entry->tokens.size()));
+  world_.retain(*entry, start, start + 1, kLow, kForever);
+}
+
+// A prompt that nothing is known of takes up to all there is.
+void Play::crowd() {
+  const Config& config = settings_.core;
+  const EntryPtr entry = world_.admit(tokens(config.num_blocks * config.block_size), 0, 0, 0);
+  if (entry && !bytes_.one_in(4)) world_.free(entry);
+}
+
+// A conversation goes on for a turn and ends within a block; others begin like it, up to somewhere
+// near its end. The one before it may come back.
+void Play::regrow(const EntryPtr& entry) {
+  EntryPtr kept = entry;
+  world_.step();
+  demean(kept);
+  std::vector<Token> turn = kept->tokens;
+  for (const Token t : tokens(4)) turn.push_back(t);
+  world_.free(kept);
+  if (const EntryPtr next =
+          bytes_.one_in(3) ? nullptr : world_.admit(turn, kept->name, kept->extras, 0)) {
+    kept = next;
+    world_.step();
+    demean(kept);
+    world_.free(kept);
+  }
+  if (!bytes_.one_in(4)) crowd();
+  if (regrown_ && bytes_.one_in(2)) world_.touch(*regrown_);
+  regrown_ = kept;
+  for (int i = bytes_.below(4); i > 0; --i) {
+    const auto length = static_cast<int>(kept->tokens.size());
+    const int stop = bytes_.between(std::max(1, length - 2), length);
+    std::vector<Token> prompt(kept->tokens.begin(), kept->tokens.begin() + stop);
+    if (!bytes_.one_in(3))
+      for (const Token t : tokens(2)) prompt.push_back(t);
+    world_.admit(std::move(prompt), kept->name, kept->extras, 0);
+  }
 }
 
 void Play::nonsense() {

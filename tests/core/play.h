@@ -39,6 +39,8 @@ enum Move {
   kMoveTouch,
   kMoveTime,
   kMoveEnd,
+  kMoveTwins,
+  kMoveRegrow,
   kNumMoves
 };
 
@@ -59,6 +61,7 @@ struct Profile {
   int namespaces;
   int swarm;  // weights are multiplied by 2 to a power of at most this
   std::vector<std::pair<Move, int>> weights;  // where they differ from the balanced ones
+  bool wide = false;  // no two digests are alike: what remembers evicted blocks by them can do so
 };
 const std::vector<Profile>& profiles();
 
@@ -90,6 +93,10 @@ class Play {
   void resume();
   void nonsense();
   void retain(const EntryPtr& entry);
+  void twins(const EntryPtr& entry);
+  void demean(const EntryPtr& entry);
+  void crowd();
+  void regrow(const EntryPtr& entry);
   void with_entry(Move move, const EntryPtr& entry);
 
   Bytes& bytes_;
@@ -98,6 +105,7 @@ class Play {
   World world_;
   int vocabulary_;
   std::vector<std::vector<Token>> stems_;
+  EntryPtr regrown_;         // the last one
   std::uint8_t table_[256];  // from a byte to a move, as often as its weight says
 };
 

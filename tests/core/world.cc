@@ -135,7 +135,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (digester_ && digester_->fails_in) due |= bit(kDigestFailed);
   const unsigned touched = std::exchange(touched_, 0u);
   const auto others = shares();
-  const bool merges = config_.retention && (op == kCommit || op == kDecode);
+  const bool merges = (config_.retention || config_.remap) && (op == kCommit || op == kDecode);
   std::vector<std::vector<BlockId>> before_merging;
   if (merges) before_merging = merging();
   if (config_.retention) levels_.before_call();
@@ -428,6 +428,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
     entry.prefixes.resize(length);
     if (entry.written.size() > length) entry.written.resize(length);
     ++entry.version;
+    entry.cut = std::min(entry.cut, num_tokens);
     EXPECT(view(entry).num_blocks <= blocks_for(num_tokens), "truncate left blocks behind");
   }
   settle();
@@ -440,6 +441,7 @@ void World::become_fork(Entry& child, const Entry& parent) {
   child.prefixes = parent.prefixes;
   child.written = parent.written;
   child.start = parent.start;
+  child.cut = parent.cut;
   ++child.version;
 }
 
@@ -630,10 +632,20 @@ void World::call_dead(Op op, std::size_t which) {
 void World::take_remaps() {
   std::vector<RemapRecord> remaps;
   call(kRemaps, bit(kDone), [&] { remaps = core_.take_remaps(); });
-  for (const RemapRecord& remap : remaps)
-    EXPECT(remap.new_block >= 0 && remap.new_block < config_.num_blocks &&
-               remap.old_block != remap.new_block,
-           "a remap names no other block");
+  // Those of one batch come in its order.
+  const auto before = [](const RemapRecord& a, const RemapRecord& b) {
+    return std::pair(a.handle, a.index) < std::pair(b.handle, b.index);
+  };
+  std::stable_sort(remaps.begin(), remaps.end(), before);
+  std::stable_sort(remaps_.begin(), remaps_.end(), before);
+  const bool same = std::equal(remaps.begin(), remaps.end(), remaps_.begin(), remaps_.end(),
+                               [](const RemapRecord& a, const RemapRecord& b) {
+                                 return a.handle == b.handle && a.index == b.index &&
+                                        a.old_block == b.old_block && a.new_block == b.new_block;
+                               });
+  constexpr std::size_t kKept = 256;  // whatever the size of the pool
+  EXPECT(same || remaps_.size() > kKept, "the log tells of other merges than there were");
+  remaps_.clear();
   settle();
 }
 

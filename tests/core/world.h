@@ -92,6 +92,8 @@ struct Entry {
   std::vector<Token> tokens;
   std::vector<Prefix> prefixes;
   std::int64_t start = 0;  // first position the next forward has to write
+  // From here on, a copy planned before may bring what a truncation took back.
+  std::int64_t cut = INT64_MAX;
   bool running = true;
   bool alive = true;
   int version = 0;                    // grows when tokens are taken back
@@ -225,6 +227,7 @@ class World {
   void check_computed();
   void check_ghosts();
   void check_found(const Entry& entry);
+  void check_tails();
   int extras_prefix(std::uint32_t id) const;
   void check_fences(Op op);
   void run_until(const LaunchPtr& launch);
@@ -242,9 +245,10 @@ class World {
   Counts* counts_;
   std::vector<EntryPtr> entries_;
   std::vector<Handle> dead_;
-  std::vector<LaunchPtr> steps_;  // taken and not completed
-  std::vector<LaunchPtr> queue_;  // launched and not run
-  LaunchPtr open_;                // ticket not resolved
+  std::vector<LaunchPtr> steps_;     // taken and not completed
+  std::vector<LaunchPtr> queue_;     // launched and not run
+  LaunchPtr open_;                   // ticket not resolved
+  std::vector<RemapRecord> remaps_;  // that the log should tell of
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;

@@ -74,6 +74,9 @@ void World::merged(const std::vector<std::vector<BlockId>>& before) {
       const BlockId own = before[e][static_cast<std::size_t>(i)];
       if (own < 0) continue;
       const BlockId twin = core_.blocks()[own].keyed() ? kNoBlock : core_.blocks()[own].parent;
+      if (table[i] != own)
+        remaps_.push_back({entries_[e]->handle, static_cast<std::int32_t>(i), own, table[i]});
+      if (!config_.retention) continue;
       if (table[i] != own) {
         levels_.inherit(own, table[i]);
       } else if (twin >= 0) {

@@ -58,10 +58,11 @@ std::vector<Brought> World::brought_by(const std::vector<Copy>& copies) const {
     for (const EntryPtr& entry : entries_) {
       const Sequence& s = view(*entry);
       const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      const std::int64_t computed = std::min(s.num_computed, entry->cut);
       for (std::int64_t i = 0; i < s.num_blocks; ++i) {
         if (table[i] != copy.destination) continue;
         const std::int64_t start = i * config_.block_size;
-        for (int word = 0; word < copy.num_tokens && start + word < s.num_computed; ++word)
+        for (int word = 0; word < copy.num_tokens && start + word < computed; ++word)
           brought.push_back(
               {copy.destination, word, entry->prefixes[static_cast<std::size_t>(start + word)]});
       }
@@ -75,6 +76,13 @@ void World::resolve() {
   call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
   ++num_applied_;
   open_ = nullptr;
+  for (const EntryPtr& entry : entries_) {
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const bool waits = std::any_of(table, table + view(*entry).num_blocks, [this](BlockId b) {
+      return core_.blocks()[b].copy_source != kNoBlock;
+    });
+    if (!waits) entry->cut = INT64_MAX;
+  }
   settle();
 }
 
@@ -243,6 +251,7 @@ void World::check() {
   check_computed();
   check_quotas();
   check_ghosts();
+  check_tails();
   if (!config_.retention) return;
   const std::string wrong = levels_.wrong();
   EXPECT(wrong.empty(), wrong);
@@ -286,6 +295,26 @@ void World::check_ghosts() {
   for (BlockId b = 0; b < blocks.count; ++b)
     if (blocks[b].key_tokens == config_.block_size)
       EXPECT(reuse->find(blocks.digest(b)) < 0, "a cached block is remembered as evicted");
+}
+
+// No part of a block is kept beside one that begins with it. Of very many children only some are
+// looked at.
+void World::check_tails() {
+  constexpr BlockId kFew = 64;
+  const Blocks& blocks = core_.blocks();
+  if (!config_.min_partial_tokens || blocks.count > kFew) return;
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    const Block& tail = blocks[b];
+    if (!tail.keyed() || tail.key_tokens == config_.block_size) continue;
+    for (BlockId other = 0; other < blocks.count; ++other) {
+      const Block& longer = blocks[other];
+      if (!longer.keyed() || longer.parent != tail.parent || longer.extras != tail.extras) continue;
+      const bool covers = longer.key_tokens > tail.key_tokens;
+      EXPECT(!covers || !std::equal(blocks.tokens(b), blocks.tokens(b) + tail.key_tokens,
+                                    blocks.tokens(other)),
+             "a part is cached beside a block that begins with it");
+    }
+  }
 }
 
 // The memory of every cached block is what its place in the tree of prefixes says. With early

@@ -17,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutants.catalogue import CORE, PYTHON, Mutant
-from tests.mutants.core import CRASHED, Workshop
+from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
+from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.python import tests_that_find
 
 MOST_CALLS = 1_000  # until half of the bugs are found
@@ -27,9 +27,9 @@ Result = tuple[int | None, ...]
 
 def report(mutant: Mutant, result: Result) -> None:
     """One line; what a seed did not find shows as a dash."""
-    words = {None: "-", CRASHED: "crash"}
-    counts = "  ".join(words.get(count, f"{count:,}") for count in result)
-    print(f"{mutant.name:45} {'tests' if mutant in PYTHON else 'calls'} {counts}", flush=True)
+    words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
+    counts = "  ".join(words.get(count) or f"{count:,}" for count in result)
+    print(f"{mutant.name:45} {'calls' if mutant in CORE else 'tests'} {counts}", flush=True)
 
 
 def summary(found: dict[Mutant, Result], seconds: float) -> int:
@@ -37,7 +37,7 @@ def summary(found: dict[Mutant, Result], seconds: float) -> int:
     survivors = sorted(mutant.name for mutant, result in found.items() if None in result)
     print(f"{len(found) - len(survivors)} of {len(found)} planted bugs found, {seconds:.0f} s")
     calls = [count for mutant, result in found.items() if mutant in CORE for count in result]
-    known = [count for count in calls if count]
+    known = [count for count in calls if count and count > 0]
     median = statistics.median(known) if known else 0
     if known:
         print(f"in the core after {median:,.0f} calls (median), {max(known):,} at the most")
@@ -52,14 +52,25 @@ def main() -> int:
     """Run every mutant, or those named."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all by default")
-    parser.add_argument("--ops", type=int, default=50_000, help="calls before giving up")
+    half = parser.add_mutually_exclusive_group()
+    half.add_argument("--core", action="store_true", help="only those of the core")
+    half.add_argument("--python", action="store_true", help="only those of the Python layer")
+    half.add_argument(
+        "--extension",
+        action="store_true",
+        help="those between the two, else left out: each is built",
+    )
+    parser.add_argument("--ops", type=int, default=200_000, help="calls before giving up")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
-    if unknown := set(args.names) - {mutant.name for mutant in (*CORE, *PYTHON)}:
+    candidates = (*CORE, *PYTHON)
+    for chosen, mutants in ((args.core, CORE), (args.python, PYTHON), (args.extension, EXTENSION)):
+        candidates = mutants if chosen else candidates
+    if unknown := set(args.names) - {mutant.name for mutant in candidates}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
-    wanted = [m for m in (*CORE, *PYTHON) if not args.names or m.name in args.names]
+    wanted = [m for m in candidates if not args.names or m.name in args.names]
     seeds = range(1, args.seeds + 1)
     started = time.monotonic()
     found: dict[Mutant, Result] = {}
@@ -70,11 +81,11 @@ def main() -> int:
         workshop = Workshop(Path(folder), args.cxx, pool)
         if any(mutant in CORE for mutant in wanted):
             workshop.prepare()
-            workshop.check_clean(args.ops, seeds)
+            workshop.check_clean(args.ops, seeds, [m for m in wanted if m in CORE])
         runs = {
-            pool.submit(tests_that_find, m)
-            if m in PYTHON
-            else pool.submit(workshop.calls_until_found, m, args.ops, seeds): m
+            pool.submit(workshop.calls_until_found, m, args.ops, seeds)
+            if m in CORE
+            else pool.submit(tests_that_find, m): m
             for m in wanted
         }
         for run in concurrent.futures.as_completed(runs):

@@ -20,7 +20,13 @@ class Mutant:
     before: str
     after: str
     tests: tuple[str, ...] = ()
-    """Of a bug in Python: what is run to find it."""
+    """Of a bug in Python or the extension: what is run to find it."""
+
+    profile: str = "all"
+    """Of a bug in the core: the engine that meets it, where others hardly do."""
+
+    times: int = 1
+    """Of a bug in the core: as many times as usual before giving up on what is rare."""
 
 
 CORE = (
@@ -218,6 +224,17 @@ CORE = (
         ),
     ),
     Mutant(
+        "a_digest_that_fails_leaves_half_a_commit",
+        "promotion.cc",
+        "  promotions_.clear();\n  plan_promotion(s, num_computed);\n  reserve_remaps();\n",
+        (
+            "  promotions_.clear();\n"
+            "  s.num_computed = num_computed;\n"
+            "  plan_promotion(s, num_computed);\n"
+            "  reserve_remaps();\n"
+        ),
+    ),
+    Mutant(
         "publishes_what_waits_for_a_copy",
         "promotion.cc",
         ("    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;"),
@@ -246,6 +263,7 @@ CORE = (
         "pool.cc",
         "  if (twin >= 0) unpin(twin);\n",
         "",
+        profile="returning",
     ),
     Mutant(
         "logs_the_wrong_remap",
@@ -259,6 +277,18 @@ CORE = (
         "pool.cc",
         "  index_.erase(b);\n  ++own.num_evicted;",
         "  ++own.num_evicted;",
+    ),
+    Mutant(
+        "a_run_of_evictions_leaves_its_last_findable",
+        "pool.cc",
+        "  for (std::int64_t i = 0; i < count + kErase; ++i) {",
+        "  for (std::int64_t i = 0; i + 1 < count + kErase; ++i) {",
+    ),
+    Mutant(
+        "a_run_of_evictions_miscounts_what_is_idle",
+        "pool.cc",
+        "  common_.idle.remove_front(static_cast<int>(count), victim);",
+        "  common_.idle.remove_front(static_cast<int>(count) - 1, victim);",
     ),
     Mutant(
         "used_blocks_stay_idle",
@@ -305,6 +335,12 @@ CORE = (
         "sequences.cc",
         "    drop_reference(t[last]);\n",
         "    if (last % 7 != 6) drop_reference(t[last]);\n",
+    ),
+    Mutant(
+        "releases_a_block_twice",
+        "sequences.cc",
+        "    drop_reference(t[last]);\n",
+        "    drop_reference(t[last]);\n    if (last % 7 == 3) drop_reference(t[last]);\n",
     ),
     Mutant(
         "stale_handles_live_on",
@@ -387,8 +423,8 @@ CORE = (
     Mutant(
         "takes_from_another_quota",
         "admission.cc",
-        "  for (; i < d.num_blocks; ++i) t[i] = pool_.take(s.partition);",
-        "  for (; i < d.num_blocks; ++i) t[i] = pool_.take(0);",
+        "  pool_.take_run(s.partition, d.num_blocks - i, t + i);",
+        "  pool_.take_run(0, d.num_blocks - i, t + i);",
     ),
     Mutant(
         "growth_counts_what_others_have",
@@ -492,12 +528,14 @@ CORE = (
         "promotion.cc",
         "  if (retention_) retention_->inherit(own, cached);\n",
         "",
+        profile="returning",
     ),
     Mutant(
         "the_lower_retention_holds",
         "retention.cc",
         "k.retention > own.retention ||",
         "k.retention < own.retention ||",
+        profile="returning",
     ),
     Mutant(
         "hints_outlive_the_use",
@@ -558,6 +596,7 @@ CORE = (
         "retention.cc",
         "  unqueue(b);\n  k.order = ++last_order_;\n  queue(b);\n  if (base_ && below",
         "  k.order = ++last_order_;\n  if (base_ && below",
+        profile="returning",
     ),
     # Eviction policies.
     Mutant(
@@ -599,12 +638,15 @@ CORE = (
         "  if (chosen == chosen_ && blocks[chosen].generation == chosen_generation_ &&\n"
         "      blocks[start_].generation == start_generation_)",
         "  if (chosen == chosen_)",
+        profile="returning",
+        times=5,
     ),
     Mutant(
         "ghosts_without_bound",
         "policy_arc.cc",
         "  while (ghosts_.size() && cached + ghosts_.size() > 2 * capacity_)",
         "  while (false)",
+        profile="returning",
     ),
     Mutant(
         "a_ghost_is_remembered_twice",
@@ -623,6 +665,7 @@ CORE = (
         "policy_slru.cc",
         "  while (queues_.size(kProtected) > limit_ &&",
         "  while (false && queues_.size(kProtected) > limit_ &&",
+        profile="returning",
     ),
     Mutant(
         "the_hand_points_at_what_has_left",
@@ -633,14 +676,15 @@ CORE = (
     Mutant(
         "a_heap_out_of_order",
         "policy_lfuda.cc",
-        "  if (f.position) sift(b, f.position - 1);\n",
-        "  if (f.position && f.uses < 2) sift(b, f.position - 1);\n",
+        "  if (last != b) sift(last, position);\n",
+        "  if (last != b) place(last, position);\n",
     ),
     Mutant(
         "a_parent_never_becomes_a_candidate",
         "policy_adaptive.cc",
         "  parent.listed = true;\n  lists_.push_front(",
         "  if (parent.parted > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
+        profile="returning",
     ),
     # What a larger pool would have found.
     Mutant(
@@ -686,10 +730,10 @@ PYTHON = (
         ("tests/unit/test_digest.py",),
     ),
     Mutant(
-        "a_key_that_shows",
+        "a_key_of_nothing",
         "digest.py",
-        '"<KeyedDigest: ',
-        '"<{self._start} KeyedDigest: ',
+        "if not _SHORTEST_KEY <= len(key) <=",
+        "if not len(key) <=",
         ("tests/unit/test_digest.py",),
     ),
     Mutant(
@@ -702,37 +746,37 @@ PYTHON = (
     Mutant(
         "append_only_is_forgotten",
         "manager.py",
-        'remap=config.dedup == "remap"',
-        "remap=True",
+        '"remap": config.dedup == "remap"',
+        '"remap": True',
         ("tests/unit/test_dedup.py",),
     ),
     Mutant(
         "early_commit_is_forgotten",
         "manager.py",
-        "early_commit=config.early_commit",
-        "early_commit=False",
+        '"early_commit": config.early_commit',
+        '"early_commit": False',
         ("tests/unit/test_steps.py",),
     ),
     Mutant(
         "fences_are_forgotten",
         "manager.py",
-        "steps_in_flight=config.steps_in_flight",
-        "steps_in_flight=0",
+        '"steps_in_flight": config.steps_in_flight',
+        '"steps_in_flight": 0',
         ("tests/unit/test_steps.py",),
     ),
     Mutant(
         "the_watermark_is_forgotten",
         "manager.py",
-        "watermark_blocks=config.watermark_blocks",
-        "watermark_blocks=0",
+        '"watermark_blocks": config.watermark_blocks',
+        '"watermark_blocks": 0',
         ("tests/unit/test_admission.py",),
     ),
     Mutant(
         "tables_can_be_written",
         "manager.py",
-        "    view.flags.writeable = False\n",
+        "    view.setflags(write=False)\n",
         "",
-        ("tests/unit/test_package.py",),
+        ("tests/unit/test_growth.py",),
     ),
     Mutant(
         "extras_that_are_no_mapping",
@@ -761,5 +805,26 @@ PYTHON = (
         "        self._core.set_debug(config.debug)\n",
         "",
         ("tests/unit/test_debug.py",),
+    ),
+)
+
+# Where Python and the core meet: each takes a whole build.
+EXTENSION = (
+    Mutant(
+        "reads_no_numbers_after_the_last_four",
+        "bindings_input.cc",
+        "  while (i < size && read(i)) ++i;\n  return i == size;\n",
+        "  return true;\n",
+        ("tests/unit/test_growth.py",),
+    ),
+    Mutant(
+        "a_copy_overwrites_what_another_has_to_read",
+        "copy_order.cc",
+        "  for (const std::int32_t x : order) add(group[at(x)], root[at(x)], x);\n",
+        (
+            "  for (auto x = order.rbegin(); x != order.rend(); ++x)\n"
+            "    add(group[at(*x)], root[at(*x)], *x);\n"
+        ),
+        ("tests/kv/test_copy_order.py",),
     ),
 )

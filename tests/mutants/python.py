@@ -1,7 +1,8 @@
-"""Bugs of the Python layer: planted in a copy of the package, whose tests are run."""
+"""Bugs of the Python layer, or where it meets the core: planted in a copy, whose tests are run."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -10,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants.catalogue import Mutant
-from tests.mutants.core import MOST_SECONDS, planted
+from tests.mutants.catalogue import EXTENSION, Mutant
+from tests.mutants.core import planted
 
 ROOT = Path(__file__).parents[2]
+MOST_SECONDS = 120  # none of these bugs makes a test endless
 
 # An installation for development finds the package where it is developed, before any path is
 # tried.
@@ -26,18 +28,39 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *sys.
 """
 
 
+def copied(mutant: Mutant, folder: Path) -> None:
+    """The package with the bug in it, and the installed extension."""
+    package = folder / "blockmgr"
+    shutil.copytree(ROOT / "blockmgr", package)
+    (package / mutant.file).write_text(planted(mutant, package / mutant.file))
+    # Without the package around it, which would be found first.
+    import blockmgr._core
+
+    extension = Path(blockmgr._core.__file__)
+    shutil.copy(extension, package / extension.name)
+
+
+def built(mutant: Mutant, folder: Path) -> None:
+    """The package with an extension that has the bug in it."""
+    source = folder / "source"
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "blockmgr", source / "blockmgr", ignore=ignored)
+    for part in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / part, source / part)
+    file = source / "blockmgr" / "csrc" / mutant.file
+    file.write_text(planted(mutant, file))
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    if importlib.util.find_spec("scikit_build_core"):
+        command.insert(-1, "--no-build-isolation")
+    subprocess.run([*command, str(folder), str(source)], check=True)
+
+
 def tests_that_find(mutant: Mutant) -> tuple[int | None]:
     """How many tests of the Python layer fail under the bug; ``None``: it survived."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        package = folder / "blockmgr"
-        shutil.copytree(ROOT / "blockmgr", package)
-        (package / mutant.file).write_text(planted(mutant, package / mutant.file))
-        # The installed extension, without the package around it, which would be found first.
-        import blockmgr._core
-
-        extension = Path(blockmgr._core.__file__)
-        shutil.copy(extension, package / extension.name)
+        build = built if mutant in EXTENSION else copied
+        build(mutant, folder)
         for part in ("tests", "pyproject.toml"):
             (folder / part).symlink_to(ROOT / part)
         done = subprocess.run(

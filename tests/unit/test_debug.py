@@ -74,6 +74,15 @@ def test_level_2_finds_what_no_step_touches() -> None:
     assert len(caught.value.violations) > 1
 
 
+def test_check_invariants_raises_what_it_finds_at_any_level() -> None:
+    manager = BlockManager(8, 4)
+    handle = busy(manager)
+    manager.check_invariants()
+    corrupt(manager, handle, 1, 7)
+    with pytest.raises(InvariantError, match="block 7"):
+        manager.check_invariants()
+
+
 def test_a_finding_is_raised_in_place_of_another_error() -> None:
     manager = BlockManager(8, 4, debug=2)
     handle = busy(manager)
