@@ -199,6 +199,11 @@ def test_a_row_less_than_twice_as_fast_is_named_with_its_ratio() -> None:
     result = Result({"rows": rows, "scattered": [], "replay": [], "growth": []})
     gaps = list(verdicts.gaps(result))
     assert [gap[:3] for gap in gaps] == [("match/usual", "A Rust tree", "1.50")]
-    (_, measured, verdict), _, (_, _, tree), (_, _, warm), *_ = verdicts.promises(result)
+    (_, measured, verdict), _, tree, scattered_tree, warm, *_ = verdicts.promises(result)
     assert (measured, verdict) == ("1 of 2 rows", "missed: see below")
-    assert tree == warm == "kept"
+    assert tree[2] == warm[2] == "kept"
+    assert scattered_tree[1] == "not measured"
+    scattered = [row("match/usual/scattered", 10.0, 9.0)]
+    result = Result({"rows": rows, "scattered": scattered, "replay": [], "growth": []})
+    _, _, tree, scattered_tree, *_ = verdicts.promises(result)
+    assert (tree[2], scattered_tree[2]) == ("kept", "missed")
