@@ -806,6 +806,21 @@ PYTHON = (
         "",
         ("tests/unit/test_debug.py",),
     ),
+    # Copies on tensors.
+    Mutant(
+        "a_list_is_overwritten_while_a_copy_reads_it",
+        "kv/pairs.py",
+        "        if self._in_flight and self._event is not None and not self._event.query():\n",
+        "        if False:\n",
+        ("tests/kv/test_copy_ring.py",),
+    ),
+    Mutant(
+        "offsets_of_32_bits",
+        "kv/copy_kernels.py",
+        "    start = block.to(tl.int64) * tl.load(entry + _BLOCK_STRIDE)\n",
+        "    start = block.to(tl.int32) * tl.load(entry + _BLOCK_STRIDE).to(tl.int32)\n",
+        ("tests/kv/test_copy_far.py",),
+    ),
 )
 
 # Where Python and the core meet: each takes a whole build.
