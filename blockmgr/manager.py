@@ -194,7 +194,7 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         keys = None if extras is None else _extras(extras)
-        return self._core.match(tokens, namespace, keys, Match)
+        return self._core.match(tokens, namespace, keys)
 
     def can_admit(
         self,

@@ -53,36 +53,26 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   return handle;
 }
 
-// Kept for good.
-PyObject* interned(const char* text) {
-  PyObject* const name = PyUnicode_InternFromString(text);
-  if (!name) throw nb::python_error();
-  return name;
-}
-
 // Sets a field of a frozen record, as its initialiser would.
 void set_field(const nb::object& record, PyObject* name, const nb::object& value) {
   if (!value.is_valid() || PyObject_GenericSetAttr(record.ptr(), name, value.ptr()))
     throw nb::python_error();
 }
 
-// record: the type of the result, a frozen dataclass whose initialiser takes longer than a match.
-nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                 nb::handle record) {
-  static PyObject* const num_cached = interned("num_cached_tokens");
-  static PyObject* const num_partial = interned("num_partial_tokens");
-  static PyObject* const block_ids = interned("block_ids");
+// The initialiser of the frozen dataclass takes longer than a match.
+nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  const Known& python = known();
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
   const MatchResult found = self.core.match(with_tokens(prompt, values));
   const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
   nb::object result =
-      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(record.ptr()), 0));
+      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0));
   if (!result.is_valid()) throw nb::python_error();
-  set_field(result, num_cached, nb::steal(PyLong_FromLongLong(found.num_cached)));
-  set_field(result, num_partial, nb::steal(PyLong_FromLongLong(found.num_partial)));
-  set_field(result, block_ids, ids.array);
+  set_field(result, python.num_cached_tokens, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  set_field(result, python.num_partial_tokens, nb::steal(PyLong_FromLongLong(found.num_partial)));
+  set_field(result, python.block_ids, ids.array);
   return result;
 }
 
@@ -465,9 +455,9 @@ NB_MODULE(_core, m) {
                    "num_slots: object, /) -> int"),
            any(), any(), any(), any())
       .def("match", match,
-           nb::sig("def match(self, tokens: object, namespace: object, extras: object, "
-                   "record: type[blockmgr.blocks.Match], /) -> blockmgr.blocks.Match"),
-           any(), any(), any(), any())
+           nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "blockmgr.blocks.Match"),
+           any(), any(), any())
       .def("explain", explain,
            nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(

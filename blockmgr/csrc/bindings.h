@@ -159,6 +159,10 @@ struct Known {
   PyObject* dtypes[std::size(kDtypes)];  // by name, NumPy would look them up for every array
   PyObject* empty;                       // numpy.empty
   PyObject* ndarray;                     // numpy.ndarray
+  PyObject* match;                       // blockmgr.blocks.Match, and the names of its fields
+  PyObject* num_cached_tokens;
+  PyObject* num_partial_tokens;
+  PyObject* block_ids;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;

@@ -37,10 +37,17 @@ void know_python() {
   const auto member = [](const char* module, const char* name) {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
+  const auto interned = [](const char* text) {
+    return made(nb::steal(PyUnicode_InternFromString(text))).release().ptr();
+  };
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
   python = {{},
             member("numpy", "empty"),
             member("numpy", "ndarray"),
+            member("blockmgr.blocks", "Match"),
+            interned("num_cached_tokens"),
+            interned("num_partial_tokens"),
+            interned("block_ids"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),

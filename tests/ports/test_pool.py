@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -118,6 +120,23 @@ def test_a_look_up_changes_nothing_not_even_recency(make_pool: MakePool) -> None
     assert pool.find([1, 2]).tolist() == first
     assert pool._core.fingerprint() == before
     assert pool.idle_blocks().tolist() == [*first, *second]
+
+
+def test_the_next_to_be_evicted_can_be_asked_for_alone(make_pool: MakePool) -> None:
+    pool = make_pool()
+    blocks = [*cache(pool, [1, 2]), *cache(pool, [3, 4]), *cache(pool, [5, 6])]
+    pool.release(blocks)
+    for most in (0, 1, 2, 3, 4, 2**70):
+        assert pool.idle_blocks(most).tolist() == blocks[:most]
+    assert pool.evict(2).tolist() == blocks[:2]
+
+
+@pytest.mark.parametrize(("most", "error"), [(-1, ValueError), (True, TypeError), ("2", TypeError)])
+def test_a_wrong_number_of_idle_blocks_is_refused_by_name(
+    make_pool: MakePool, most: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="most"):
+        make_pool().idle_blocks(most)
 
 
 def test_blocks_are_promoted_one_at_a_time_as_well(make_pool: MakePool) -> None:

@@ -64,7 +64,7 @@ class RadixNode:
         return self.page < 0
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RadixCacheHandle:
     """A matched prefix. Equal only to itself, so that a lock can be told from another's.
 
