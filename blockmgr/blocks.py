@@ -180,7 +180,8 @@ class BlockSnapshot:
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
             have not run counted as run.
         eviction_rank: ``int32[num_blocks]``: of an idle block, how many have been idle longer: how
-            many go before it, if the least recently used goes first; else ``-1``.
+            many go before it, if the least recently used goes first; else ``-1``. With quotas, of
+            the blocks that it competes with: those of its quota, or of no quota.
         copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
             and not resolved; else ``-1``.
         copy_tokens: ``int32[num_blocks]``: leading tokens which that copy brings; else 0.
@@ -214,6 +215,9 @@ class BlockSnapshot:
 
     @property
     def eviction_order(self) -> npt.NDArray[np.int32]:
-        """``int32[idle blocks]`` on the host: the idle blocks, the next to be evicted first."""
+        """``int32[idle blocks]`` on the host: the idle blocks, the next to be evicted first.
+
+        With quotas, the next of each come first.
+        """
         idle = self.ids(BlockState.IDLE)
-        return idle[np.argsort(self.eviction_rank[idle])]
+        return idle[np.argsort(self.eviction_rank[idle], kind="stable")]

@@ -595,7 +595,8 @@ class BlockManager:
         """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
 
         It counts as just used, but not as looked up or found, however often it is touched; so
-        orders of eviction that go by use alone do not notice. Works without ``retention``.
+        orders of eviction that go by use alone do not notice. Blocks that wait for a step in flight
+        are in use until that completes, and so go after it. Works without ``retention``.
 
         Args:
             tokens: The prompt, at least one token.

@@ -308,13 +308,24 @@ class ModelPool:
             self.in_flight.remove(ticket)
             fences = self.fence_of_id.items()
             self.fence_of_id = {i: self.fence() if f == ticket else f for i, f in fences}
-            for block in self.live:
-                block.fence = self.fence() if block.fence == ticket else block.fence
+            released = [block for block in self.live if block.fence == ticket]
+            for block in released:
+                block.fence = self.fence()
+            if not self.in_flight:
+                self.wait_no_longer(released)
 
     def complete(self, ticket: int) -> None:
         if not self.in_flight or not self.in_flight[0] <= ticket <= self.last_ticket:
             raise StepError(f"step {ticket} cannot complete")
+        done = [t for t in self.in_flight if t <= ticket]
         self.in_flight = [t for t in self.in_flight if t > ticket]
+        self.wait_no_longer([block for block in self.live if block.fence in done])
+
+    def wait_no_longer(self, blocks: list[Block]) -> None:
+        """A step in flight may read what it was launched with, so its end is their last use."""
+        for block in sorted(blocks, key=lambda block: block.stamp or 0):
+            if block.stamp is not None:
+                block.stamp = next(self.clock)
 
     def record(self, source: Block, destination: Block, num_tokens: int) -> None:
         """A copy of a copy not yet taken is a copy of the first source."""

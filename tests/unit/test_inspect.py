@@ -293,9 +293,15 @@ class SnapshotMachine(ManagerMachine):
         assert sorted(facts_of(blocks, b) for b in live) == sorted(expected.values())
 
         idle = sorted(model.idle(), key=lambda block: (model.level(block), block.stamp))
-        ranked = [facts_of(blocks, int(b)) for b in blocks.eviction_order]
-        assert ranked == [expected[block] for block in idle]
-        assert blocks.eviction_rank[blocks.eviction_order].tolist() == list(range(len(idle)))
+        order = blocks.eviction_order
+        ranked = [(int(blocks.eviction_rank[b]), facts_of(blocks, int(b))) for b in order]
+        due = [
+            (rank, expected[block])
+            for share in {block.share for block in idle}
+            for rank, block in enumerate(block for block in idle if block.share == share)
+        ]
+        assert sorted(ranked) == sorted(due)
+        assert [rank for rank, _ in ranked] == sorted(rank for rank, _ in ranked)
 
         assert blocks.count(FREE) == len(model.free_ids())
         assert blocks.count(NULL) == int(model.config.null_block)

@@ -286,6 +286,23 @@ def test_touching_leaves_blocks_in_use_alone(manager: BlockManager) -> None:
     assert manager.touch(B) == 0
 
 
+def test_what_a_step_in_flight_may_read_goes_after_what_was_touched_meanwhile(
+    make_manager: MakeManager,
+) -> None:
+    for retention in (False, True):
+        manager = make_manager(4, retention=retention, steps_in_flight=1)
+        serve(manager, A)
+        handle = manager.admit(B)
+        manager.commit(handle, len(B))
+        ticket = manager.take_copies().ticket
+        manager.copies_applied(ticket)
+        manager.free(handle)
+        assert manager.touch([*A, 0]) == 2
+        manager.complete(ticket)
+        need(manager, 2)
+        assert [cached(manager, tokens) for tokens in (A, B)] == [0, 2]
+
+
 def test_merged_blocks_keep_the_higher_retention(make_manager: MakeManager) -> None:
     for dedup in ("remap", "append_only"):
         manager = make_manager(6, retention=True, dedup=dedup)
