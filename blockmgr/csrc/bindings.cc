@@ -53,27 +53,21 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   return handle;
 }
 
-// Sets a field of a frozen record, as its initialiser would.
-void set_field(const nb::object& record, PyObject* name, const nb::object& value) {
-  if (!value.is_valid() || PyObject_GenericSetAttr(record.ptr(), name, value.ptr()))
-    throw nb::python_error();
-}
-
-// The initialiser of the frozen dataclass takes longer than a match.
+// The initialiser of the frozen dataclass takes longer than a match, so its slots are filled as
+// that would fill them.
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
-  const Known& python = known();
   Prompt prompt = prompt_argument(name, extras, nb::none());
   const TokenArray values = token_argument(self, tokens);
   const MatchResult found = self.core.match(with_tokens(prompt, values));
   const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
-  nb::object result =
-      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0));
-  if (!result.is_valid()) throw nb::python_error();
-  set_field(result, python.num_cached_tokens, nb::steal(PyLong_FromLongLong(found.num_cached)));
-  set_field(result, python.num_partial_tokens, nb::steal(PyLong_FromLongLong(found.num_partial)));
-  set_field(result, python.block_ids, ids.array);
-  return result;
+  const Known& python = known();
+  const auto record =
+      made(nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0)));
+  python.num_cached_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
+  python.block_ids.set(record, ids.array);
+  return record;
 }
 
 nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
@@ -438,6 +432,7 @@ using namespace blockmgr;
 NB_MODULE(_core, m) {
   Monitor::wait = wait_for_call;
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
+  know_numpy();
   know_python();
   nb::register_exception_translator(translate_errors);
   bind_shared_memory(m);

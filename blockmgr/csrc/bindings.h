@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_numpy.h"
 #include "copies.h"
 #include "digest.h"
 #include "interning.h"
@@ -73,7 +74,7 @@ class IntArray {
 
  private:
   void read_sequence(PyObject* sequence, const char* name, std::int64_t limit);
-  void read_buffer(const char* name, std::int64_t limit);
+  void read_numbers(const Numbers& from, const char* name, std::int64_t limit);
 
   Scratch<T> scratch_;
   nb::object owner_;
@@ -150,19 +151,24 @@ PyType_Slot* collection_slots() {
   return slots;
 }
 
-inline constexpr const char* kDtypes[] = {"bool", "uint8", "uint16", "uint32", "uint64",
-                                          "int8", "int16", "int32",  "int64"};
+// A slot of a class, which can be filled in a frozen instance too.
+struct Slot {
+  PyObject* descriptor;
+  descrsetfunc fill;
+  void set(const nb::object& instance, const nb::object& value) const {
+    if (!value.is_valid() || fill(descriptor, instance.ptr(), value.ptr()))
+      throw nb::python_error();
+  }
+};
 
 // What of Python is looked up once, at import: looking it up within a call could run Python code,
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
-  PyObject* dtypes[std::size(kDtypes)];  // by name, NumPy would look them up for every array
-  PyObject* empty;                       // numpy.empty
-  PyObject* ndarray;                     // numpy.ndarray
-  PyObject* match;                       // blockmgr.blocks.Match, and the names of its fields
-  PyObject* num_cached_tokens;
-  PyObject* num_partial_tokens;
-  PyObject* block_ids;
+  PyObject* ndarray;  // numpy.ndarray
+  PyObject* match;    // blockmgr.blocks.Match, and its slots
+  Slot num_cached_tokens;
+  Slot num_partial_tokens;
+  Slot block_ids;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;
@@ -183,23 +189,11 @@ void know_python();
 // Sets the Python error that stands for what the core threw.
 void translate_errors(const std::exception_ptr& thrown, void*);
 
-// A fresh NumPy array, and where its numbers are. Made by NumPy itself, for nanobind ends the
-// process where it has no memory for one.
-void* new_array(PyObject* dtype, std::int64_t size, nb::object& array);
-
-// Which of kDtypes an array of T has.
-template <class T>
-constexpr std::size_t dtype_of() {
-  static_assert(std::is_same_v<T, bool> || std::is_integral_v<T>);
-  if (std::is_same_v<T, bool>) return 0;
-  constexpr std::size_t kPower = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-  return 1 + kPower + (std::is_signed_v<T> ? 4 : 0);
-}
-
+// A fresh NumPy array of these.
 template <class T>
 struct Array {
   explicit Array(std::int64_t size)
-      : numbers(static_cast<T*>(new_array(known().dtypes[dtype_of<T>()], size, array))) {}
+      : numbers(static_cast<T*>(new_array(dtype_of<T>(), size, array))) {}
   nb::object array;
   T* numbers;
 };

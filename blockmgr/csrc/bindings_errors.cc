@@ -37,17 +37,18 @@ void know_python() {
   const auto member = [](const char* module, const char* name) {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
-  const auto interned = [](const char* text) {
-    return made(nb::steal(PyUnicode_InternFromString(text))).release().ptr();
+  const auto slot = [](nb::handle type, const char* name) {
+    PyObject* descriptor = nb::object(type.attr(name)).release().ptr();
+    void* fill = PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_set);
+    return Slot{descriptor, reinterpret_cast<descrsetfunc>(fill)};
   };
+  PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
-  python = {{},
-            member("numpy", "empty"),
-            member("numpy", "ndarray"),
-            member("blockmgr.blocks", "Match"),
-            interned("num_cached_tokens"),
-            interned("num_partial_tokens"),
-            interned("block_ids"),
+  python = {member("numpy", "ndarray"),
+            match,
+            slot(match, "num_cached_tokens"),
+            slot(match, "num_partial_tokens"),
+            slot(match, "block_ids"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),
@@ -61,9 +62,6 @@ void know_python() {
             error("ReentrancyError"),
             error("InvariantError"),
             error("CopyError")};
-  const nb::object dtype = nb::module_::import_("numpy").attr("dtype");
-  for (std::size_t i = 0; i < std::size(kDtypes); ++i)
-    python.dtypes[i] = nb::object(dtype(kDtypes[i])).release().ptr();
 }
 
 static void set_error(const std::exception_ptr& thrown) {

@@ -139,20 +139,43 @@ ExtrasBytes extras_argument(nb::handle extras) {
   return result;
 }
 
-void* new_array(PyObject* dtype, std::int64_t size, nb::object& array) {
-  const nb::object length = made(nb::steal(PyLong_FromLongLong(size)));
-  array = nb::handle(known().empty)(length, nb::handle(dtype));
-  Py_buffer view;
-  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE)) throw nb::python_error();
-  void* numbers = view.buf;
-  PyBuffer_Release(&view);
-  return numbers;
+namespace {
+
+// What a buffer holds, if that is whole numbers side by side.
+Numbers buffer_numbers(const Py_buffer& view, const char* name) {
+  if (view.ndim != 1)
+    raise(PyExc_ValueError,
+          std::string(name) + " must have 1 dimension, got " + std::to_string(view.ndim));
+  const Py_ssize_t size = view.shape ? view.shape[0] : view.len / view.itemsize;
+  if (view.strides && size > 1 && view.strides[0] != view.itemsize)
+    raise(PyExc_ValueError, std::string(name) + " must be contiguous, got a stride of " +
+                                std::to_string(view.strides[0]) + " bytes");
+  const std::string_view format = view.format ? view.format : "B";
+  std::string_view kind = format;
+  if (!kind.empty() && std::strchr("@=<", kind[0])) kind.remove_prefix(1);
+  const bool is_signed = kind.size() == 1 && std::strchr("bhilqn", kind[0]);
+  const bool is_unsigned = kind.size() == 1 && std::strchr("BHILQN", kind[0]);
+  if (!is_signed && !is_unsigned)
+    raise(PyExc_TypeError, std::string(name) +
+                               " must be native integers, got a buffer of format '" +
+                               std::string(format) + "'");
+  if (reinterpret_cast<std::uintptr_t>(view.buf) % static_cast<std::uintptr_t>(view.itemsize))
+    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
+  return {view.buf, size, view.itemsize, is_signed};
 }
+
+}  // namespace
 
 template <class T>
 IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home)
     : scratch_(home) {
   PyObject* object = value.ptr();
+  Numbers numbers;
+  if (is_plain_array(object, numbers)) {
+    owner_ = nb::borrow(value);
+    read_numbers(numbers, name, limit);
+    return;
+  }
   if (PyList_Check(object) || PyTuple_Check(object)) {
     read_sequence(object, name, limit);
     return;
@@ -180,7 +203,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, st
   }
   has_view_ = true;
   try {
-    read_buffer(name, limit);
+    read_numbers(buffer_numbers(view_, name), name, limit);
   } catch (...) {
     PyBuffer_Release(&view_);
     throw;
@@ -234,65 +257,48 @@ void convert(const void* from, Py_ssize_t size, const char* name, std::int64_t l
 }
 
 // No branch a token, so that checking costs less than copying.
-bool all_non_negative(const std::int32_t* numbers, Py_ssize_t size) {
+bool all_non_negative(const std::int32_t* numbers, std::int64_t size) {
   std::int32_t any = 0;
-  for (Py_ssize_t i = 0; i < size; ++i) any |= numbers[i];
+  for (std::int64_t i = 0; i < size; ++i) any |= numbers[i];
   return any >= 0;
 }
 
 }  // namespace
 
 template <class T>
-void IntArray<T>::read_buffer(const char* name, std::int64_t limit) {
-  if (view_.ndim != 1)
-    raise(PyExc_ValueError,
-          std::string(name) + " must have 1 dimension, got " + std::to_string(view_.ndim));
-  size_ = view_.shape ? view_.shape[0] : view_.len / view_.itemsize;
-  if (view_.strides && size_ > 1 && view_.strides[0] != view_.itemsize)
-    raise(PyExc_ValueError, std::string(name) + " must be contiguous, got a stride of " +
-                                std::to_string(view_.strides[0]) + " bytes");
-  const std::string_view format = view_.format ? view_.format : "B";
-  std::string_view kind = format;
-  if (!kind.empty() && std::strchr("@=<", kind[0])) kind.remove_prefix(1);
-  const bool is_signed = kind.size() == 1 && std::strchr("bhilqn", kind[0]);
-  const bool is_unsigned = kind.size() == 1 && std::strchr("BHILQN", kind[0]);
-  if (!is_signed && !is_unsigned)
-    raise(PyExc_TypeError, std::string(name) +
-                               " must be native integers, got a buffer of format '" +
-                               std::string(format) + "'");
-  const void* buffer = view_.buf;
-  if (reinterpret_cast<std::uintptr_t>(buffer) % static_cast<std::uintptr_t>(view_.itemsize))
-    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
+void IntArray<T>::read_numbers(const Numbers& from, const char* name, std::int64_t limit) {
+  size_ = from.size;
   // Handles are copied: they are read again after a digest function, which could change them.
-  if (view_.itemsize == sizeof(T) && limit) {
-    const bool same = is_signed == (T(-1) < T(0));
-    const bool fits = same || (sizeof(T) == 4 && is_signed &&
-                               all_non_negative(static_cast<const std::int32_t*>(buffer), size_));
+  if (from.item_bytes == sizeof(T) && limit) {
+    const bool same = from.is_signed == (T(-1) < T(0));
+    const bool fits =
+        same || (sizeof(T) == 4 && from.is_signed &&
+                 all_non_negative(static_cast<const std::int32_t*>(from.data), size_));
     if (fits) {
-      data_ = static_cast<const T*>(buffer);
+      data_ = static_cast<const T*>(from.data);
       return;
     }
   }
   scratch_.numbers.resize(static_cast<std::size_t>(size_));
   T* out = scratch_.numbers.data();
   data_ = out;
-  switch (view_.itemsize * 2 + is_signed) {
+  switch (from.item_bytes * 2 + from.is_signed) {
     case 3:
-      return convert<std::int8_t>(buffer, size_, name, limit, out);
+      return convert<std::int8_t>(from.data, size_, name, limit, out);
     case 2:
-      return convert<std::uint8_t>(buffer, size_, name, limit, out);
+      return convert<std::uint8_t>(from.data, size_, name, limit, out);
     case 5:
-      return convert<std::int16_t>(buffer, size_, name, limit, out);
+      return convert<std::int16_t>(from.data, size_, name, limit, out);
     case 4:
-      return convert<std::uint16_t>(buffer, size_, name, limit, out);
+      return convert<std::uint16_t>(from.data, size_, name, limit, out);
     case 9:
-      return convert<std::int32_t>(buffer, size_, name, limit, out);
+      return convert<std::int32_t>(from.data, size_, name, limit, out);
     case 8:
-      return convert<std::uint32_t>(buffer, size_, name, limit, out);
+      return convert<std::uint32_t>(from.data, size_, name, limit, out);
     case 17:
-      return convert<std::int64_t>(buffer, size_, name, limit, out);
+      return convert<std::int64_t>(from.data, size_, name, limit, out);
     default:
-      return convert<std::uint64_t>(buffer, size_, name, limit, out);
+      return convert<std::uint64_t>(from.data, size_, name, limit, out);
   }
 }
 
