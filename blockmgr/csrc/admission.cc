@@ -32,6 +32,7 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   found.num_full = chain.num_blocks;
   found.num_unused = chain.num_unused;
   found.node = chain.node;
+  found.strayed = chain.strayed;
   return found;
 }
 
@@ -161,12 +162,12 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
     pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
   s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
+  std::copy_n(found_.data(), found.num_full, t);
+  pool_.acquire_chain(t, found.num_full);
   NodeId parent = root_node(s.root);
-  for (std::int64_t i = 0; i < found.num_full; ++i) {
-    const BlockId b = found_[static_cast<std::size_t>(i)];
-    pool_.acquire(b);
-    index_.set_hint(parent, b);
-    t[i] = parent = b;
+  for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
+    index_.set_hint(parent, t[i]);
+    parent = t[i];
   }
   std::int64_t i = found.num_full;
   if (found.partial >= 0) pool_.hit(found.partial);

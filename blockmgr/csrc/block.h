@@ -183,6 +183,51 @@ class BlockList {
     (*blocks_)[after].prev = sentinel_;
     size_ -= count;
   }
+  // Takes out these members, given in the reverse of the list's order. Of each row of neighbours
+  // only the ends are written to.
+  template <class Visit>
+  void remove_reversed(const BlockId* members, std::int64_t count, Visit visit) {
+    Block* const records = blocks_->records.data();
+    for (std::int64_t i = 0; i < count;) {
+      const BlockId after = records[members[i]].next;
+      BlockId before = members[i];
+      do {
+        Block& block = records[before];
+        before = block.prev;
+        visit(block);
+      } while (++i < count && members[i] == before);
+      records[before].next = after;
+      records[after].prev = before;
+    }
+    size_ -= static_cast<int>(count);
+  }
+  // Adds blocks at the end, which is written down only after the last of them.
+  class Appending {
+   public:
+    explicit Appending(BlockList& list)
+        : list_(list),
+          records_(list.blocks_->records.data()),
+          last_(records_[list.sentinel_].prev) {}
+    ~Appending() {
+      records_[last_].next = list_.sentinel_;
+      records_[list_.sentinel_].prev = last_;
+      list_.size_ += count_;
+    }
+    Appending(const Appending&) = delete;
+    Appending& operator=(const Appending&) = delete;
+    void push_back(BlockId b) {
+      records_[b].prev = last_;
+      records_[last_].next = b;
+      last_ = b;
+      ++count_;
+    }
+
+   private:
+    BlockList& list_;
+    Block* records_;
+    BlockId last_;
+    int count_ = 0;
+  };
   void clear() {
     (*blocks_)[sentinel_].prev = (*blocks_)[sentinel_].next = sentinel_;
     size_ = 0;

@@ -81,47 +81,65 @@ BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
   return kNoBlock;
 }
 
-Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
-                              const ExtrasIds* extras, BlockId* out) {
-  const std::int64_t size = blocks_.block_size;
-  std::uint8_t digested[kMaxDigest];
-  // Bases and counts in locals: five nanoseconds a block leave no room to load them again.
+// Nothing is called here and no more is kept than there are registers for: a block has five
+// nanoseconds.
+template <int kTokens>
+void PrefixIndex::follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain,
+                               BlockId* out) const {
+  const std::int64_t size = kTokens ? kTokens : blocks_.block_size;
   const Block* const records = blocks_.records.data();
   const Token* const stored = blocks_.token_data.data();
-  std::int64_t i = 0;
-  std::int64_t num_unused = 0;
-  for (; i < num_blocks; ++i) {
-    const Key key{node, extras_at(extras, i), tokens + i * size};
-    BlockId b = kNoBlock;
-    if (node >= 0) {
-      const Block& parent = records[node];
-      prefetch(records + parent.skip);
-      prefetch(stored + parent.skip * size);
-      // find_hinted(key), with the key's fields in one comparison.
-      if (parent.hint >= 0) {
-        const Block& child = records[parent.hint];
-        const std::uint32_t differs = static_cast<std::uint32_t>(child.parent ^ node) |
-                                      (child.parent_generation ^ parent.generation) |
-                                      (child.extras ^ key.extras) |
-                                      (child.key_tokens ^ static_cast<std::uint32_t>(size));
-        if (!differs &&
-            same_tokens(stored + parent.hint * size, key.tokens, static_cast<int>(size)))
-          b = parent.hint;
+  NodeId node = chain.node;
+  const Block* parent = records + node;
+  std::int64_t num_unused = chain.num_unused;
+  std::int64_t i = chain.num_blocks;
+  for (const Token* wanted = tokens + i * size; i < num_blocks; ++i, wanted += size) {
+    prefetch(records + parent->skip);
+    prefetch(stored + parent->skip * size);
+    const BlockId b = parent->hint;
+    if (b < 0) break;
+    // has_key(), its fields in one comparison.
+    const Block* const child = records + b;
+    const std::uint32_t differs = static_cast<std::uint32_t>(child->parent ^ node) |
+                                  (child->parent_generation ^ parent->generation) | child->extras |
+                                  (child->key_tokens ^ static_cast<std::uint32_t>(size));
+    if (differs || !same_tokens(stored + b * size, wanted, static_cast<int>(size))) break;
+    num_unused += !child->used() & !child->fence;  // Pool::counts_as_available(b)
+    out[i] = node = b;
+    parent = child;
+  }
+  chain = {i, num_unused, node, chain.strayed};
+}
+
+Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
+                              const ExtrasIds* extras, BlockId* out) {
+  Chain chain{0, 0, node, false};
+  std::uint8_t digested[kMaxDigest];
+  while (chain.num_blocks < num_blocks) {
+    const std::int64_t i = chain.num_blocks;
+    const std::int64_t plain_end = std::min(num_blocks, next_extras(extras, i));
+    const bool plain = chain.node >= 0 && i < plain_end;
+    if (plain) {
+      if (blocks_.block_size == 16) {
+        follow_hints<16>(tokens, plain_end, chain, out);
+      } else {
+        follow_hints<0>(tokens, plain_end, chain, out);
       }
-    } else {
-      b = find_hinted(key);
+      if (chain.num_blocks > i) continue;
     }
+    const Key key{chain.node, extras_at(extras, i), tokens + i * blocks_.block_size};
+    BlockId b = plain ? kNoBlock : find_hinted(key);
     if (b < 0) {
-      if (first_child(node) < 0 || key.extras == kUnknownId) break;
-      digest(digest_of(node), key.extras, key.tokens, digested);
+      if (first_child(chain.node) < 0 || key.extras == kUnknownId) break;
+      digest(digest_of(chain.node), key.extras, key.tokens, digested);
       b = find(key, digested);
       if (b < 0) break;
+      chain.strayed = true;
     }
-    num_unused += !records[b].used() && !records[b].fence;  // Pool::counts_as_available(b)
-    out[i] = b;
-    node = b;
+    chain.num_unused += !blocks_[b].used() && !blocks_[b].fence;
+    chain.node = out[chain.num_blocks++] = b;
   }
-  return {i, num_unused, node};
+  return chain;
 }
 
 void PrefixIndex::link_child(BlockId b, const Key& key, int num_tokens) noexcept {

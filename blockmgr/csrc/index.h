@@ -37,6 +37,7 @@ struct Chain {
   std::int64_t num_blocks = 0;
   std::int64_t num_unused = 0;  // of those, blocks that count as available
   NodeId node = 0;              // the last of them, or where the search began
+  bool strayed = false;         // hints led elsewhere at some of them
 };
 
 class PrefixIndex {
@@ -146,6 +147,10 @@ class PrefixIndex {
     return to >= from ? to - from : to + num_buckets_ - from;
   }
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
+  // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
+  // all. kTokens: the block size, if it is the usual one, or 0.
+  template <int kTokens>
+  void follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain, BlockId* out) const;
 
   Blocks& blocks_;
   Digester* digester_;

@@ -66,6 +66,14 @@ inline std::uint32_t extras_at(const ExtrasIds* extras, std::int64_t block) {
   return it != extras->end() && it->first == block ? it->second : 0;
 }
 
+// The first block from this one on that has extra keys; past all blocks, if none has.
+inline std::int64_t next_extras(const ExtrasIds* extras, std::int64_t block) {
+  if (!extras || extras->empty()) return INT64_MAX;
+  auto it = std::lower_bound(extras->begin(), extras->end(), block,
+                             [](const auto& entry, std::int64_t b) { return entry.first < b; });
+  return it != extras->end() ? it->first : INT64_MAX;
+}
+
 // An ExtrasIds that holds a reference to each id.
 class ExtrasMap {
  public:

@@ -147,6 +147,53 @@ void Pool::use(BlockId b) noexcept {
   }
 }
 
+// Whoever uses a block uses its parent, so the used ones come first; and the idle ones were queued
+// by one call as a rule, last to first.
+void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
+  std::int64_t i = 0;
+  if (!idles_unheard_ || debug_) [[unlikely]] {
+    for (; i < count; ++i) acquire(chain[i]);
+    return;
+  }
+  for (; i < count && blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;
+  if (i == count) return;
+  if (const NodeId parent = blocks_[chain[i]].parent; parent >= 0) ++blocks_[parent].pins;
+  common_.idle.remove_reversed(chain + i, count - i, [](Block& block) {
+    block.ref_count = 1;
+    block.pins = 1;  // by its child in the chain
+  });
+  blocks_[chain[count - 1]].pins = 0;
+}
+
+void Pool::release_table(const BlockId* table, std::int64_t count) noexcept {
+  while (count) {
+    if (idles_unheard_ && !debug_) [[likely]]
+      count = release_cached(table, count);
+    if (count) release(table[--count]);
+  }
+}
+
+// release() of blocks that are cached, or used by others, from the last one on. How many come
+// before the first that is neither.
+std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count) noexcept {
+  constexpr std::int64_t kAhead = 8;
+  Block* const records = blocks_.records.data();
+  BlockList::Appending idle(common_.idle);
+  for (; count; --count) {
+    if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
+    const BlockId b = table[count - 1];
+    Block& block = records[b];
+    if (block.ref_count + block.pins == 1) {
+      const NodeId parent = block.parent;
+      if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
+      idle.push_back(b);
+      --records[parent].pins;
+    }
+    --block.ref_count;
+  }
+  return count;
+}
+
 void Pool::unuse(BlockId b) noexcept {
   for (;;) {
     const NodeId parent = blocks_[b].parent;

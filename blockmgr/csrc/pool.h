@@ -90,6 +90,8 @@ class Pool {
     if (!blocks_[b].used()) use(b);
     ++blocks_[b].ref_count;
   }
+  // Acquires each block of a chain that the index found, first to last.
+  void acquire_chain(const BlockId* chain, std::int64_t count) noexcept;
   void release(BlockId b) noexcept {
     Block& block = blocks_[b];
     if (debug_) [[unlikely]]
@@ -106,6 +108,8 @@ class Pool {
     }
     unuse(b);
   }
+  // Releases each block of a table, last to first.
+  void release_table(const BlockId* table, std::int64_t count) noexcept;
   void pin(BlockId b) noexcept {
     if (debug_) [[unlikely]]
       expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is pinned", b);
@@ -209,6 +213,7 @@ class Pool {
   void enqueue(BlockId b, int fence) noexcept;
   void tell_unused(BlockId b, int fence) noexcept;
   void dequeue(BlockId b) noexcept;
+  std::int64_t release_cached(const BlockId* table, std::int64_t count) noexcept;
   BlockId take_apart(int partition) noexcept;
   void dequeue_aloud(BlockId b) noexcept;
   BlockId take_from(Partition& own) noexcept;

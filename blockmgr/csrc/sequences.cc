@@ -142,17 +142,17 @@ void Sequences::drop_reference(BlockId b) noexcept {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
-  constexpr std::int64_t kAhead = 8;
   std::int32_t* t = table(s);
-  std::int64_t last = s.num_blocks;
+  const std::int64_t count = s.num_blocks - keep;
   pool_.enter(s.partition, s.context);
-  while (last > keep) {
-    --last;
-    if (last >= keep + kAhead) prefetch(&blocks_[t[last - kAhead]]);
-    drop_reference(t[last]);
-    t[last] = 0;
+  if (count <= 0) return;
+  if (copies_.num_pending()) {
+    for (std::int64_t i = count; i-- > 0;) drop_reference(t[keep + i]);
+  } else {
+    pool_.release_table(t + keep, count);
   }
-  s.num_blocks = static_cast<std::int32_t>(last);
+  std::fill_n(t + keep, count, 0);
+  s.num_blocks = static_cast<std::int32_t>(keep);
 }
 
 void Sequences::free(Handle handle) {

@@ -260,6 +260,7 @@ class Sequences {
     std::int64_t num_full = 0;    // leading blocks found, in found_
     std::int64_t num_unused = 0;  // of those, blocks that count as available now
     NodeId node = 0;              // the last of them, or the root
+    bool strayed = false;         // hints led elsewhere at some of them
     BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
     std::int32_t num_partial = 0;
     bool take_over = false;

@@ -210,8 +210,45 @@ CORE = (
     Mutant(
         "compares_half_the_tokens",
         "index.cc",
-        "key.tokens, static_cast<int>(size))",
-        "key.tokens, static_cast<int>(size) / 2)",
+        "wanted, static_cast<int>(size))",
+        "wanted, static_cast<int>(size) / 2)",
+    ),
+    Mutant(
+        "follows_hints_to_other_extras",
+        "index.cc",
+        "std::min(num_blocks, next_extras(extras, i))",
+        "num_blocks",
+    ),
+    Mutant(
+        "follows_hints_to_blocks_with_extras",
+        "index.cc",
+        "(child->parent_generation ^ parent->generation) | child->extras |",
+        "(child->parent_generation ^ parent->generation) |",
+    ),
+    # Chains taken into use at once.
+    Mutant(
+        "a_chain_is_not_written_to_its_row",
+        "admission.cc",
+        "  std::copy_n(found_.data(), found.num_full, t);\n",
+        "",
+    ),
+    Mutant(
+        "a_chain_in_use_is_not_counted",
+        "pool.cc",
+        "blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;",
+        "blocks_[chain[i]].used(); ++i) {}",
+    ),
+    Mutant(
+        "a_chain_does_not_pin_what_is_before_it",
+        "pool.cc",
+        "parent >= 0) ++blocks_[parent].pins;\n  common_.idle.remove",
+        "parent >= 0) {}\n  common_.idle.remove",
+    ),
+    Mutant(
+        "the_end_of_a_chain_stays_pinned",
+        "pool.cc",
+        "  blocks_[chain[count - 1]].pins = 0;\n",
+        "",
     ),
     # Publication.
     Mutant(
@@ -333,14 +370,44 @@ CORE = (
     Mutant(
         "leaks_the_last_block",
         "sequences.cc",
-        "    drop_reference(t[last]);\n",
-        "    if (last % 7 != 6) drop_reference(t[last]);\n",
+        "    pool_.release_table(t + keep, count);",
+        "    pool_.release_table(t + keep, count - (count % 7 == 6));",
+    ),
+    Mutant(
+        "keeps_what_a_released_block_continues",
+        "pool.cc",
+        "      --records[parent].pins;\n",
+        "",
+    ),
+    Mutant(
+        "a_row_keeps_the_blocks_it_gave_back",
+        "sequences.cc",
+        "  std::fill_n(t + keep, count, 0);\n",
+        "",
+    ),
+    Mutant(
+        "releases_without_taking_a_reference_away",
+        "pool.cc",
+        "    --block.ref_count;\n  }\n  return count;",
+        "  }\n  return count;",
+    ),
+    Mutant(
+        "gives_up_what_is_pinned",
+        "pool.cc",
+        "    if (block.ref_count + block.pins == 1) {",
+        "    if (block.ref_count == 1) {",
+    ),
+    Mutant(
+        "keeps_copies_into_released_blocks",
+        "sequences.cc",
+        "  if (copies_.num_pending()) {",
+        "  if (false) {",
     ),
     Mutant(
         "releases_a_block_twice",
-        "sequences.cc",
-        "    drop_reference(t[last]);\n",
-        "    drop_reference(t[last]);\n    if (last % 7 == 3) drop_reference(t[last]);\n",
+        "pool.cc",
+        "    if (count) release(table[--count]);",
+        "    if (count) release(table[--count]);\n    if (count % 7 == 3) release(table[count]);",
     ),
     Mutant(
         "stale_handles_live_on",
