@@ -33,7 +33,9 @@ class Pool:
         self.peer, self.num_blocks = peer, num_blocks
         tokens = sizes.growth_tokens
         self.cache: Cache = peer.open(
-            num_blocks, max_requests=max(64, sizes.growth_batch), max_tokens=2 * tokens
+            num_blocks,
+            max_requests=max(64, sizes.growth_batch),
+            max_tokens=max(2 * tokens, 5 * BLOCK_SIZE + DECODED_STEPS),
         )
         left = seconds - (perf_counter() - start)
         prompts = work.fill(peer, self.cache, num_blocks, tokens, seconds=left)

@@ -127,9 +127,10 @@ void BlockAudit::check_partition(const Pool::Partition& own) {
 
 void BlockAudit::check_index() {
   std::set<BlockId> indexed;
-  index_.each_bucket([&](BlockId b) {
+  index_.buckets().each([&](BlockId b) {
     BLOCKMGR_EXPECT(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
   });
+  BLOCKMGR_EXPECT(index_.buckets().adds_up(blocks_), "a bucket of the index does not add up");
   int keyed = 0;
   for (BlockId b = 0; b < count_; ++b) {
     const Block& block = blocks_[b];

@@ -100,7 +100,10 @@ class PythonDigest : public Digester {
 
   // For the garbage collector: the one reference that can be part of a cycle.
   nb::handle function() const { return function_; }
-  void clear_function() { function_ = nb::none(); }
+  void clear_function() {
+    function_ = nb::none();
+    direct_ = nullptr;
+  }
 
  private:
   struct Buffer {
@@ -108,8 +111,11 @@ class PythonDigest : public Digester {
     std::uint8_t* data = nullptr;
   };
   static Buffer make_buffer(std::size_t length);
+  using DirectCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
   nb::object function_;
+  // The function in C behind it, if there is one that can be called past the interpreter.
+  DirectCall direct_ = nullptr;
   bool trusted_;
   int size_;
   std::size_t plain_length_;

@@ -310,7 +310,12 @@ PythonDigest::PythonDigest(nb::object function, bool trusted, int size, std::siz
       trusted_(trusted),
       size_(size),
       plain_length_(plain_length),
-      plain_(make_buffer(plain_length)) {}
+      plain_(make_buffer(plain_length)) {
+  constexpr int kDirect = METH_FASTCALL | METH_KEYWORDS;
+  if (PyCFunction_CheckExact(function_.ptr()) && PyCFunction_GetFlags(function_.ptr()) == kDirect)
+    direct_ = reinterpret_cast<DirectCall>(
+        reinterpret_cast<void (*)()>(PyCFunction_GetFunction(function_.ptr())));
+}
 
 PythonDigest::Buffer PythonDigest::make_buffer(std::size_t length) {
   Buffer buffer;
@@ -334,7 +339,9 @@ void PythonDigest::digest(std::size_t length, std::uint8_t* out) {
     copy = nb::bytes(buffer.data, length);
     argument = copy.ptr();
   }
-  nb::object result = nb::steal(nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr));
+  nb::object result =
+      nb::steal(direct_ ? direct_(PyCFunction_GetSelf(function_.ptr()), &argument, 1, nullptr)
+                        : nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr));
   if (!result.is_valid()) throw nb::python_error();
   char* data;
   Py_ssize_t size;

@@ -4,20 +4,8 @@
 
 namespace blockmgr {
 
-// 14 bytes of buckets a block. A bucket holds a block id and nothing else: with the digest's tag
-// beside it there could only be half as many, and shorter probes are worth more than the tag, whose
-// work the key's parent does.
-static std::size_t buckets_for(int num_blocks) {
-  return static_cast<std::size_t>(num_blocks) * 7 / 2 + 8;
-}
-
 PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
-    : blocks_(blocks),
-      digester_(digester),
-      roots_(1),
-      num_buckets_(buckets_for(blocks.count)),
-      buckets_(num_buckets_) {
-  for (std::size_t i = 0; i < num_buckets_; ++i) buckets_[i] = kNoBlock;
+    : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
 }
 
@@ -76,9 +64,7 @@ void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, cons
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
-  for (std::size_t s = home(tag(digest)); buckets_[s] >= 0; s = next(s))
-    if (has_key(buckets_[s], key)) return buckets_[s];
-  return kNoBlock;
+  return buckets_.find(digest, [&](BlockId b) { return has_key(b, key); });
 }
 
 // Nothing is called here and no more is kept than there are registers for: a block has five
@@ -164,9 +150,7 @@ void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) 
   link_child(b, key, blocks_.block_size);
   set_hint(key.parent, b);
   std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
-  std::size_t s = home(tag(digest));
-  while (buckets_[s] >= 0) s = next(s);
-  buckets_[s] = b;
+  buckets_.insert(b, digest);
 }
 
 void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcept {
@@ -175,19 +159,7 @@ void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcep
 
 void PrefixIndex::erase(BlockId b) noexcept {
   Block& block = blocks_[b];
-  if (block.key_tokens == blocks_.block_size) {
-    std::size_t hole = home(tag(blocks_.digest(b)));
-    while (buckets_[hole] != b) hole = next(hole);
-    // Backward shift: move up every later entry of the run that its home allows, so that no
-    // tombstone is left for look-ups to step over.
-    for (std::size_t s = next(hole); buckets_[s] >= 0; s = next(s)) {
-      if (distance(home(tag(blocks_.digest(buckets_[s]))), s) >= distance(hole, s)) {
-        buckets_[hole] = buckets_[s];
-        hole = s;
-      }
-    }
-    buckets_[hole] = kNoBlock;
-  }
+  if (block.key_tokens == blocks_.block_size) buckets_.erase(b, blocks_.digest(b));
   const NodeId parent = block.parent;
   if (block.prev_sibling >= 0) {
     blocks_[block.prev_sibling].next_sibling = block.next_sibling;

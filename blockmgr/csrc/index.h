@@ -4,8 +4,8 @@
 // candidate; a block is found when its whole key agrees, so no collision can hand out K/V of
 // another prefix, whatever digest is used.
 //
-// Full blocks stand in an open-addressing table of block ids. Every keyed block, full or tail,
-// also stands in its parent's list of children, most recently linked first.
+// Full blocks stand in a table by digest. Every keyed block, full or tail, also stands in its
+// parent's list of children, most recently linked first.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "block.h"
+#include "buckets.h"
 #include "digest.h"
 #include "interning.h"
 
@@ -76,13 +77,7 @@ class PrefixIndex {
   // May throw what the digest function throws.
   Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
                    const ExtrasIds* extras, BlockId* out);
-  void prefetch_bucket(const std::uint8_t* digest) const { prefetch(&buckets_[home(tag(digest))]); }
-  // What erasing the block with this digest reads, once its bucket is at hand. A fixed number of
-  // entries, without the branch that is mispredicted, takes longer.
-  void prefetch_run(const std::uint8_t* digest) const {
-    for (std::size_t s = home(tag(digest)); buckets_[s] >= 0; s = next(s))
-      prefetch(blocks_.digest(buckets_[s]));
-  }
+  void prefetch_bucket(const std::uint8_t* digest) const { buckets_.prefetch(digest); }
 
   // Makes a full block findable. Never allocates.
   void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
@@ -115,12 +110,8 @@ class PrefixIndex {
   int num_keyed() const { return num_keyed_; }
   std::size_t memory() const;
 
-  // For check_invariants: every block the table holds.
-  template <class Visit>
-  void each_bucket(Visit visit) const {
-    for (std::size_t i = 0; i < num_buckets_; ++i)
-      if (buckets_[i] >= 0) visit(buckets_[i]);
-  }
+  // For check_invariants.
+  const Buckets& buckets() const { return buckets_; }
   std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
   std::size_t num_roots() const { return roots_.size(); }
 
@@ -132,20 +123,6 @@ class PrefixIndex {
     std::vector<std::uint8_t> digest;
   };
 
-  static std::uint32_t tag(const std::uint8_t* digest) {
-    std::uint32_t t;
-    std::memcpy(&t, digest, sizeof t);
-    return t;
-  }
-  // Scales the tag to the table, so that the table needs no power-of-two size.
-  std::size_t home(std::uint32_t tag) const {
-    return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * num_buckets_) >> 32);
-  }
-  std::size_t next(std::size_t bucket) const { return bucket + 1 == num_buckets_ ? 0 : bucket + 1; }
-  // Steps from one bucket forward to another. No division: this runs for every eviction.
-  std::size_t distance(std::size_t from, std::size_t to) const {
-    return to >= from ? to - from : to + num_buckets_ - from;
-  }
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
   // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
   // all. kTokens: the block size, if it is the usual one, or 0.
@@ -157,8 +134,7 @@ class PrefixIndex {
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
-  std::size_t num_buckets_;
-  ZeroedArray<BlockId> buckets_;
+  Buckets buckets_;
   int num_keyed_ = 0;
 };
 

@@ -81,12 +81,10 @@ void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
 
 // What evict_from does, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
-// look behind the one before it: its record and digest, its bucket, the blocks its bucket's run
-// has to be shifted for.
+// look behind the one before it: its record and digest, its bucket.
 void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
   constexpr std::int64_t kBucket = 8;
-  constexpr std::int64_t kRun = 16;
-  constexpr std::int64_t kErase = 24;
+  constexpr std::int64_t kErase = 16;
   BlockId victim = common_.idle.front();
   for (std::int64_t i = 0; i < count + kErase; ++i) {
     if (i < count) {
@@ -96,7 +94,6 @@ void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
     }
     if (i >= kBucket && i - kBucket < count)
       index_.prefetch_bucket(blocks_.digest(out[i - kBucket]));
-    if (i >= kRun && i - kRun < count) index_.prefetch_run(blocks_.digest(out[i - kRun]));
     if (i >= kErase) {
       index_.erase(out[i - kErase]);
       blocks_[out[i - kErase]].ref_count = 1;

@@ -60,7 +60,7 @@ def main() -> int:
         action="store_true",
         help="those between the two, else left out: each is built",
     )
-    parser.add_argument("--ops", type=int, default=200_000, help="calls before giving up")
+    parser.add_argument("--ops", type=int, default=300_000, help="calls before giving up")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))

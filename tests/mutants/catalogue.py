@@ -180,26 +180,20 @@ CORE = (
     Mutant(
         "trusts_the_digest",
         "index.cc",
-        "    if (has_key(buckets_[s], key)) return buckets_[s];",
-        "    if (tag(blocks_.digest(buckets_[s])) == tag(digest)) return buckets_[s];",
+        "return has_key(b, key); });",
+        "return !std::memcmp(blocks_.digest(b), digest, 8); });",
     ),
     Mutant(
         "ignores_extras",
         "index.cc",
-        "    if (has_key(buckets_[s], key)) return",
-        (
-            "    if (has_key(buckets_[s], {key.parent, blocks_[buckets_[s]].extras, "
-            "key.tokens})) return"
-        ),
+        "return has_key(b, key); });",
+        "return has_key(b, {key.parent, blocks_[b].extras, key.tokens}); });",
     ),
     Mutant(
         "ignores_the_parent",
         "index.cc",
-        "    if (has_key(buckets_[s], key)) return",
-        (
-            "    if (has_key(buckets_[s], {blocks_[buckets_[s]].parent, key.extras, "
-            "key.tokens})) return"
-        ),
+        "return has_key(b, key); });",
+        "return has_key(b, {blocks_[b].parent, key.extras, key.tokens}); });",
     ),
     Mutant(
         "one_namespace_for_all",
@@ -355,10 +349,22 @@ CORE = (
         "",
     ),
     Mutant(
-        "loses_entries_behind_an_erased_one",
-        "index.cc",
-        ("        buckets_[hole] = buckets_[s];\n        hole = s;\n"),
-        "        break;\n",
+        "a_full_bucket_does_not_count_what_passes_it",
+        "buckets.cc",
+        "    ++buckets_[i].passed;\n",
+        "",
+    ),
+    Mutant(
+        "a_bucket_counts_what_passed_it_for_ever",
+        "buckets.cc",
+        "    --bucket.passed;\n",
+        "",
+    ),
+    Mutant(
+        "takes_another_block_out_of_the_index",
+        "buckets.cc",
+        "      if (bucket.blocks[place] != b) continue;\n",
+        "",
     ),
     Mutant(
         "keeps_the_hint_of_an_evicted_block",

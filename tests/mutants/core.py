@@ -32,7 +32,7 @@ LEAST_CALLS = 40_000
 SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
 OTHERS = ("canonical.cc", "operations.cc")  # of the harness: parts of other programs
-MOVES = 100  # of one configuration: the next one may show what this one does not
+MOVES = 64  # of one configuration: the next one may show what this one does not
 
 
 class Workshop:
