@@ -190,9 +190,10 @@ class BlockList {
     Block* const records = blocks_->records.data();
     for (std::int64_t i = 0; i < count;) {
       const BlockId after = records[members[i]].next;
-      BlockId before = members[i];
+      BlockId before;
       do {
-        Block& block = records[before];
+        // Found by the array, not by the link before, so that the processor may read ahead.
+        Block& block = records[members[i]];
         before = block.prev;
         visit(block);
       } while (++i < count && members[i] == before);
