@@ -412,8 +412,8 @@ CORE = (
     Mutant(
         "releases_a_block_twice",
         "pool.cc",
-        "    if (count) release(table[--count]);",
-        "    if (count) release(table[--count]);\n    if (count % 7 == 3) release(table[count]);",
+        "    release(table[--count]);",
+        "    release(table[--count]);\n    if (count % 7 == 3) release(table[count]);",
     ),
     Mutant(
         "stale_handles_live_on",
