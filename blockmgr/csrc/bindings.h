@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>

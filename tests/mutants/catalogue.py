@@ -906,6 +906,13 @@ EXTENSION = (
         ("tests/unit/test_growth.py",),
     ),
     Mutant(
+        "takes_every_array_for_one_in_order",
+        "bindings_numpy.cc",
+        "!PyTypeNum_ISINTEGER(type) || !PyArray_ISCARRAY_RO(array)",
+        "!PyTypeNum_ISINTEGER(type)",
+        ("tests/unit/test_bad_input.py",),
+    ),
+    Mutant(
         "a_copy_overwrites_what_another_has_to_read",
         "copy_order.cc",
         "  for (const std::int32_t x : order) add(group[at(x)], root[at(x)], x);\n",
