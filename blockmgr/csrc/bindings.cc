@@ -53,7 +53,7 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   return handle;
 }
 
-// The initialiser of the frozen dataclass takes longer than a match, so its slots are filled as
+// The initialiser of the frozen dataclass takes longer than a match, so its fields are filled as
 // that would fill them.
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());

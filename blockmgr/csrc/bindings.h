@@ -156,8 +156,8 @@ PyType_Slot* collection_slots() {
   return slots;
 }
 
-// A slot of a class, which can be filled in a frozen instance too.
-struct Slot {
+// A field of a class with slots, which can be filled in a frozen instance too.
+struct Field {
   PyObject* descriptor;
   descrsetfunc fill;
   void set(const nb::object& instance, const nb::object& value) const {
@@ -170,10 +170,10 @@ struct Slot {
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
   PyObject* ndarray;  // numpy.ndarray
-  PyObject* match;    // blockmgr.blocks.Match, and its slots
-  Slot num_cached_tokens;
-  Slot num_partial_tokens;
-  Slot block_ids;
+  PyObject* match;    // blockmgr.blocks.Match, and its fields
+  Field num_cached_tokens;
+  Field num_partial_tokens;
+  Field block_ids;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;

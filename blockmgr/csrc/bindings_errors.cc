@@ -37,18 +37,18 @@ void know_python() {
   const auto member = [](const char* module, const char* name) {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
-  const auto slot = [](nb::handle type, const char* name) {
+  const auto field = [](nb::handle type, const char* name) {
     PyObject* descriptor = nb::object(type.attr(name)).release().ptr();
     void* fill = PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_set);
-    return Slot{descriptor, reinterpret_cast<descrsetfunc>(fill)};
+    return Field{descriptor, reinterpret_cast<descrsetfunc>(fill)};
   };
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
   python = {member("numpy", "ndarray"),
             match,
-            slot(match, "num_cached_tokens"),
-            slot(match, "num_partial_tokens"),
-            slot(match, "block_ids"),
+            field(match, "num_cached_tokens"),
+            field(match, "num_partial_tokens"),
+            field(match, "block_ids"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),

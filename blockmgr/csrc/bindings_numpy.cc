@@ -9,6 +9,7 @@ namespace blockmgr {
 
 namespace {
 
+// In the order of Dtype.
 constexpr int kTypes[] = {NPY_BOOL, NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64,
                           NPY_INT8, NPY_INT16, NPY_INT32,  NPY_INT64};
 

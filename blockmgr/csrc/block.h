@@ -183,7 +183,7 @@ class BlockList {
     (*blocks_)[after].prev = sentinel_;
     size_ -= count;
   }
-  // Takes out these members, given in the reverse of the list's order. Of each row of neighbours
+  // Takes out these members, given in the reverse of the list's order. Of each run of neighbours
   // only the ends are written to.
   template <class Visit>
   void remove_reversed(const BlockId* members, std::int64_t count, Visit visit) {

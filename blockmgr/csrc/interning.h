@@ -59,19 +59,23 @@ using ExtrasBytes = std::vector<std::pair<std::int32_t, std::string_view>>;
 // Their ids without making any: bytes nobody holds cannot be part of a cached block.
 ExtrasIds known_extras(const Interner& interner, const ExtrasBytes& extras);
 
-inline std::uint32_t extras_at(const ExtrasIds* extras, std::int64_t block) {
-  if (!extras || extras->empty()) return 0;
+// The entry of the first block from this one on that has extra keys, or nullptr.
+inline const ExtrasIds::value_type* extras_from(const ExtrasIds* extras, std::int64_t block) {
+  if (!extras || extras->empty()) return nullptr;
   auto it = std::lower_bound(extras->begin(), extras->end(), block,
                              [](const auto& entry, std::int64_t b) { return entry.first < b; });
-  return it != extras->end() && it->first == block ? it->second : 0;
+  return it != extras->end() ? &*it : nullptr;
 }
 
-// The first block from this one on that has extra keys; past all blocks, if none has.
+inline std::uint32_t extras_at(const ExtrasIds* extras, std::int64_t block) {
+  const auto* entry = extras_from(extras, block);
+  return entry && entry->first == block ? entry->second : 0;
+}
+
+// That block; past all blocks, if none has extra keys.
 inline std::int64_t next_extras(const ExtrasIds* extras, std::int64_t block) {
-  if (!extras || extras->empty()) return INT64_MAX;
-  auto it = std::lower_bound(extras->begin(), extras->end(), block,
-                             [](const auto& entry, std::int64_t b) { return entry.first < b; });
-  return it != extras->end() ? it->first : INT64_MAX;
+  const auto* entry = extras_from(extras, block);
+  return entry ? entry->first : INT64_MAX;
 }
 
 // An ExtrasIds that holds a reference to each id.

@@ -163,10 +163,10 @@ void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
 }
 
 void Pool::release_table(const BlockId* table, std::int64_t count) noexcept {
-  const std::int64_t worth_a_row = idles_unheard_ && !debug_ ? 4 : INT64_MAX;
+  const std::int64_t worth_a_run = idles_unheard_ && !debug_ ? 4 : INT64_MAX;
   while (count) {
     release(table[--count]);  // not full as a rule, or the first of all
-    if (count >= worth_a_row) count = release_cached(table, count);
+    if (count >= worth_a_run) count = release_cached(table, count);
   }
 }
 

@@ -215,6 +215,21 @@ def test_a_warm_look_up_hashes_nothing() -> None:
     assert digest.calls == 0
 
 
+def test_where_prompts_part_only_the_first_look_up_after_another_hashes() -> None:
+    """An admission makes its blocks the ones that are compared first."""
+    digest = Digest()
+    manager = build(digest)
+    one, other = [1] * 9, [1] * 4 + [2] * 5
+    for tokens in (one, other):
+        cache(manager, tokens)
+    for tokens in (one, other, one):
+        digest.calls = 0
+        manager.free(manager.admit(tokens))
+        assert digest.calls == 1
+        assert manager.match(tokens).num_cached_tokens == 8
+        assert digest.calls == 1
+
+
 KEY = b"0123456789abcdef"
 
 
