@@ -12,13 +12,24 @@ digests, not whether an answer is right.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import xxhash
 
-__all__ = ["DIGESTS", "KeyedDigest", "digest_function", "digest_size", "namespace_key"]
+__all__ = [
+    "DIGESTS",
+    "KeyedDigest",
+    "digest_function",
+    "digest_options",
+    "digest_size",
+    "namespace_key",
+]
 
 DigestFunction = Callable[[bytes], bytes]
 
@@ -99,6 +110,47 @@ def digest_size(function: DigestFunction) -> int:
     if not _SHORTEST <= len(digest) <= _LONGEST:
         raise ValueError(f"digest must return {_SHORTEST} to {_LONGEST} bytes, got {len(digest)}")
     return len(digest)
+
+
+class _Halves(ctypes.Structure):
+    """``XXH128_hash_t`` of the xxHash library."""
+
+    _fields_ = (("low", ctypes.c_uint64), ("high", ctypes.c_uint64))
+
+
+@functools.cache
+def _xxh3_address() -> int:
+    """Where the C function behind ``xxh3_128`` is, or 0 if this xxhash does not export it.
+
+    The core calls it without the interpreter. It is trusted only after it has given the same bytes
+    as the Python call for messages of each kind that the algorithm treats in a way of its own.
+    """
+    spec = importlib.util.find_spec("xxhash._xxhash")
+    if spec is None or spec.origin is None:
+        return 0
+    try:
+        function = ctypes.CDLL(spec.origin).XXH3_128bits
+    except (AttributeError, OSError):
+        return 0
+    function.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    function.restype = _Halves
+    for length in (0, 1, 3, 4, 8, 9, 16, 17, 80, 128, 129, 240, 241, 1024, 1025, 2065):
+        message = bytes(i * 151 % 256 for i in range(length))
+        halves = function(message, length)
+        if (halves.high << 64 | halves.low).to_bytes(16, "big") != xxhash.xxh3_128_digest(message):
+            return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[str, Any]:
+    """What the core has to know of a digest."""
+    function = digest_function(digest)
+    return {
+        "digest": function,
+        "digest_is_trusted": isinstance(digest, str | KeyedDigest),
+        "digest_size": digest_size(function) if prefix_caching else 0,
+        "xxh3_address": _xxh3_address() if digest == "xxh3_128" else 0,
+    }
 
 
 def namespace_key(**parts: bytes) -> bytes:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
-from blockmgr.digest import KeyedDigest, digest_function, digest_size
+from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.explain import Explanation, explanation
 from blockmgr.policy import policy_of
@@ -100,7 +100,6 @@ class BlockManager:
         return manager
 
     def _set_up(self, config: ManagerConfig) -> None:
-        function = digest_function(config.digest)
         self._config = config
         options = {
             "num_blocks": config.num_blocks,
@@ -120,9 +119,7 @@ class BlockManager:
             "retention": config.retention,
             "max_pinned_blocks": config.max_pinned_blocks,
             "quotas": list(config.quotas.items()),
-            "digest": function,
-            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
-            "digest_size": digest_size(function) if config.prefix_caching else 0,
+            **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)
         self._core.set_debug(config.debug)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as IntSequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,8 @@ from blockmgr import _core
 from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
-from blockmgr.digest import KeyedDigest, digest_function, digest_size
+from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
-
-if TYPE_CHECKING:
-    from blockmgr.digest import DigestFunction
 
 __all__ = ["BlockPool"]
 
@@ -91,7 +88,6 @@ class BlockPool:
             digest=digest,
             null_block=null_block,
         )
-        function: DigestFunction = digest_function(config.digest)
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
         self.capacity = config.capacity
@@ -100,9 +96,7 @@ class BlockPool:
             "block_size": config.block_size,
             "prefix_caching": config.prefix_caching,
             "null_block": config.null_block,
-            "digest": function,
-            "digest_is_trusted": isinstance(config.digest, str | KeyedDigest),
-            "digest_size": digest_size(function) if config.prefix_caching else 0,
+            **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.PoolCore(options)
 

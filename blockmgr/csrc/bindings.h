@@ -16,7 +16,6 @@
 
 #include "bindings_numpy.h"
 #include "copies.h"
-#include "digest.h"
 #include "interning.h"
 
 namespace blockmgr {
@@ -86,44 +85,6 @@ extern template class IntArray<std::uint32_t>;
 extern template class IntArray<std::int64_t>;
 
 using TokenArray = IntArray<Token>;
-
-// Calls a Python function on the message.
-class PythonDigest : public Digester {
- public:
-  // plain_length: of the messages that are worth keeping a buffer for. A trusted function is given
-  // the buffer itself, a bytearray; any other one a copy as bytes, to keep or drop as it likes.
-  PythonDigest(nb::object function, bool trusted, int size, std::size_t plain_length);
-  int size() const override { return size_; }
-  std::uint8_t* message(std::size_t length) override;
-  void digest(std::size_t length, std::uint8_t* out) override;
-
-  // For the garbage collector: the one reference that can be part of a cycle.
-  nb::handle function() const { return function_; }
-  void clear_function() {
-    function_ = nb::none();
-    direct_ = nullptr;
-  }
-
- private:
-  struct Buffer {
-    nb::object bytes;
-    std::uint8_t* data = nullptr;
-  };
-  static Buffer make_buffer(std::size_t length);
-  using DirectCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
-
-  nb::object function_;
-  // The function in C behind it, if there is one that can be called past the interpreter.
-  DirectCall direct_ = nullptr;
-  bool trusted_;
-  int size_;
-  std::size_t plain_length_;
-  Buffer plain_;
-  Buffer other_;
-};
-
-// The digest function among the options, or nullptr without a prefix cache.
-std::unique_ptr<PythonDigest> digest_option(const nb::dict& options, int block_size);
 
 // What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
 // collection: a digest function or a policy may refer back to the object that calls it.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "bindings_digest.h"
 #include "block_pool.h"
 #include "errors.h"
 
@@ -15,8 +16,9 @@ using IdArray = IntArray<std::int64_t>;
 
 // One pool: the core, and buffers that the conversions of its calls reuse.
 struct PoolCore {
-  PoolCore(int num_blocks, int block_size, bool null_block, std::unique_ptr<PythonDigest> digester)
-      : digest(digester.get()), core(num_blocks, block_size, null_block, std::move(digester)) {}
+  PoolCore(int num_blocks, int block_size, bool null_block, DigestOption option)
+      : digest(option.python),
+        core(num_blocks, block_size, null_block, std::move(option.digester)) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the pool.
@@ -26,7 +28,7 @@ struct PoolCore {
     return read(core);
   }
 
-  PythonDigest* digest;  // the core's; nullptr without a prefix cache
+  PythonDigest* digest;  // the core's, if it calls Python
   BlockPool core;
   std::vector<Token> tokens;
   std::vector<std::int64_t> ids;

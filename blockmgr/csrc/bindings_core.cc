@@ -50,15 +50,6 @@ void bind_shared_memory(nb::module_& m) {
                            "What the block tables and sequence lengths are views of.");
 }
 
-std::unique_ptr<PythonDigest> digest_option(const nb::dict& options, int block_size) {
-  if (!nb::cast<bool>(options["prefix_caching"])) return nullptr;
-  const auto size = static_cast<int>(int_argument(options["digest_size"], "digest_size"));
-  const std::size_t token_bytes = static_cast<std::size_t>(block_size) * sizeof(Token);
-  return std::make_unique<PythonDigest>(nb::borrow(options["digest"]),
-                                        nb::cast<bool>(options["digest_is_trusted"]), size,
-                                        static_cast<std::size_t>(size) + token_bytes);
-}
-
 void init_core(Core* self, nb::dict options) {
   const auto whole = [&](const char* name) {
     return static_cast<int>(int_argument(options[name], name));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings_digest.h"
 #include "bindings_policy.h"
 #include "sequences.h"
 
@@ -13,9 +14,9 @@ namespace blockmgr {
 // One manager: the core, and buffers that the conversions of its calls reuse.
 struct Core {
   // python_policy: an eviction policy written in Python; None: the one the config names.
-  Core(const Config& config, std::unique_ptr<PythonDigest> digester,
-       const nb::object& python_policy)
-      : digest(digester.get()), core(config, std::move(digester), policy_maker(python_policy)) {}
+  Core(const Config& config, DigestOption option, const nb::object& python_policy)
+      : digest(option.python),
+        core(config, std::move(option.digester), policy_maker(python_policy)) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the manager.
@@ -35,7 +36,7 @@ struct Core {
     }
   }
 
-  PythonDigest* digest;            // the core's; nullptr without a prefix cache
+  PythonDigest* digest;            // the core's, if it calls Python
   PythonPolicy* policy = nullptr;  // the core's; nullptr for those with a name
   Sequences core;
   std::vector<Token> tokens;

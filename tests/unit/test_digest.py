@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import gc
 import hashlib
+import importlib.util
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blockmgr import BlockManager, KeyedDigest, ReentrancyError, namespace_key
+from blockmgr import digest as digest_module
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -280,3 +288,44 @@ def test_parts_of_a_namespace_do_not_meet() -> None:
     assert both == namespace_key(adapter=b"y", salt=b"x")
     with pytest.raises(TypeError, match="salt must be bytes"):
         namespace_key(salt="x")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fresh_address() -> Iterator[Callable[[], int]]:
+    """Looks the C function behind xxh3_128 up as in a new process."""
+    look_up = digest_module._xxh3_address
+    look_up.cache_clear()
+    yield look_up
+    look_up.cache_clear()
+
+
+@given(message=st.binary(max_size=3000))
+def test_the_c_function_behind_xxh3_gives_the_bytes_of_the_python_call(message: bytes) -> None:
+    address = digest_module._xxh3_address()
+    if not address:
+        pytest.skip("this xxhash exports no C functions")
+    halves = ctypes.CFUNCTYPE(digest_module._Halves, ctypes.c_char_p, ctypes.c_size_t)(address)(
+        message, len(message)
+    )
+    expected = xxhash.xxh3_128_digest(message)
+    assert (halves.high << 64 | halves.low).to_bytes(16, "big") == expected
+
+
+def test_a_c_function_that_gives_other_bytes_is_not_used(
+    fresh_address: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xxhash, "xxh3_128_digest", lambda message: bytes(16))
+    assert fresh_address() == 0
+
+
+@pytest.mark.parametrize("file", [ctypes.util.find_library("c"), "no such library"])
+def test_an_xxhash_without_c_functions_is_called_through_python(
+    file: str, fresh_address: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a library that does not export the function, and with one that cannot be opened."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=file))
+    assert fresh_address() == 0
+    manager = BlockManager(8, 2)
+    cache(manager, [1, 2, 3, 4])
+    assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
+    assert manager.match([1, 2, 9, 4, 5]).num_cached_tokens == 2
