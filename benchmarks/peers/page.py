@@ -7,6 +7,7 @@ python -m benchmarks.peers.page --check  # exits with 1 if that would change it
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ def _fastest(rows: Iterable[RowResult]) -> str:
 
 
 def _short(peer: str) -> str:
-    return peer.removeprefix("blockmgr 0.1.0, ").replace("'s algorithm", "")
+    return re.sub(r"^blockmgr [\d.]+, ", "", peer).replace("'s algorithm", "")
 
 
 def _all_ratios(result: Result) -> str:
