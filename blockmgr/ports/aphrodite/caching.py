@@ -80,8 +80,9 @@ class PrefixCache:
     ) -> bool:
         if not self._unwritten:
             return False
-        parent = self.node(run.place_before(index))
-        if parent is None:  # cached by the steps before this one; looked at when there is time
+        is_there = index <= len(run.blocks)
+        parent = self.node(run.place_before(index)) if is_there else None
+        if parent is None:  # cached by a step before this one: it can wait to be looked at
             return True
         key = extra_bytes(extra)
         twins = self._pool.find(tokens, parent=parent, extras={0: key} if key else None).tolist()

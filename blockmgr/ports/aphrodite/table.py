@@ -248,10 +248,11 @@ class BlockTable:
         """
         run, size = self._allocated(), self.block_size
         start = self.num_full_slots
+        end = -(-(start + num_written) // size) if num_written else 0
         return Growth(
             run,
             max(-(-(start + num_slots) // size) - len(run.blocks), 0),
-            run.blocks[start // size : -(-(start + num_written) // size)],
+            run.blocks[start // size : end],
             self._out_of_window(run, num_computed),
         )
 
@@ -262,9 +263,8 @@ class BlockTable:
 
     def plan_progress(self, num_slots: int | None) -> list[Step]:
         """The next forward computes so many more slots; None for all that have tokens."""
-        run, size = self._allocated(), self.block_size
+        run, size, full = self._allocated(), self.block_size, self.num_full_slots
         before = self.num_computed_slots if num_slots is not None else 0
-        full = self.num_full_slots
         computed = full if num_slots is None else min(before + num_slots, full)
         first, last = before // size, computed // size
         cache = run.allocator.prefix_cache
