@@ -3,6 +3,14 @@
 ``BlockManager`` decides which physical block holds which tokens. Start there.
 """
 
+import sys
+
+from blockmgr import interrupt
+
+# What is imported below takes long enough to be interrupted, and a command then says so in a line.
+if interrupt.is_command(sys.argv, sys.orig_argv):
+    interrupt.end_at_once()
+
 from blockmgr.blocks import (
     PAD_SLOT,
     Admission,
