@@ -21,6 +21,7 @@ from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
     CopyError,
+    ForkError,
     InvariantError,
     LayoutError,
     MissingExtraError,
@@ -40,7 +41,7 @@ from blockmgr.errors import (
 )
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -54,6 +55,7 @@ __all__ = [
     "CopyError",
     "CopyPlan",
     "Explanation",
+    "ForkError",
     "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
@@ -71,6 +73,7 @@ __all__ = [
     "PolicyError",
     "Priority",
     "QuotaUsage",
+    "RecentHits",
     "ReentrancyError",
     "Remap",
     "Sequence",
