@@ -29,6 +29,7 @@ from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
     CopyError,
+    ForkError,
     InvariantError,
     LayoutError,
     MissingExtraError,
@@ -48,7 +49,7 @@ from blockmgr.errors import (
 )
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -62,6 +63,7 @@ __all__ = [
     "CopyError",
     "CopyPlan",
     "Explanation",
+    "ForkError",
     "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
@@ -79,6 +81,7 @@ __all__ = [
     "PolicyError",
     "Priority",
     "QuotaUsage",
+    "RecentHits",
     "ReentrancyError",
     "Remap",
     "Sequence",

@@ -36,11 +36,11 @@ nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& 
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view(self.core.tables(), nb::make_tuple(config.max_seqs, config.row_width));
+  return shared_view(self.core.shown_tables(), nb::make_tuple(config.max_seqs, config.row_width));
 }
 
 nb::object seq_lens(Core& self) {
-  return shared_view(self.core.lengths(), nb::make_tuple(self.core.config().max_seqs));
+  return shared_view(self.core.shown_lengths(), nb::make_tuple(self.core.config().max_seqs));
 }
 
 void bind_shared_memory(nb::module_& m) {
@@ -74,6 +74,7 @@ void init_core(Core* self, nb::dict options) {
     config.quotas.push_back({std::string(bytes_argument(quota[0], "quotas", 0)),
                              static_cast<int>(int_argument(quota[1], "quotas"))});
   config.ghost_blocks = whole("ghost_blocks");
+  config.hit_rate_window = whole("hit_rate_window");
   new (self)
       Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }

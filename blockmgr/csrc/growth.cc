@@ -21,8 +21,7 @@ bool Sequences::must_copy(const Sequence& s, std::int64_t logical) const {
 // Moves the sequence to a block that only it names, in front of a write. Of k sharers k - 1 move;
 // the last finds itself alone and writes in place.
 void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept {
-  std::int32_t* t = table(s);
-  const BlockId shared = t[logical];
+  const BlockId shared = table(s)[logical];
   if (!must_copy(s, logical)) {
     pool_.drop_twin(shared);  // about to differ from it
     return;
@@ -42,7 +41,7 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   // Whatever the copy cannot bring has to be computed again.
   s.num_computed = std::min(s.num_computed, start + brought);
   drop_reference(shared);
-  t[logical] = fresh;
+  set_entry(row_of(s), logical, fresh);
 }
 
 // Takes blocks up to this many slots and moves waiting tokens into them. With num_tokens beyond
@@ -59,8 +58,9 @@ void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens) {
 
   if (writes) make_private(s, logical, copyable(s));
   const std::int64_t had_slots = num_slots(s);
-  std::int32_t* t = table(s);
-  for (std::int64_t i = 0; i < fresh; ++i) t[s.num_blocks++] = pool_.take(s.partition);
+  const std::int64_t row = row_of(s);
+  for (std::int64_t i = 0; i < fresh; ++i)
+    set_entry(row, s.num_blocks++, pool_.take(s.partition));
   const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
   if (moved > 0) {
     store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
@@ -88,7 +88,7 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   grow(s, total, total);
   store_tokens(s, s.num_tokens, tokens, count);
   s.num_tokens = total;
-  set_length(s);
+  show_length(s);
 }
 
 // The blocks the batch takes, by partition in needs_ if there are any. Changes nothing.
@@ -181,19 +181,19 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     const std::int64_t logical = s.num_tokens / size;
     const std::int64_t offset = s.num_tokens % size;
     s.num_computed = s.num_written = s.num_tokens;  // by the forward before this step
-    std::int32_t* t = table(s);
+    const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
       const Block& block = blocks_[t[logical]];
       if (block.ref_count > 1 || block.keyed() || block.parent >= 0)
         make_private(s, logical, s.num_tokens);
     } else {
-      t[s.num_blocks++] = pool_.take(s.partition);
+      set_entry(row_of(s), s.num_blocks++, pool_.take(s.partition));
     }
     blocks_.tokens(t[logical])[offset] = tokens[i];
     slots[i] = static_cast<std::int64_t>(t[logical]) * size + offset;
     ++s.num_tokens;
-    set_length(s);
+    show_length(s);
   }
   for (const Promotion& promotion : promotions_) promote(promotion);
 }

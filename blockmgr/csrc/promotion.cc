@@ -25,7 +25,7 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
 // anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
 // its digest.
 void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed) {
-  if (!digester_) return;
+  if (!digester_ || s.outdated) return;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
@@ -56,7 +56,7 @@ void Sequences::promote(const Promotion& promotion) noexcept {
   Sequence& s = *promotion.sequence;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
-  std::int32_t* t = table(s);
+  const std::int32_t* t = table(s);
   pool_.enter(s.partition, s.context);
   NodeId node = chain_node(s, s.num_chained);
   for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
@@ -115,15 +115,14 @@ void Sequences::reserve_remaps() {
 
 void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
                             BlockId cached) noexcept {
-  std::int32_t* t = table_at(promotion.row);
-  const BlockId own = t[logical];
+  const BlockId own = table_at(promotion.row)[logical];
   ++counters_.deduplicated_blocks;
   if (retention_) retention_->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
     return;
   }
-  t[logical] = cached;
+  set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
   pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted

@@ -43,11 +43,13 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),
-      lengths_(static_cast<std::size_t>(config.max_seqs)),
+      shown_tables_(tables_.size()),
+      shown_lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
       ghosts_(config.ghost_blocks ? found_.size() : 0),
       max_remaps_(remap_limit(config)),
-      first_generation_(next_first_generation()) {
+      first_generation_(next_first_generation()),
+      recent_hits_(config.hit_rate_window) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
   unused_rows_.reserve(sequences_.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
@@ -130,8 +132,8 @@ void Sequences::refuse_open_ticket(const char* call) const {
                                       std::to_string(last_ticket_) + " is not resolved");
 }
 
-void Sequences::set_length(const Sequence& s) {
-  lengths_[static_cast<std::size_t>(row_of(s))] =
+void Sequences::show_length(const Sequence& s) noexcept {
+  shown_lengths_[static_cast<std::size_t>(row_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
 }
 
@@ -142,7 +144,7 @@ void Sequences::drop_reference(BlockId b) noexcept {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
-  std::int32_t* t = table(s);
+  const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
   pool_.enter(s.partition, s.context);
   if (count <= 0) return;
@@ -151,7 +153,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   } else {
     pool_.release_table(t + keep, count);
   }
-  std::fill_n(t + keep, count, 0);
+  std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
 }
 
@@ -171,7 +173,7 @@ void Sequences::end(Sequence& s) noexcept {
   s = Sequence();
   s.generation = generation ? generation : 1;
   s.mark = mark;
-  set_length(s);
+  show_length(s);
   unused_rows_.push_back(static_cast<std::int32_t>(row_of(s)));
 }
 
@@ -187,10 +189,11 @@ void Sequences::preempt(Handle handle) {
   s.waiting.swap(tokens);
   s.waiting_start = 0;
   s.state = Sequence::kPreempted;
+  s.outdated = false;  // it will compute all of it anew
   s.num_chained = 0;
   s.num_computed = s.num_cached = s.num_written = 0;
   s.committed_step = -1;
-  set_length(s);
+  show_length(s);
   ++counters_.preemptions;
 }
 
@@ -214,7 +217,7 @@ void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
   s.num_cached = std::min(s.num_cached, num_tokens);
   s.num_chained =
       std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config_.block_size));
-  set_length(s);
+  show_length(s);
 }
 
 void Sequences::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
@@ -301,9 +304,9 @@ void Sequences::copies_aborted(std::int64_t ticket) {
 }
 
 void Sequences::return_copies(std::int64_t ticket) noexcept {
-  const Held held(monitor_);
+  const Held held(monitor_, Held::Afterwards());
   // Unless another thread has guessed the number, and resolved it.
-  if (!copies_.in_flight() || ticket != last_ticket_) return;
+  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
   abort_copies(ticket);
   --last_ticket_;
 }
@@ -357,8 +360,9 @@ void Sequences::set_debug(int level) {
 }
 
 std::vector<std::string> Sequences::findings() {
-  Call call(*this);
+  const Held held(monitor_, Held::Afterwards());
   std::vector<std::string> found;
+  if (!held) return found;
   if (std::string fault = pool_.take_fault(); !fault.empty()) found.push_back(std::move(fault));
   if (debug_ > 1)
     for (std::string& violation : violations()) found.push_back(std::move(violation));
@@ -367,11 +371,13 @@ std::vector<std::string> Sequences::findings() {
 
 std::size_t Sequences::memory() const {
   std::size_t total =
-      blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
+      blocks_.bytes() + index_.memory() + pool_.memory() + 2 * tables_.bytes();
+  total += shown_lengths_.bytes();
   total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
   total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
   total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
+  total += recent_hits_.bytes();
   total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);

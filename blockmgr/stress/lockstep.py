@@ -180,6 +180,10 @@ class LockStep:
         if ours != theirs:
             different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
             raise DivergenceError(f"stats (manager, model): {different}")
+        for name in ("recent_hits", "num_common_prefix_blocks"):
+            seen, due = (getattr(m, name)() for m in (self.manager, self.model))
+            if seen != due:
+                raise DivergenceError(f"{name} (manager, model): {seen}, {due}")
         for namespace in (*self.model.config.quotas, NOBODY):
             usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
             if usage != due:

@@ -20,8 +20,8 @@ from blockmgr.errors import (
     StepError,
 )
 from blockmgr.stress.model_admission import Plan, common, token_list, whole
+from blockmgr.stress.model_cache import CacheModel
 from blockmgr.stress.model_pool import Block, Content, Seq, chain
-from blockmgr.stress.model_retention import RetentionModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelManager", "Plan", "common"]
 
 
-class ModelManager(RetentionModel):
+class ModelManager(CacheModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- one sequence -------------------------------------------------------------------
@@ -110,7 +110,8 @@ class ModelManager(RetentionModel):
 
     def promote(self, seq: Seq) -> None:
         """Makes full computed blocks findable, in order, and merges what is cached already."""
-        full = seq.num_computed_tokens // self.size if self.config.prefix_caching else 0
+        caches = self.config.prefix_caching and not seq.outdated
+        full = seq.num_computed_tokens // self.size if caches else 0
         while seq.promoted < full and not self.unresolved(seq.blocks[seq.promoted]):
             index, block = seq.promoted, seq.blocks[seq.promoted]
             content = seq.content(index + 1)
@@ -165,6 +166,7 @@ class ModelManager(RetentionModel):
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_tokens = parent.num_cached_tokens
         child.settled, child.promoted = parent.settled, parent.promoted
+        child.outdated = parent.outdated
 
     def fork(self, handle: int, n: int = 1) -> list[int]:
         parent = self.running(handle)
@@ -226,7 +228,7 @@ class ModelManager(RetentionModel):
         start = seq.promoted * self.size
         n = seq.num_computed_tokens - start
         least = self.config.min_partial_tokens if self.config.prefix_caching else 0
-        if not least or not least <= n < self.size:
+        if seq.outdated or not least or not least <= n < self.size:
             return
         block = seq.blocks[seq.promoted]
         if self.references(block) > 1 or block.content is not None or self.unresolved(block):
@@ -244,10 +246,10 @@ class ModelManager(RetentionModel):
         seq = self.running(handle)
         self.release(seq)
         seq.num_computed_tokens = seq.num_cached_tokens = seq.settled = seq.promoted = 0
-        seq.is_preempted = True
+        seq.is_preempted, seq.outdated = True, False
         self.count["preemptions"] += 1
 
-    def resume(self, handle: int, *, num_slots: int | None = None) -> None:
+    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
         seq = self.sequence(handle)
         if not seq.is_preempted:
             raise SequenceStateError(f"sequence {handle} is running")
@@ -255,8 +257,9 @@ class ModelManager(RetentionModel):
         # What grew past the watermark must be able to come back to an empty pool.
         share = self.share(seq.namespace)
         spare = self.limit(share) - -(-max(seq.num_tokens, slots) // self.size)
-        plan = self.fitting_plan(seq, slots, min(self.watermark(share), spare))
-        self.settle_in(seq, plan, "resumed_")
+        held_back = min(self.watermark(share), spare)
+        plan = self.fitting_plan(seq, slots, held_back, read_cache)
+        self.settle_in(seq, plan, "resumed_" if read_cache else None)
 
     def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
         self.check_no_open_ticket()

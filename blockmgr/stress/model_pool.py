@@ -68,6 +68,7 @@ class Seq:
     settled: int = 0  # computed tokens that were not committed early in this step
     promoted: int = 0  # leading blocks that are cached, or twins of cached ones
     is_preempted: bool = False
+    outdated: bool = False  # goes on with K/V from before the cache was reset
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
@@ -118,6 +119,7 @@ class ModelPool:
         self.remaps: list[Remap] = []
         self.clock = itertools.count(1)
         self.count = dict.fromkeys(Stats.__dataclass_fields__, 0)
+        self.lookups: list[tuple[int, int]] = []  # prompt tokens and hit tokens of each request
 
     # ---- blocks -------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ def finish_up(world: World) -> None:
 def _admit(world: World, record: Record) -> None:
     extras = record["extras"] and {int(k): v.encode() for k, v in record["extras"].items()}
     tokens, namespace = list(record["tokens"]), record["namespace"].encode()
-    entry = world.admit(tokens, namespace, extras, record["num_slots"])
+    reads = record.get("read_cache", True)
+    entry = world.admit(tokens, namespace, extras, record["num_slots"], reads)
     if entry is not None and world.early and record["commit"]:
         world.commit(entry, world.committable(entry))
 
@@ -95,7 +96,12 @@ def _take_remaps(world: World, record: Record) -> None:
 def _resume(world: World, record: Record) -> None:
     waiting = [entry for entry in world.entries if not entry.running]
     if waiting:
-        world.resume(waiting[record["entry"] % len(waiting)], record["num_slots"])
+        entry = waiting[record["entry"] % len(waiting)]
+        world.resume(entry, record["num_slots"], record.get("read_cache", True))
+
+
+def _reset(world: World, record: Record) -> None:
+    world.reset(reset_hit_rate=record["reset_hit_rate"])
 
 
 def _nonsense(world: World, record: Record) -> None:
@@ -162,6 +168,7 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "complete": _complete,
     "take_remaps": _take_remaps,
     "resume": _resume,
+    "reset": _reset,
     "nonsense": _nonsense,
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {

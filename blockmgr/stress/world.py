@@ -32,10 +32,14 @@ class World(LockStep):
         namespace: bytes = b"",
         extras: Mapping[int, bytes] | None = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> Entry | None:
         key = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
+        if not read_cache:
+            key["read_cache"] = False
         promise = self.both("can_admit", [tokens], [tokens], **key)
         self.match(tokens, namespace, extras)
+        self.same_digests(tokens, namespace, extras)
         answer = self.both("admit", [tokens], [tokens], **key)
         if promise is not None and (promise[0] is Admission.NOW) != (answer is not None):
             raise DivergenceError(f"can_admit said {promise[0]}, admit {answer}")
@@ -66,8 +70,20 @@ class World(LockStep):
         self.same_blocks(ours.block_ids.tolist(), theirs.block_ids.tolist(), "match")
         return answer
 
-    def resume(self, entry: Entry, num_slots: int | None = None) -> None:
-        if self.both("resume", [entry.handle], [entry.twin], num_slots=num_slots):
+    def same_digests(
+        self, tokens: list[int], namespace: bytes, extras: Mapping[int, bytes] | None
+    ) -> None:
+        answer = self.both("block_digests", [tokens], [tokens], namespace=namespace, extras=extras)
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"block_digests({tokens}): {answer[0]}, expected {answer[1]}")
+
+    def reset(self, *, reset_hit_rate: bool = True) -> None:
+        """The cache forgets everything, and whoever runs goes on."""
+        self.same_answer("reset_prefix_cache", [], reset_hit_rate=reset_hit_rate)
+
+    def resume(self, entry: Entry, num_slots: int | None = None, read_cache: bool = True) -> None:
+        key = {} if read_cache else {"read_cache": False}
+        if self.both("resume", [entry.handle], [entry.twin], num_slots=num_slots, **key):
             entry.running = True
             entry.start = self.manager.sequence(entry.handle).num_cached_tokens
         self.settle()

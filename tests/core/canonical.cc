@@ -77,6 +77,7 @@ class Naming {
     for (const Token token : entry.tokens) put_token(token);
     put(s.num_computed);
     put(s.num_chained);
+    put(s.outdated);
     put(s.num_blocks);
     for (int i = 0; i < s.num_blocks; ++i) put_block_name(table[i]);
     put(entry.start);

@@ -8,7 +8,7 @@ namespace blockmgr::testing {
 namespace {
 
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
-                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0};
+                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1};
 
 }  // namespace
 
@@ -159,6 +159,8 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
   settings.snapshot_every = capacity <= 16 ? 4 : 8;
   draw_levels(bytes, profile, capacity, settings);
+  config.hit_rate_window = bytes.below(4);
+  settings.scribbles = bytes.one_in(4);
   // As most managers are, which take short cuts: nobody has to hear of a block that changes hands.
   if (bytes.one_in(4)) {
     config.eviction = "lru";
@@ -271,6 +273,9 @@ bool Play::move() {
     case kMoveNonsense:
       nonsense();
       return true;
+    case kMoveReset:
+      world_.reset(bytes_.one_in(2));
+      return true;
     case kMoveDecode:
       decode();
       return true;
@@ -364,7 +369,8 @@ void Play::admit() {
   const int extras = bytes_.one_in(5) ? bytes_.below(kNumExtras) : 0;
   const auto length = static_cast<int>(prompt.size());
   const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, length + 6) : 0;
-  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots);
+  const bool read_cache = !bytes_.one_in(12);
+  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots, read_cache);
   if (entry && world_.early() && bytes_.one_in(2))
     world_.commit(*entry, world_.committable(*entry));
 }
@@ -461,7 +467,8 @@ void Play::resume() {
   const EntryPtr& entry =
       waiting[static_cast<std::size_t>(bytes_.below(static_cast<int>(waiting.size())))];
   static constexpr int kSlots[] = {0, 0, 1, 9};
-  world_.resume(*entry, kSlots[bytes_.below(4)]);
+  const int slots = kSlots[bytes_.below(4)];
+  world_.resume(*entry, slots, !bytes_.one_in(8));
 }
 
 void Play::retain(const EntryPtr& entry) {

@@ -41,6 +41,7 @@ enum Move {
   kMoveEnd,
   kMoveTwins,
   kMoveRegrow,
+  kMoveReset,
   kNumMoves
 };
 

@@ -59,7 +59,8 @@ const char* name_of(Op op) {
       "admit",  "can_admit",     "match",   "resume",   "reserve",  "append",
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
-      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time"};
+      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
+      "reset",  "common prefix"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
@@ -123,6 +124,8 @@ Outcome World::outcome_of(const Call& run) {
         return kWrongTicket;
       case ErrorKind::kReentrancy:
         return kReentered;
+      case ErrorKind::kFork:
+        break;
     }
     throw;
   }
@@ -260,13 +263,16 @@ void World::extend(Entry& entry, const std::vector<Token>& tokens) {
 void World::settle() {
   for (const EntryPtr& entry : entries_)
     entry->start = std::min(entry->start, view(*entry).num_computed);
+  if (settings_.scribbles) scribble();
   if (calls_ % settings_.check_every == 0) check();
 }
 
 // ---- admission ----------------------------------------------------------------------------------
 
-EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots) {
-  const Prompt asked = prompt(tokens, name, extras, num_slots);
+EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
+                      bool read_cache) {
+  Prompt asked = prompt(tokens, name, extras, num_slots);
+  asked.read_cache = read_cache;
   const std::int64_t most = std::max(asked.num_tokens, num_slots);
   const std::int64_t held_back = watermark_of(name, INT64_MAX);
   const std::int64_t room = capacity_of(name) - held_back;
@@ -277,9 +283,9 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   call(kCanAdmit, bit(kDone), [&] { promise = core_.can_admit(asked); });
   EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
   MatchResult match;
-  const bool too_long = blocks_for(asked.num_tokens) > config_.row_width;
-  call(kMatch, bit(too_long ? kNeverFits : kDone), [&] { match = core_.match(asked); });
+  call(kMatch, bit(kDone), [&] { match = core_.match(asked); });
   if (digester_) digester_->fails_in = fails_in;
+  if (!read_cache) match = MatchResult();
 
   const std::int64_t needed =
       never ? 0 : needed_for(match, num_slots ? num_slots : asked.num_tokens);
@@ -313,12 +319,29 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   return entry;
 }
 
-void World::resume(Entry& entry, std::int64_t num_slots) {
+// Whoever runs goes on; nothing that was findable is, and nothing that they compute will be.
+void World::reset(bool reset_hit_rate) {
+  bool promised = false;
+  for (const EntryPtr& entry : entries_) promised |= ahead(*entry);
+  std::int64_t count = 0;
+  const std::int64_t cached = core_.index().num_keyed();
+  if (call(kReset, bit(promised ? kStepRefused : kDone),
+           [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
+    EXPECT(count == cached, "a reset misstates what it has forgotten");
+    EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
+    EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
+           "requests are remembered after a reset");
+    for (const EntryPtr& entry : entries_) entry->outdated = entry->running;
+  }
+  settle();
+}
+
+void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
   const auto length = static_cast<std::int64_t>(entry.tokens.size());
   const std::int64_t most = blocks_for(std::max(length, num_slots));
   const bool never = most > longest(entry);
   MatchResult match;
-  if (!entry.running && !never) match = found_for(entry);
+  if (!entry.running && !never && read_cache) match = found_for(entry);
   const std::int64_t needed = needed_for(match, num_slots ? num_slots : length);
   const std::int64_t held_back = watermark_of(entry.name, capacity_of(entry.name) - most);
   const bool fits = needed == 0 || needed <= available_to(entry.name) - held_back;
@@ -328,7 +351,7 @@ void World::resume(Entry& entry, std::int64_t num_slots) {
                                          : kOutOfBlocks);
   const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
   touching(entry.name);
-  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots); }) == kDone) {
+  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots, read_cache); }) == kDone) {
     entry.running = true;
     entry.start = view(entry).num_cached;
     EXPECT(entry.start < length, "no token is left to compute");
@@ -442,6 +465,7 @@ void World::become_fork(Entry& child, const Entry& parent) {
   child.written = parent.written;
   child.start = parent.start;
   child.cut = parent.cut;
+  child.outdated = parent.outdated;
   ++child.version;
 }
 
@@ -523,7 +547,7 @@ void World::preempt(Entry& entry) {
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
     entry.start = 0;
     entry.written.clear();
-    entry.running = false;
+    entry.running = entry.outdated = false;
     ++entry.version;
   }
   settle();

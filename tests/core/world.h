@@ -48,6 +48,8 @@ enum Op {
   kUnpin,
   kTouch,
   kSetTime,
+  kReset,
+  kCommonPrefix,
   kNumOps
 };
 enum Outcome {
@@ -75,6 +77,7 @@ struct Settings {
   TestDigester::Kind digest = TestDigester::kWide;
   int debug = 0;
   bool witness = false;    // stands before the eviction policy
+  bool scribbles = false;  // the caller writes nonsense to the tables it is shown
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
   Trial* trial = nullptr;  // that every call has to go through
@@ -96,6 +99,7 @@ struct Entry {
   std::int64_t cut = INT64_MAX;
   bool running = true;
   bool alive = true;
+  bool outdated = false;              // goes on with what the cache has forgotten
   int version = 0;                    // grows when tokens are taken back
   std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
 };
@@ -124,8 +128,10 @@ class World {
   explicit World(const Settings& settings, Counts* counts = nullptr);
   static const std::string& text_of(int name);
 
-  EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots);
-  void resume(Entry& entry, std::int64_t num_slots);
+  EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
+                 bool read_cache = true);
+  void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
+  void reset(bool reset_hit_rate);
   void reserve(Entry& entry, std::int64_t num_slots);
   void append(Entry& entry, const std::vector<Token>& tokens);
   // Commits what the engine may claim; larger claims only where they must be refused.
@@ -223,6 +229,9 @@ class World {
   [[noreturn]] void fail(const std::string& otherwise) const;
   void expect_private(const Entry& entry, std::int64_t from);
   void check_entries();
+  void check_shown();
+  void scribble() const;
+  void check_common_prefix();
   void check_cached();
   void check_computed();
   void check_ghosts();

@@ -247,6 +247,8 @@ void World::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
   check_entries();
+  check_shown();
+  check_common_prefix();
   check_cached();
   check_computed();
   check_quotas();
@@ -272,8 +274,70 @@ void World::check_entries() {
     tokens.resize(entry->tokens.size());
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
+    for (std::int32_t i = 0; entry->outdated && i < s.num_blocks; ++i)
+      EXPECT(!core_.blocks()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
+             "what continues a forgotten prefix can be found");
     check_found(*entry);
   }
+}
+
+// What callers are shown is what the books say, and 0 past a sequence's blocks.
+void World::check_shown() {
+  if (settings_.scribbles) return;
+  std::vector<std::int32_t> due(static_cast<std::size_t>(config_.row_width));
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(config_.max_seqs));
+  std::vector<bool> taken(lengths.size());
+  for (const EntryPtr& entry : entries_) {
+    const std::int64_t row = Sequences::row_of(entry->handle);
+    const Sequence& s = view(*entry);
+    std::fill(due.begin(), due.end(), 0);
+    std::copy_n(core_.table_at(row), s.num_blocks, due.begin());
+    EXPECT(std::equal(due.begin(), due.end(),
+                      core_.shown_tables().data() + row * config_.row_width),
+           "a shown table is not the sequence's");
+    taken[static_cast<std::size_t>(row)] = true;
+    lengths[static_cast<std::size_t>(row)] =
+        entry->running ? static_cast<std::int32_t>(s.num_tokens) : 0;
+  }
+  EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths().data()),
+         "a shown length is not the sequence's");
+  for (std::int64_t row = 0; row < config_.max_seqs; ++row) {
+    if (taken[static_cast<std::size_t>(row)]) continue;
+    const std::int32_t* shown = core_.shown_tables().data() + row * config_.row_width;
+    EXPECT(std::all_of(shown, shown + config_.row_width, [](std::int32_t b) { return b == 0; }),
+           "a row without a sequence shows blocks");
+  }
+}
+
+// What a caller may do to the tables it is shown, who can then no longer be told anything by them:
+// ids that are none, and those of others.
+void World::scribble() const {
+  static constexpr std::int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 0, 1, 2};
+  for (std::size_t i = 0; i < core_.shown_tables().size(); ++i)
+    core_.shown_tables()[i] = kNonsense[(i + static_cast<std::size_t>(calls_)) % 6];
+  for (std::size_t i = 0; i < core_.shown_lengths().size(); ++i)
+    core_.shown_lengths()[i] = kNonsense[i % 6];
+}
+
+void World::check_common_prefix() {
+  std::int64_t due = INT64_MAX;
+  const Entry* first = nullptr;
+  std::vector<Handle> handles;
+  for (const EntryPtr& entry : entries_) {
+    if (!entry->running) continue;
+    if (!first) first = entry.get();
+    handles.push_back(entry->handle);
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const std::int32_t* other = core_.table_at(Sequences::row_of(first->handle));
+    std::int64_t n = 0;
+    while (n < view(*entry).num_computed / config_.block_size && table[n] == other[n]) ++n;
+    due = std::min(due, n);
+  }
+  if (!first) due = 0;
+  const auto count = static_cast<std::int64_t>(handles.size());
+  EXPECT(core_.num_common_prefix_blocks() == due &&
+             core_.num_common_prefix_blocks(handles.data(), count) == due,
+         "the common prefix is another one");
 }
 
 // What is chained is found: nothing that stands in the books is lost to a look-up.

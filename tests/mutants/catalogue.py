@@ -853,7 +853,7 @@ PYTHON = (
     ),
     Mutant(
         "extras_that_are_no_mapping",
-        "manager.py",
+        "tokens.py",
         "    if not isinstance(extras, Mapping):",
         "    if False:",
         ("tests/unit/test_bad_input.py",),

@@ -133,7 +133,6 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
         "extras",
     ),
     ("match: no tokens", lambda w: w.manager.match([]), ValueError, "tokens"),
-    ("match: too long", lambda w: w.manager.match(range(49)), NeverFitsError, "49 tokens"),
     ("can_admit: no tokens", lambda w: w.manager.can_admit([]), ValueError, "tokens"),
     # Growth.
     ("append: freed", lambda w: w.manager.append(w.freed, [1]), UnknownSequenceError, "handle"),

@@ -231,7 +231,8 @@ class Tables:
         handles: list[int] = []
         try:
             # Noted down in the same instruction.
-            handles.extend(map(self._core.admit, (seq.token_ids,), (b"",), (None,), (None,)))
+            arguments = ((seq.token_ids,), (b"",), (None,), (None,), (True,))
+            handles.extend(map(self._core.admit, *arguments))
             view = self.manager.sequence(handles[0])
             holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(
