@@ -127,6 +127,11 @@ _METRICS = (
     ),
     _counter("cached_tails", "Partial tails kept when a sequence ended.", "cached_tails"),
     _counter("evicted_blocks", "Idle blocks given to new content.", "evicted_blocks"),
+    _counter(
+        "forgotten_blocks",
+        "Blocks that were forgotten when the prefix cache was reset.",
+        "forgotten_blocks",
+    ),
     _counter("expired_blocks", "Blocks whose retention ran out.", "expired_blocks"),
     _counter(
         "evicted_pinned_blocks",
