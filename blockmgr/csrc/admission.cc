@@ -50,11 +50,10 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   BlockId child = index_.first_child(found.node);
   for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
     const Block& block = blocks_[child];
-    const bool just_promoted =
-        config_.early_commit && block.promoted_step == static_cast<std::uint16_t>(step_);
-    if (block.extras == keys && !just_promoted) {
+    if (block.extras == keys) {
+      // The copy runs before this step's forward.
       const int n = common_prefix(blocks_.tokens(child), tokens + start,
-                                  std::min<int>(limit, block.key_tokens));
+                                  std::min(limit, block.key_tokens - block.unwritten));
       if (n > best) {
         best = n;
         found.partial = child;
@@ -104,6 +103,15 @@ std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_
   if (never_fits(num_tokens, slots, partition, watermark))
     throw_never_fits(num_tokens, slots, partition);
   return slots;
+}
+
+// Tokens of the leading blocks found that are in memory before this step's forward.
+std::int64_t Sequences::written_of(const Found& found) const {
+  const std::int64_t size = config_.block_size;
+  for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
+    if (const int rest = blocks_[found_[static_cast<std::size_t>(i)]].unwritten)
+      return (i + 1) * size - rest;
+  return found.num_full * size + found.num_partial;
 }
 
 // All counting happens here, before any change.
@@ -192,6 +200,11 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
   s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
+  if (config_.early_commit) {
+    s.early_step = step_;
+    s.num_settled = s.num_computed;
+    s.num_written = written_of(found);
+  }
   s.state = Sequence::kRunning;
   const std::int64_t from = found.num_full * size;
   store_tokens(s, from, tokens + from, std::min(s.num_tokens, num_slots(s)) - from);
@@ -351,7 +364,6 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   pool_.enter(s.partition, s.context);
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
-  blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);
   ++counters_.cached_tails;
 }
 

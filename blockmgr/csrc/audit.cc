@@ -123,7 +123,7 @@ std::string Sequences::fingerprint() const {
   std::string out = block_fingerprint(blocks_, pool_, copies_);
   for (const Sequence& s : sequences_) {
     put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
-                s.num_tokens, s.num_computed, s.num_cached, s.num_written, s.committed_step, s.root,
+                s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
                 s.partition, s.num_waiting(), s.outdated);
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);

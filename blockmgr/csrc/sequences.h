@@ -135,17 +135,19 @@ struct Sequence {
   std::uint32_t generation = 1;
   State state = kUnused;
   bool outdated = false;  // it runs on K/V that nobody else may find any more: see detach
+  std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
   std::int64_t num_tokens = 0;
   std::int64_t num_computed = 0;
   std::int64_t num_cached = 0;
-  std::int64_t num_written = 0;  // early commit: num_computed when committed_step began
-  std::int64_t committed_step = -1;
+  // With early commit, in the step of this number; in any other step both are num_computed.
+  std::int64_t early_step = -1;
+  std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
+  std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
-  std::uint32_t context = 0;    // of the eviction policy
-  std::uint16_t partition = 0;  // of the pool: the root's
-  std::uint64_t mark = 0;       // of the last batch that named this row: finds duplicates
+  std::uint32_t context = 0;  // of the eviction policy
+  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
   std::size_t waiting_start = 0;
@@ -318,10 +320,16 @@ class Sequences {
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
   std::int32_t* table(const Sequence& s) const { return table_at(row_of(s)); }
-  bool committed_ahead(const Sequence& s) const {
-    return config_.early_commit && s.committed_step == step_ && s.num_computed > s.num_written;
+  bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
+  std::int64_t settled(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_settled : s.num_computed;
   }
+  std::int64_t written(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_written : s.num_computed;
+  }
+  void limit_computed(Sequence& s, std::int64_t most) noexcept;
   void refuse_ahead(const Sequence& s, const char* call) const;
+  void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
   void refuse_open_ticket(const char* call) const;
   void set_entry(std::int64_t row, std::int64_t logical, BlockId b) noexcept {
     const std::int64_t at = row * config_.row_width + logical;
@@ -360,6 +368,7 @@ class Sequences {
 
   // admission.cc
   Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
+  std::int64_t written_of(const Found& found) const;
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
   Demand demand(const Found& found, std::int64_t slots) const;
@@ -398,16 +407,17 @@ class Sequences {
   // growth.cc
   bool must_copy(const Sequence& s, std::int64_t logical) const;
   void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
-  std::int64_t copyable(const Sequence& s) const;
-  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens);
+  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, const char* call);
+  void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
   std::int64_t count_decode(const Handle* handles, std::int64_t count);
   void check_needs() const;
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
-  void plan_promotion(Sequence& s, std::int64_t num_computed);
+  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now);
   void promote(const Promotion& promotion) noexcept;
+  void note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept;
   void reserve_remaps();
   void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
 
@@ -418,6 +428,7 @@ class Sequences {
   RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   Pool pool_;
   CopyTracker copies_;
+  BlockList unwritten_;                    // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
 
   std::vector<Sequence> sequences_;
@@ -431,6 +442,7 @@ class Sequences {
   std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode
+  std::vector<BlockId> rewritten_;     // scratch of decode: written in place, and twins until then
   std::vector<std::int64_t> needs_;    // scratch of decode: by partition; empty without quotas
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it

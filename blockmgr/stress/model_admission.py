@@ -85,8 +85,8 @@ class ModelAdmission(ModelPool):
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
         """The child that begins most like the tokens; among equals the last that was linked."""
-        candidates = [b for b in self.children(parent, extras) if not self.is_ahead(b)]
-        lengths = [common(child.tokens, tokens) for child in candidates]
+        candidates = self.children(parent, extras)
+        lengths = [common(child.written, tokens) for child in candidates]
         least = self.config.min_partial_tokens
         if not least or not lengths or max(lengths) < least:
             return None
@@ -117,7 +117,7 @@ class ModelAdmission(ModelPool):
         idle = self.idle()
         acquired = hits if source is None else [*hits, source]
         needed = num_blocks - len(hits) - take_over + sum(b in idle for b in acquired)
-        num_partial = 0 if source is None else common(source.tokens, rest)
+        num_partial = 0 if source is None else common(source.written, rest)
         return Plan(hits, source, num_partial, take_over, num_blocks, needed)
 
     def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
@@ -153,7 +153,10 @@ class ModelAdmission(ModelPool):
             self.record(plan.source, seq.blocks[len(plan.hits)], plan.num_partial)
         self.settle_down()
         seq.num_computed_tokens = len(plan.hits) * self.size + plan.num_partial
-        seq.num_cached_tokens = seq.settled = seq.num_computed_tokens
+        seq.num_cached_tokens = seq.settled = seq.written = seq.num_computed_tokens
+        for index, block in enumerate(plan.hits):
+            if block.unwritten:
+                seq.written = min(seq.written, (index + 1) * self.size - block.unwritten)
         if counters is None:
             return
         self.count[f"{counters}query_tokens"] += len(seq.tokens)

@@ -20,6 +20,16 @@ def perform(world: World, record: Record) -> None:
         OPERATIONS[op](world, record)
     elif world.entries:
         ON_ENTRY[op](world, world.entries[record["entry"] % len(world.entries)], record)
+    if world.habits.eager and world.early and world.open is None:
+        _commit_ahead(world, record)
+
+
+def _commit_ahead(world: World, record: Record) -> None:
+    """Whatever this step's forward will write, but for what the engine does not think of."""
+    for index, entry in enumerate(world.entries):
+        computed = world.manager.sequence(entry.handle).num_computed_tokens
+        if entry.running and (record["entry"] + index) % 4 and world.committable(entry) > computed:
+            world.commit(entry, world.committable(entry))
 
 
 def finish_up(world: World) -> None:
@@ -150,7 +160,12 @@ def _branch(world: World, entry: Entry, record: Record) -> None:
 
 
 def _free(world: World, entry: Entry, record: Record) -> None:
+    row = world.manager.row(entry.handle)
     world.free(entry)
+    if world.habits.refills and entry not in world.entries:
+        after = world.admit(entry.tokens[: 1 + record["entry"] % len(entry.tokens)])
+        if after is not None and world.manager.row(after.handle) != row:
+            raise AssertionError("another row was taken than the one given back last")
 
 
 def _preempt(world: World, entry: Entry, record: Record) -> None:

@@ -186,6 +186,8 @@ class Naming {
       put_block_name(block.parent);
     }
     put_children(block.first_child);
+    core_.pool().each_twin(b, [this](BlockId twin) { put_block_name(twin); });
+    put(-1);
   }
 
   const World& world_;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "device.h"
 #include "digester.h"
+#include "habits.h"
 #include "levels.h"
 #include "sequences.h"
 #include "trial.h"
@@ -81,6 +83,7 @@ struct Settings {
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
   Trial* trial = nullptr;  // that every call has to go through
+  Habits habits;
 };
 
 // Namespaces and extra keys that prompts are drawn from.
@@ -95,6 +98,16 @@ struct Entry {
   std::vector<Token> tokens;
   std::vector<Prefix> prefixes;
   std::int64_t start = 0;  // first position the next forward has to write
+  // What an engine remembers that does not look it up: where it left off, what it committed ahead
+  // of the next forward (0: nothing), and the slots it was given, by position.
+  std::int64_t left_off = 0;
+  std::int64_t promise = 0;
+  std::vector<std::int64_t> handed;
+  // With early commits, in the step of this number: what was computed without its part in the
+  // forward to come, and what of that is in memory before it.
+  std::int64_t early_step = -1;
+  std::int64_t settled = 0;
+  std::int64_t kept = 0;
   // From here on, a copy planned before may bring what a truncation took back.
   std::int64_t cut = INT64_MAX;
   bool running = true;
@@ -177,6 +190,7 @@ class World {
   void check_calls(bool on);
 
   std::int64_t committable(const Entry& entry) const;
+  std::int64_t num_computed(const Entry& entry) const { return view(entry).num_computed; }
   std::int64_t written_until(const Entry& entry) const;
   const std::vector<EntryPtr>& entries() const { return entries_; }
   const std::vector<LaunchPtr>& steps() const { return steps_; }
@@ -187,6 +201,7 @@ class World {
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }
   bool early() const { return config_.early_commit; }
+  const Habits& habits() const { return habits_; }
 
  private:
   using Outcomes = unsigned;
@@ -217,10 +232,22 @@ class World {
   std::vector<std::vector<BlockId>> merging() const;
   void merged(const std::vector<std::vector<BlockId>>& before);
   void note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before);
+  bool copies_for(const Entry& entry, std::map<BlockId, std::uint32_t>& left) const;
   std::int64_t needed_by(const std::vector<EntryPtr>& entries, int partition) const;
   std::vector<Brought> brought_by(const std::vector<Copy>& copies) const;
   std::vector<BlockId> full_prefix(const Entry& entry);
   bool ahead(const Entry& entry) const;
+  void begin_early(Entry& entry) const;
+  std::int64_t settled(const Entry& entry) const;
+  std::int64_t kept(const Entry& entry) const;
+  void limit_kept(Entry& entry) const;
+  void note_kept(Entry& entry, const MatchResult& match) const;
+  void note_promised(const Entry& entry, const std::vector<bool>& was_keyed);
+  std::vector<bool> keyed() const;
+  bool lacks_words(const Entry& entry, std::int64_t logical) const;
+  std::int64_t first_to_write(const Entry& entry) const;
+  void hand(Entry& entry) const;
+  std::vector<EntryPtr> to_launch() const;
   Outcomes due_growth(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
   Prompt prompt(const std::vector<Token>& tokens, int name, int extras, std::int64_t slots) const;
   void extend(Entry& entry, const std::vector<Token>& tokens);
@@ -245,6 +272,7 @@ class World {
   Settings settings_;
   const Settings asked_;
   const Config& config_;
+  const Habits& habits_;
   TestDigester* digester_;
   Witness* witness_ = nullptr;
   Sequences core_;
@@ -258,6 +286,7 @@ class World {
   std::vector<LaunchPtr> queue_;     // launched and not run
   LaunchPtr open_;                   // ticket not resolved
   std::vector<RemapRecord> remaps_;  // that the log should tell of
+  std::vector<int> promised_;        // by block: words at its end that this step's forward writes
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;

@@ -1,5 +1,6 @@
 // Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
 #include <algorithm>
+#include <utility>
 
 #include "world.h"
 
@@ -24,23 +25,28 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
     launch->blocks[static_cast<std::size_t>(copy.source)] = true;
     launch->blocks[static_cast<std::size_t>(copy.destination)] = true;
   }
-  for (std::size_t index = 0; index < entries_.size(); ++index) {
-    Entry& entry = *entries_[index];
+  const std::vector<EntryPtr> to_write = to_launch();
+  for (std::size_t index = 0; index < to_write.size(); ++index) {
+    Entry& entry = *to_write[index];
     const Sequence& s = view(entry);
     const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
     for (int i = 0; i < s.num_blocks; ++i)
       launch->blocks[static_cast<std::size_t>(table[i])] = true;
     const std::int64_t end = std::min(s.num_tokens, slots_of(entry));
     if (end == 0 || (index == skip && !early())) continue;
-    const std::int64_t start = early() ? entry.start : s.num_computed;
     Work work{entry.handle,
               std::vector<std::int64_t>(static_cast<std::size_t>(end)),
               {entry.prefixes.begin(), entry.prefixes.begin() + end},
-              start};
+              first_to_write(entry)};
     core_.slot_mapping(entry.handle, 0, end, work.slots.data());
-    launch->parts.push_back({entries_[index], entry.version, launch->work.size()});
+    if (habits_.writes == Writes::kAsHanded) {
+      EXPECT(static_cast<std::int64_t>(entry.handed.size()) == end, "the engine lost a slot");
+      work.handed = entry.handed;
+    }
+    launch->parts.push_back({to_write[index], entry.version, launch->work.size()});
     launch->work.push_back(std::move(work));
     entry.start = s.num_computed;
+    if (early()) entry.left_off = std::max(entry.left_off, std::exchange(entry.promise, 0));
   }
   launch->brought = brought_by(launch->copies);
   open_ = launch;
@@ -75,6 +81,7 @@ void World::resolve() {
   const std::int64_t ticket = open_->ticket;
   call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
   ++num_applied_;
+  std::fill(promised_.begin(), promised_.end(), 0);
   open_ = nullptr;
   for (const EntryPtr& entry : entries_) {
     const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
@@ -155,8 +162,13 @@ void World::abort() {
   remove_step(launch);
   const std::int64_t ticket = launch->ticket;
   call(kAborted, bit(kDone), [&] { core_.copies_aborted(ticket); });
-  for (const Launch::Part& part : launch->parts)
-    part.entry->start = std::min(part.entry->start, launch->work[part.work].start);
+  for (const Launch::Part& part : launch->parts) {
+    const std::int64_t start = launch->work[part.work].start;
+    part.entry->start = std::min(part.entry->start, start);
+    if (!early() || !part.entry->alive || part.entry->version != part.version) continue;
+    part.entry->left_off = std::min(part.entry->left_off, start);
+    hand(*part.entry);
+  }
   settle();
   if (early()) step();  // what was promised must be computed by the very next step
 }
