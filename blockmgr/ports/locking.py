@@ -8,70 +8,60 @@ not.
 from __future__ import annotations
 
 import os
-from functools import wraps
+from functools import partial, wraps
+from itertools import starmap
+from operator import call
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Mutex", "exclusive", "new_mutex"]
+__all__ = ["exclusive", "new_mutex"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Mutex:
-    """A lock that the thread which holds it may take again, and that a forked child has open."""
-
-    __slots__ = ("__weakref__", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def renew(self) -> None:
-        """Forgets who holds it: in a forked child that thread does not exist."""
-        self._lock = RLock()
+_every: WeakSet[Any] = WeakSet()
 
 
-class _HasMutex(Protocol):
-    @property
-    def _mutex(self) -> Any: ...
+def new_mutex() -> Any:
+    """The mutex of one port, or of several objects that share their books.
 
-
-_every: WeakSet[Mutex] = WeakSet()
-
-
-def new_mutex() -> Mutex:
-    """The mutex of one port, or of several objects that share their books."""
-    mutex = Mutex()
+    The thread that holds it may take it again.
+    """
+    mutex = RLock()
     _every.add(mutex)
     return mutex
 
 
-def exclusive(
-    call: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[Any, P], R]:
+def exclusive(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     """Lets a method run while no other call of the same mutex does."""
 
-    @wraps(call)
+    @wraps(method)
     def alone(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._mutex:
-            return call(self, *args, **kwargs)
+        mutex = self._mutex
+        held: list[bool] = []
+        take = (held.extend, map(mutex.acquire, (True,)))
+        work = (partial(method, self, *args, **kwargs),)
+        try:
+            # One line, as in ``at_once``: no exception from outside comes between the end of the
+            # call and its result, or leaves the mutex taken.
+            return [*starmap(call, (take, work, (mutex.release,), (held.clear,)))][1]  # type: ignore[no-any-return]
+        except BaseException:
+            if held:
+                mutex.release()
+            raise
 
     return alone
 
 
-def _renew() -> None:
+def _open_all() -> None:
+    # In a forked child the thread that held one does not exist, and would never give it back.
     for mutex in _every:
-        mutex.renew()
+        mutex._at_fork_reinit()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_open_all)

@@ -24,6 +24,8 @@ __all__ = ["ComputedBlocksTracker"]
 class ComputedBlocksTracker:
     """Counts the leading tokens of a sequence that need not be computed.
 
+    For one thread at a time, as its allocator is.
+
     Args:
         allocator: Where its blocks are, or would be found.
         block_size: Tokens a block.

@@ -26,6 +26,8 @@ T = TypeVar("T")
 class CpuGpuBlockAllocator:
     """A pool of the device, a pool of the host, and swaps between them.
 
+    For one thread at a time; the calls of a ``BlockSpaceManager`` wait for one another.
+
     Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks those after.
 
     Args:

@@ -22,7 +22,7 @@ __all__ = ["BlockTable"]
 
 
 class BlockTable:
-    """Maps the tokens of a sequence to physical blocks, and grows with it.
+    """The blocks of a sequence, growing with its tokens; for one thread at a time.
 
     Args:
         block_size: Tokens a block.

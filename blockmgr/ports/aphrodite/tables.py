@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import whole
 from blockmgr.errors import UnknownSequenceError
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from blockmgr.ports.aphrodite.growth import Growth
     from blockmgr.ports.aphrodite.moves import Move
     from blockmgr.ports.aphrodite.table import BlockTable
-    from blockmgr.ports.locking import Mutex
 
 __all__ = ["GroupTables"]
 
@@ -26,7 +25,7 @@ class GroupTables:
 
     __slots__ = ("_mutex", "block_allocator", "block_tables", "watermark_blocks")
 
-    _mutex: Mutex
+    _mutex: Any
     block_allocator: CpuGpuBlockAllocator
     block_tables: dict[int, BlockTable]
     watermark_blocks: int
