@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from blockmgr.arguments import integer
 from blockmgr.errors import LayoutError
@@ -149,3 +150,17 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise LayoutError(name, "a meta tensor has no memory")
     if tensor.numel() == 0:
         raise LayoutError(name, f"the tensor is empty: shape {tuple(tensor.shape)}")
+    if isinstance(tensor, FakeTensor):
+        raise LayoutError(name, "a fake tensor has no memory")
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:  # inside torch.func.vmap or grad; or a wrapper of other tensors
+        message = "has no memory of its own: it is made by a transform or wraps other tensors"
+        raise LayoutError(name, message) from error
+    if not address:
+        raise LayoutError(name, "its memory has been freed, or wraps other tensors")
+    if tensor.requires_grad:
+        raise LayoutError(
+            name,
+            "requires gradients, which a copy would make wrong unnoticed; register tensor.detach()",
+        )

@@ -40,7 +40,7 @@ def parts(cache: PagedKVCache, block: int) -> list[torch.Tensor]:
 @example("KV_HND", (5, 1), 16, 1, 2, 16, torch.float32)
 @example("KV_NHD", (1, 5), 5, 1, 3, 3, torch.float16)
 @example("KV_NHD", (5, 1), 1, 1, 1, 1, torch.uint8)
-def test_what_is_swapped_out_comes_back(
+def test_what_is_swapped_out_comes_back(  # noqa: PLR0917  (examples have no names)
     layout: str,
     sizes: tuple[int, int],
     block_size: int,
