@@ -108,7 +108,8 @@ class Workload:
                 num_lookahead_slots=0,
                 num_scheduler_steps=1,
                 policy="fcfs",
-                preemption_mode=rng.choice([None, None, "swap"]),
+                # What has forked cannot be computed again, and older schedulers do not see to that.
+                preemption_mode="swap" if can_fork else rng.choice([None, None, "swap"]),
                 runner_type="generate",
                 send_delta_data=False,
                 single_user_mode=False,

@@ -164,9 +164,12 @@ class BlockTable:
         self, token_ids: Sequence[int], num_lookahead_slots: int, extra_hash: int | None
     ) -> None:
         """``append_token_ids``, of tokens that show that all before them are computed."""
-        before = self.num_full_slots
-        known = (setattr, self, "num_computed_slots", before)
-        self._append(token_ids, num_lookahead_slots, before, extra_hash, [known])
+        size, before = self.block_size, self.num_full_slots
+        run = self._allocated()
+        done = run.blocks[self.num_computed_slots // size : before // size]
+        known = run.allocator.prefix_cache.progress(done, [])
+        known.append((setattr, self, "num_computed_slots", before))
+        self._append(token_ids, num_lookahead_slots, before, extra_hash, known)
 
     def _append(
         self,
