@@ -600,7 +600,7 @@ def test_a_pool_of_no_or_negative_size_is_refused(
         kind(num_blocks, block_size)
 
 
-def test_prompts_of_one_step_share_in_the_present_interface_only() -> None:
+def test_eight_prompts_of_one_step_take_forty_blocks() -> None:
     """What guides/ports.md says of 8 prompts that share 64 of 65 tokens, in blocks of 16."""
     prompts = [[*range(64), 100 + i] for i in range(8)]
     counts = {}

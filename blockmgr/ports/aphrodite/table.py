@@ -164,11 +164,8 @@ class BlockTable:
         self, token_ids: Sequence[int], num_lookahead_slots: int, extra_hash: int | None
     ) -> None:
         """``append_token_ids``, of tokens that show that all before them are computed."""
-        size, before = self.block_size, self.num_full_slots
-        run = self._allocated()
-        done = run.blocks[self.num_computed_slots // size : before // size]
-        known = run.allocator.prefix_cache.progress(done, [])
-        known.append((setattr, self, "num_computed_slots", before))
+        before = self.num_full_slots
+        known = self.plan_progress(max(before - self.num_computed_slots, 0))
         self._append(token_ids, num_lookahead_slots, before, extra_hash, known)
 
     def _append(
