@@ -598,3 +598,17 @@ def test_a_pool_of_no_or_negative_size_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="must be in"):
         kind(num_blocks, block_size)
+
+
+def test_eight_prompts_of_one_step_take_forty_blocks() -> None:
+    """What guides/ports.md says of 8 prompts that share 64 of 65 tokens, in blocks of 16."""
+    prompts = [[*range(64), 100 + i] for i in range(8)]
+    counts = {}
+    for kind in (LegacyBlockManager, BlockManager):
+        blocks = kind(64, 16)
+        for i, prompt in enumerate(prompts):
+            seq = Seq(str(i), prompt, max_new_tokens=4)
+            found = blocks.can_allocate(seq)
+            blocks.allocate(seq, found) if kind is BlockManager else blocks.allocate(seq)  # type: ignore[call-arg]
+        counts[kind] = len(blocks.used_block_ids)
+    assert counts == {LegacyBlockManager: 40, BlockManager: 40}

@@ -60,15 +60,15 @@ def main() -> int:
             total["workloads with wrong tokens"] += bool(served.wrong_tokens)
             total["workloads that failed"] += bool(served.error)
             if served.error:
-                total[f"  {served.error[:60]}"] += 1
+                total[f"  {served.error.split(':')[0]}"] += 1
         aborted = {r.name for r in Workload(seed).requests if r.aborted_at is not None}
         if found := faults(ours, own, aborted):
             status = 1
             print(f"workload {seed}: {'; '.join(found)}")
     print(f"{options.workloads} workloads of {options.package} from seed {options.seed}")
-    print(f"{'':64} {'its own':>10} {'ours':>10}")
+    print(f"{'':40} {'its own':>10} {'ours':>10}")
     for name in sorted({*ours_total, *own_total}):
-        print(f"{name:64} {own_total[name]:>10} {ours_total[name]:>10}")
+        print(f"{name:40} {own_total[name]:>10} {ours_total[name]:>10}")
     return status
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 VOCABULARY = 3
 STEPS_WITHOUT_PROGRESS = 30
+MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Workload:
         chunked = rng.random() < 0.5
         self.num_gpu = rng.randrange(6, 24)
         self.num_cpu = 200
-        most = self.size * (self.num_gpu - 1)
+        most = self.size * self.num_gpu
         stems = [self._tokens(rng, rng.randrange(1, max(most // 2, 2))) for _ in range(3)]
         self.requests: list[Request] = []
         for name in range(rng.randrange(3, 14)):
@@ -73,8 +74,10 @@ class Workload:
             num_new = rng.randrange(1, 10)
             # Moved to the host and back, forks have each what they shared: it has to fit.
             forks = rng.random() < 0.15
-            room = (most // 2 if forks else most) - self.size
+            room = self.num_gpu // 2 * self.size if forks else most
             num_new = min(num_new, max(room - 1, 1))
+            if rng.random() < 0.25:  # alone it fills the pool, or half of it
+                prompt += self._tokens(rng, room)
             self.requests.append(
                 Request(
                     name,
@@ -105,7 +108,8 @@ class Workload:
                 num_lookahead_slots=0,
                 num_scheduler_steps=1,
                 policy="fcfs",
-                preemption_mode=rng.choice([None, None, "swap"]),
+                # What has forked cannot be computed again, and older schedulers do not see to that.
+                preemption_mode="swap" if can_fork else rng.choice([None, None, "swap"]),
                 runner_type="generate",
                 send_delta_data=False,
                 single_user_mode=False,
@@ -168,11 +172,11 @@ class Engine:
                 self._abort(step)
                 progress = self._step()
                 idle = 0 if progress or waiting else idle + 1
-                if idle > STEPS_WITHOUT_PROGRESS:
-                    self.served.error = "stuck"
+                if idle > STEPS_WITHOUT_PROGRESS or step > MOST_STEPS:
+                    self.served.error = "stuck" if idle else "no end"
                     break
                 step += 1
-        except Exception as error:  # noqa: BLE001  # whatever comes up is a result
+        except Exception as error:  # whatever comes up is a result
             self.served.error = f"{type(error).__name__}: {error}"
         return self.served
 

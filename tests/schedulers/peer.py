@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Device(enum.Enum):
@@ -50,6 +50,19 @@ def chunk_list(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[i : i + size]
 
 
+class Inputs:
+    """A prompt of tokens, and nothing else."""
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        self.inputs = inputs
+        self.prompt_token_ids = inputs["prompt_token_ids"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 REAL_VALUES: dict[str, dict[str, Any]] = {
     "utils": {
         "Device": Device,
@@ -58,6 +71,7 @@ REAL_VALUES: dict[str, dict[str, Any]] = {
         "chunk_list": chunk_list,
     },
     "logger": {"init_logger": logging.getLogger},
+    "inputs": {"SingletonInputsAdapter": Inputs},
     "inputs.parse": {"is_valid_encoder_decoder_llm_inputs": lambda inputs: False},
     "platforms": {"current_platform": SimpleNamespace(is_hpu=lambda: False)},
     "envs": defaultdict(bool),
@@ -68,7 +82,7 @@ REAL_VALUES: dict[str, dict[str, Any]] = {
 class StandIn(ModuleType):
     """A module of which every name is a class of nothing, but for those that are given."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -96,9 +110,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if any(rest == own or rest.startswith(own + ".") for own in self.own):
             place = self.folder / Path(*rest.split("."))
             if place.is_dir():
-                return ModuleSpec(name, None, is_package=True) if not (place / "__init__.py").exists() \
-                    else importlib.util.spec_from_file_location(
-                        name, place / "__init__.py", submodule_search_locations=[str(place)])  # fmt: skip
+                init, inside = place / "__init__.py", [str(place)]
+                return importlib.util.spec_from_file_location(
+                    name, init, submodule_search_locations=inside
+                )
             return importlib.util.spec_from_file_location(name, place.with_suffix(".py"))
         return ModuleSpec(name, self, is_package=True)
 
@@ -119,9 +134,8 @@ class Peer:
 
     def __init__(self, package: str, folder: Path) -> None:
         self.package = package
-        core, sequence = {"vllm": ("core", "sequence"), "aphrodite": ("processing", "common.sequence")}[
-            package
-        ]  # fmt: skip
+        places = {"vllm": ("core", "sequence"), "aphrodite": ("processing", "common.sequence")}
+        core, sequence = places[package]
         logging.getLogger().setLevel(logging.CRITICAL)
         sys.meta_path.insert(0, Finder(package, folder, (core, sequence)))
         load = importlib.import_module

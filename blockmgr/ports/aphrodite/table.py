@@ -165,8 +165,8 @@ class BlockTable:
     ) -> None:
         """``append_token_ids``, of tokens that show that all before them are computed."""
         before = self.num_full_slots
-        known = (setattr, self, "num_computed_slots", before)
-        self._append(token_ids, num_lookahead_slots, before, extra_hash, [known])
+        known = self.plan_progress(max(before - self.num_computed_slots, 0))
+        self._append(token_ids, num_lookahead_slots, before, extra_hash, known)
 
     def _append(
         self,

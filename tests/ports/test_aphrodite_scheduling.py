@@ -1,0 +1,279 @@
+"""The Aphrodite port: what a scheduler of vLLM 0.6 to 0.9 needs of it besides blocks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import pytest
+
+from blockmgr import SequenceStateError
+from blockmgr.ports.aphrodite import (
+    AllocStatus,
+    BlockSpaceManager,
+    ComputedBlocksTracker,
+    CpuGpuBlockAllocator,
+    Device,
+    EncoderDecoderError,
+    PrefixCachingBlock,
+)
+
+
+@dataclass
+class Seq:
+    seq_id: int
+    tokens: list[int]
+    adapter: int | None = None
+    in_prompt: bool = False
+
+    def get_token_ids(self) -> list[int]:
+        return self.tokens
+
+    def extra_hash(self) -> int | None:
+        return self.adapter
+
+    def is_prefill(self) -> bool:
+        return self.in_prompt
+
+
+@dataclass
+class Group:
+    seqs: list[Seq]
+    has_encoder: bool = False
+    request_id: str = field(default="0")
+
+    def get_seqs(self) -> list[Seq]:
+        return self.seqs
+
+    def is_encoder_decoder(self) -> bool:
+        return self.has_encoder
+
+
+def space(blocks: int = 8, size: int = 4, **options: object) -> BlockSpaceManager:
+    options = {"watermark": 0, "enable_caching": True} | options
+    return BlockSpaceManager(size, blocks, 8, **options)  # type: ignore[arg-type]
+
+
+def serve(manager: BlockSpaceManager, name: int, tokens: list[int], chunk: int | None) -> Seq:
+    seq = Seq(name, tokens)
+    manager.allocate(Group([seq]))
+    manager.mark_blocks_as_computed(Group([seq]), chunk)
+    return seq
+
+
+def test_a_group_that_fits_is_swapped_in_though_its_last_block_is_not_full() -> None:
+    manager = space(size=8, blocks=1, enable_caching=False)
+    seq = Seq(0, [1, 2, 3, 4, 5])
+    group = Group([seq])
+    manager.allocate(group)
+    seq.tokens.append(6)
+    manager.swap_out(group)
+    assert manager.can_swap_in(group) is AllocStatus.OK
+    manager.swap_in(group)
+    assert manager.append_slots(seq) == []
+
+
+def test_a_lone_sequence_grows_within_its_last_block_in_a_full_pool() -> None:
+    manager = space(blocks=1)
+    seq = serve(manager, 0, [1, 2], 2)
+    seq.tokens.append(3)
+    assert manager.can_append_slots(Group([seq]))
+    manager.append_slots(seq)
+
+
+def test_to_free_a_sequence_without_blocks_does_nothing() -> None:
+    manager = space()
+    seq = serve(manager, 0, [1, 2], 2)
+    manager.free(Seq(7, [1]))
+    manager.free(seq)
+    manager.free(seq)
+    assert manager.get_num_free_gpu_blocks() == 8
+
+
+def test_a_chunk_makes_only_what_it_reaches_count_as_computed() -> None:
+    manager = space()
+    first = serve(manager, 0, list(range(14)), 6)
+    assert manager.get_num_cached_tokens(Seq(1, list(range(14)))) == 4
+    assert len(manager.get_common_computed_block_ids([first])) == 1
+    manager.mark_blocks_as_computed(Group([first]), 6)
+    assert manager.get_num_cached_tokens(Seq(2, list(range(14)))) == 12
+    manager.mark_blocks_as_computed(Group([first]), 2)
+    first.tokens += [20, 21, 22]  # sampled, so what was there is computed
+    manager.append_slots(first)
+    manager.mark_blocks_as_computed(Group([first]), 1)
+    assert manager.get_num_cached_tokens(Seq(3, [*first.tokens, 23])) == 12
+    first.tokens.append(23)
+    manager.append_slots(first)
+    manager.mark_blocks_as_computed(Group([first]), 1)
+    assert manager.get_num_cached_tokens(Seq(4, [*first.tokens, 24])) == 16
+
+
+def test_without_a_size_all_that_has_slots_counts_as_computed() -> None:
+    manager = space()
+    serve(manager, 0, list(range(14)), None)
+    assert manager.get_num_cached_tokens(Seq(1, list(range(14)))) == 12
+
+
+def test_a_block_that_fills_up_keeps_its_own_memory_while_its_twin_is_not_written() -> None:
+    manager = space()
+    writer = serve(manager, 0, [1, 2, 3], 3)
+    serve(manager, 1, [1, 2, 3, 4, 5, 6], 1)  # of the same beginning, one token is computed
+    own = manager.get_block_table(writer)
+    writer.tokens.append(4)
+    manager.append_slots(writer)
+    assert manager.get_block_table(writer) == own
+
+
+def test_the_last_block_of_a_prompt_is_left_to_compute() -> None:
+    manager = space()
+    manager.free(serve(manager, 0, list(range(8)), 8))
+    again = Seq(1, list(range(8)))
+    assert manager.get_num_cached_tokens(again) == 4
+    manager.allocate(Group([again]))
+    assert len(manager.get_common_computed_block_ids([again])) == 1
+
+
+def test_an_answer_about_a_prompt_stays_until_it_is_taken_back() -> None:
+    manager = space()
+    waiting = Seq(1, list(range(10)), in_prompt=True)
+    assert manager.get_num_cached_tokens(waiting) == 0
+    serve(manager, 0, list(range(10)), 10)
+    assert manager.get_num_cached_tokens(waiting) == 0
+    manager.remove_seq_from_computed_blocks_tracker(waiting)
+    assert manager.get_num_cached_tokens(waiting) == 8
+
+
+def test_sequences_with_another_adapter_share_nothing() -> None:
+    manager = space()
+    serve(manager, 0, list(range(8)), 8)
+    other = Seq(1, list(range(8)), adapter=5)
+    assert manager.get_num_cached_tokens(other) == 0
+    manager.allocate(Group([other]))
+    assert not set(manager.get_block_table(other)) & set(manager.get_block_table(Seq(0, [])))
+    other.tokens += [8, 9, 10, 11]
+    manager.append_slots(other)
+    manager.mark_blocks_as_computed(Group([other]))
+    assert manager.get_num_cached_tokens(Seq(2, list(range(13)))) == 8
+    assert manager.get_num_cached_tokens(Seq(3, list(range(13)), adapter=5)) == 12
+
+
+def test_a_group_with_an_encoder_is_refused_and_changes_nothing() -> None:
+    manager = space(enable_caching=False)
+    group = Group([Seq(0, [1])], has_encoder=True)
+    for call in (manager.can_allocate, manager.allocate, manager.get_cross_block_table):
+        with pytest.raises(EncoderDecoderError, match="must have no encoder"):
+            call(group)
+        with pytest.raises(NotImplementedError):
+            call(group)
+    manager.free_cross(group)
+    assert manager.get_num_free_gpu_blocks() == 8
+    with pytest.raises(SequenceStateError, match="no encoder"):
+        manager.get_cross_block_table(Group([Seq(0, [1])]))
+
+
+def test_a_reset_forgets_the_hit_rate() -> None:
+    manager = space()
+    manager.free(serve(manager, 0, list(range(8)), 8))
+    seq = serve(manager, 1, list(range(8)), 8)
+    assert manager.get_prefix_cache_hit_rate() == 0.5
+    assert not manager.reset_prefix_cache()
+    assert manager.get_prefix_cache_hit_rate() == 0.5
+    manager.free(seq)
+    assert manager.reset_prefix_cache()
+    assert manager.get_prefix_cache_hit_rate() == 0
+
+
+class Theirs:
+    """An engine's own."""
+
+    class AllocStatus(enum.Enum):
+        OK = 1
+        LATER = 2
+
+    class Device(enum.Enum):
+        GPU = 1
+
+
+class Weather(enum.Enum):
+    OK = 1
+
+
+def test_an_engine_s_own_enumerations_are_understood() -> None:
+    manager = space()
+    assert manager.can_allocate(Group([Seq(0, [1])])) == Theirs.AllocStatus.OK
+    assert manager.can_allocate(Group([Seq(0, [1])])) != Theirs.AllocStatus.LATER
+    assert Weather.OK != AllocStatus.OK
+    assert manager.get_prefix_cache_hit_rate(Theirs.Device.GPU) == 0  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="device must be a Device"):
+        manager.get_prefix_cache_hit_rate("gpu")  # type: ignore[arg-type]
+
+
+def test_what_is_computed_is_found_by_the_hashes_of_its_blocks() -> None:
+    manager = space()
+    serve(manager, 0, list(range(10)), 10)
+    hashes = [PrefixCachingBlock.hash_block_tokens(True, None, range(4))]
+    hashes.append(PrefixCachingBlock.hash_block_tokens(False, hashes[0], range(4, 8)))
+    pools = manager.block_allocator
+    assert pools.find_cached_blocks_prefix([*hashes, 5]) == hashes
+    assert pools.find_cached_blocks_prefix(hashes[1:]) == []
+    with pytest.raises(TypeError, match="block_hashes must be an int"):
+        pools.find_cached_blocks_prefix(["1"])  # type: ignore[list-item]
+
+
+def test_the_earlier_names_of_a_device_s_allocations() -> None:
+    pools = CpuGpuBlockAllocator.create("naive", 4, 4, 2)
+    first = pools.allocate_immutable(None, [1, 2], Device.CPU)
+    assert pools.allocate_mutable(first, Device.CPU).prev_block is first
+
+
+WRONG = {
+    "a chunk below 0": (
+        lambda m, g: m.mark_blocks_as_computed(g, -1),
+        ValueError,
+        "token_chunk_size",
+    ),
+    "a chunk of text": (
+        lambda m, g: m.mark_blocks_as_computed(g, "1"),
+        TypeError,
+        "token_chunk_size",
+    ),
+    "count without a sequence": (lambda m, g: m.get_num_cached_tokens(1), TypeError, "seq_id"),
+    "forget no sequence": (
+        lambda m, g: m.remove_seq_from_computed_blocks_tracker(1),
+        TypeError,
+        "seq_id",
+    ),
+    "free no sequence": (lambda m, g: m.free(1), TypeError, "seq_id"),
+    "free_cross of no group": (lambda m, g: m.free_cross(1), TypeError, "seq_group"),
+    "an adapter of text": (
+        lambda m, g: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
+        TypeError,
+        "extra_hash",
+    ),
+    "a tracker of another size": (
+        lambda m, g: ComputedBlocksTracker(m.block_allocator, 3, True),
+        ValueError,
+        "block_size",
+    ),
+    "a tracker of nothing": (
+        lambda m, g: ComputedBlocksTracker(None, 4, True),  # type: ignore[arg-type]
+        TypeError,
+        "allocator",
+    ),
+    "append on the host": (
+        lambda m, g: (m.swap_out(g), m.append_slots(g.seqs[0])),
+        ValueError,
+        "on the host",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_are_refused_by_name(name: str) -> None:
+    call, error, match = WRONG[name]
+    manager = space()
+    seq = serve(manager, 0, [1, 2, 3, 4, 5], 5)
+    free = manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks()
+    with pytest.raises(error, match=match):
+        call(manager, Group([seq]))  # type: ignore[no-untyped-call]
+    assert manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks() == free
