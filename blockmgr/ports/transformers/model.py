@@ -1,9 +1,9 @@
 """Hugging Face transformers on a paged KV cache: an unmodified model, read through block tables.
 
-``PagedModel`` runs any decoder whose layers all do plain causal attention and let the attention
-function be chosen, which is what transformers calls an attention backend: the Llama, Qwen, Mistral
-and Gemma families among many. Sliding windows and capped scores are honoured. What a model asks of
-attention is found out on a copy without weights, so what is not supported is said before any load.
+``PagedModel`` runs decoders whose layers all do plain causal attention and let the attention
+function be chosen, which is what transformers calls an attention backend; docs/guides/generate.md
+lists them. Sliding windows and capped scores are honoured. What a model asks of attention is found
+out on a copy without weights, so what is not supported is said before any load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError as error:
 from blockmgr.kv import PagedKVCache, num_blocks_for
 from blockmgr.ports.transformers.interface import AttentionConfigs, attending
 from blockmgr.ports.transformers.kernels import choose_kernel
-from blockmgr.ports.transformers.trial import check_config
+from blockmgr.ports.transformers.trial import check_config, check_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +67,7 @@ class PagedModel:
     def __init__(
         self, model: PreTrainedModel, cache: PagedKVCache, *, kernel: KernelName = "sdpa"
     ) -> None:
-        shape = check_config(model.config, dtype=model.dtype)
+        shape = check_model(model)
         if cache.shape != shape:
             raise ValueError(f"cache must have the model's shape {shape}, got {cache.shape}")
         if torch.device(cache.device) != model.device:
@@ -99,7 +99,7 @@ class PagedModel:
             ValueError: A value is out of its bounds, or the kernel cannot read such a cache.
             ImportError: The kernel's package is not installed.
         """
-        shape = check_config(model.config, dtype=model.dtype)
+        shape = check_model(model)
         if num_blocks is None:
             num_blocks = num_blocks_for(_cache_bytes(model.device), shape, block_size)
         cache = PagedKVCache(num_blocks, block_size, shape, layout=layout, device=model.device)

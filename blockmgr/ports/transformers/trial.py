@@ -14,7 +14,13 @@ from blockmgr.errors import MissingExtraError, UnsupportedModelError
 
 try:
     import torch
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        DynamicCache,
+        PretrainedConfig,
+        PreTrainedModel,
+    )
 except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
 
@@ -22,9 +28,9 @@ from blockmgr.kv import ModelShape
 from blockmgr.ports.transformers.interface import TRIAL, AttentionConfigs, attending, mask_rule
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from collections.abc import Callable
 
-__all__ = ["check_config"]
+__all__ = ["check_config", "check_model"]
 
 # What an attention layer may hand over beside the tensors. Anything else that is set would change
 # the result, and is not known here.
@@ -62,14 +68,48 @@ def check_config(config: PretrainedConfig, *, dtype: torch.dtype | None = None) 
     Raises:
         UnsupportedModelError: Something is missing here that the model needs.
     """
-    text = config.get_text_config()
     model_class = cast(
         "type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     )
-    missing = _missing_by_config(text) or _missing_by_class(model_class)
+    return _checked(config, model_class, AutoModelForCausalLM.from_config, dtype)
+
+
+def check_model(model: torch.nn.Module) -> ModelShape:
+    """The shape of a loaded model's K/V, after checking it as ``check_config`` does.
+
+    The trial is made with the model's own class, which may be one that its config does not lead
+    to: a part of a larger model, or a class of the caller's.
+
+    Args:
+        model: A causal language model.
+
+    Raises:
+        UnsupportedModelError: Something is missing here that the model needs.
+    """
+    whole = getattr(model, "_orig_mod", model)  # of a model in torch.compile
+    config: PretrainedConfig = model.config  # type: ignore[assignment]
+    dtype: torch.dtype = model.dtype  # type: ignore[assignment]
+    if not isinstance(whole, PreTrainedModel):
+        return check_config(config, dtype=dtype)
+    if not whole.can_generate():
+        raise UnsupportedModelError(config.model_type, f"{type(whole).__name__} does not generate")
+    return _checked(config, type(whole), type(whole)._from_config, dtype)
+
+
+def _checked(
+    config: PretrainedConfig,
+    model_class: type[PreTrainedModel] | None,
+    make: Callable[..., PreTrainedModel],
+    dtype: torch.dtype | None,
+) -> ModelShape:
+    try:
+        text = config.get_text_config()
+        missing = _missing_by_config(text) or _missing_by_class(model_class)
+    except Exception as error:  # a config may refuse to be read, as those of unlike layers do
+        missing = f"its config cannot be read ({type(error).__name__}: {error})"
     if missing is not None:
         raise UnsupportedModelError(config.model_type, missing)
-    seen = _try_out(config, text)
+    seen = _try_out(config, text, make)
     stored = config.dtype or torch.float32
     if isinstance(stored, str):
         stored = getattr(torch, stored)
@@ -130,6 +170,7 @@ class _TryOut:
         self._layer_types: list[str] | None = getattr(text, "layer_types", None)
         self._places = _telling_places(text)
         self.layers: list[int] = []
+        self.windows: dict[int, int | None] = {}  # by layer, what it hands on
         self.heads: tuple[int, int] = (0, 0)  # how many, and their size
 
     def attend(
@@ -159,7 +200,7 @@ class _TryOut:
                     f"{name} of layer {layer} have {tensor.shape[1]} heads of {tensor.shape[3]}, "
                     f"the first keys {self.heads[0]} of {self.heads[1]}; they must be alike"
                 )
-        window = options.get("sliding_window")
+        window = self.windows[layer] = options.get("sliding_window")
         slides = self._layer_types and self._layer_types[layer] == "sliding_attention"
         if slides and window is None:
             self.refuse(f"layer {layer} slides, but does not hand its window to attention")
@@ -191,6 +232,16 @@ class _TryOut:
             )
         self.refuse(f"the mask of layer {layer} lets tokens see others than those before them")
 
+    def check_cache(self, cache: DynamicCache) -> None:
+        """Refuses a model of whose past ``generate`` keeps less than its layers may see."""
+        for layer, kept in enumerate(cache.layers):
+            keeps, sees = getattr(kept, "sliding_window", None), self.windows.get(layer)
+            if keeps is not None and (sees is None or keeps < sees):
+                self.refuse(
+                    f"its config sets a window of {keeps}, which layer {layer} does not hand to "
+                    "attention"
+                )
+
     def refuse(self, missing: str) -> NoReturn:
         raise UnsupportedModelError(self._model_type, missing)
 
@@ -209,13 +260,15 @@ def _telling_places(config: PretrainedConfig) -> torch.Tensor:
     return torch.tensor(sorted({0, *near}), dtype=torch.int64)
 
 
-def _try_out(config: PretrainedConfig, text: PretrainedConfig) -> _TryOut:
+def _try_out(
+    config: PretrainedConfig, text: PretrainedConfig, make: Callable[..., PreTrainedModel]
+) -> _TryOut:
     """Runs a forward of two tokens without weights; every layer must attend once, plainly."""
     seen = _TryOut(config, text)
     try:
         # Half precision, because the grouped products of expert layers know nothing else there.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+            model = make(copy.deepcopy(config), dtype=torch.bfloat16)
             tokens = torch.zeros(1, 2, dtype=torch.int64)
             last = torch.ones(1, dtype=torch.int64)
         # With a mask of the tokens, nobody looks for padding in tokens that have no values.
@@ -229,6 +282,7 @@ def _try_out(config: PretrainedConfig, text: PretrainedConfig) -> _TryOut:
         }
         with torch.inference_mode(), attending(AttentionConfigs(model), TRIAL):
             model.eval()(**arguments)
+        seen.check_cache(DynamicCache(config=model.config))
     except UnsupportedModelError:
         raise
     except Exception as error:

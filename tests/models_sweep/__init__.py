@@ -1,0 +1,21 @@
+"""Every causal language model of transformers against the engine: the same tokens, or refused.
+
+``python -m tests.models_sweep`` runs them all; ``tests/ports/test_engine_sweep.py`` runs some.
+"""
+
+from pathlib import Path
+
+__all__ = ["KEPT", "types_kept", "version_kept"]
+
+KEPT = Path(__file__).with_name("types.txt")
+"""The model types that run, a line each, under the version of transformers that they are of."""
+
+
+def types_kept() -> list[str]:
+    """The model types that run, sorted."""
+    return KEPT.read_text().splitlines()[1:]
+
+
+def version_kept() -> str:
+    """The version of transformers with which they were found."""
+    return KEPT.read_text().splitlines()[0].removeprefix("# transformers ")
