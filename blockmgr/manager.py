@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
-from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import KeyedDigest, digest_function, digest_size
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.explain import Explanation, explanation
 from blockmgr.policy import policy_of
 from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -47,7 +48,7 @@ Extras: TypeAlias = Mapping[int, bytes]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager:
+class BlockManager(NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences that begin alike, plans a copy only when
@@ -89,6 +90,9 @@ class BlockManager:
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
     live, zero-copy and read-only."""
 
+    _instead = "fork its sequences, or make another manager with from_config(manager.config)"
+
+    @spells_options
     def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
         self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))
 
@@ -824,7 +828,7 @@ class BlockManager:
             raise PolicyError(error) from error
 
 
-class Sequence:
+class Sequence(NotCopied):
     """A readable view of one sequence: nothing is stored here but the handle.
 
     As a context manager it frees the sequence at the end, unless that has happened already. Two
@@ -835,6 +839,8 @@ class Sequence:
 
     handle: int
     """The sequence's handle."""
+
+    _instead = "it is a view, so use it again, or fork the sequence it shows"
 
     def __init__(self, manager: BlockManager, handle: int) -> None:
         self._manager = manager
