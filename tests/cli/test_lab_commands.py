@@ -252,4 +252,4 @@ sys.exit(main())
     )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert "pip install 'blockmgr[torch]'" in done.stderr
+    assert "pip install '.[torch]'" in done.stderr

@@ -375,4 +375,4 @@ def test_missing_packages_name_the_extra(absent: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError blockmgr.ports")
-    assert "pip install 'blockmgr[transformers]'" in done.stdout
+    assert "pip install '.[transformers]'" in done.stdout
