@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     trace = read_trace(args.trace)
-    config = ReplayConfig(block_size=args.block_size, min_service_ms=0, service_ms_per_token=0)
+    config = ReplayConfig(
+        block_size=args.block_size, min_service_ms=0, service_ms_per_token=0, outputs="none"
+    )
     print(f"blockmgr {__version__}, Python {platform.python_version()}, NumPy {np.__version__}")
     blocks = sum((request.num_prompt_tokens - 1) // args.block_size for request in trace.requests)
     print(f"{trace.name}: {len(trace.requests)} requests, {blocks} blocks looked up")

@@ -4,12 +4,25 @@
 """
 
 import sys
+from importlib import import_module
 
 from blockmgr import interrupt
 
 # What is imported below takes long enough to be interrupted, and a command then says so in a line.
 if interrupt.is_command(sys.argv, sys.orig_argv):
     interrupt.end_at_once()
+
+try:
+    import_module("blockmgr._core")
+except ModuleNotFoundError as error:
+    if error.name != "blockmgr._core":
+        raise
+    # These are the sources, in a clone; what was built from them lies elsewhere.
+    from pathlib import Path
+
+    from blockmgr.installed import folder_with_core
+
+    __path__.append(str(folder_with_core(Path(__file__).parent)))
 
 from blockmgr.blocks import (
     PAD_SLOT,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
 
 from blockmgr.arguments import integer, whole
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas"]
+__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas", "spells_options"]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
@@ -272,3 +274,41 @@ class ManagerConfig:
             near = get_close_matches(value, choices, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+
+
+P = ParamSpec("P")
+
+
+def spells_options(call: Callable[P, None]) -> Callable[P, None]:
+    """An ``__init__`` that takes ``**options``, which says what these are.
+
+    ``help`` and ``inspect.signature`` show each field of ``ManagerConfig`` that is not an argument
+    of its own, with type and default; an option that does not exist is refused in the name of the
+    class, with the nearest one that does.
+    """
+    signature = inspect.signature(call)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    taken = {each.name for each in own}
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=field.type,
+        )
+        for field in fields(ManagerConfig)
+        if field.name not in {*taken, "num_blocks", "block_size"}
+    ]
+    names = [*taken, *(each.name for each in options)]
+
+    @functools.wraps(call)
+    def checked(*args: P.args, **given: P.kwargs) -> None:
+        for name in given:
+            if name not in names:
+                near = get_close_matches(name, names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{type(args[0]).__name__} has no option {name!r}{hint}")
+        call(*args, **given)
+
+    checked.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return checked

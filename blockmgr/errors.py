@@ -248,13 +248,16 @@ class MissingExtraError(BlockMgrError, ImportError):
     """An optional dependency is not installed.
 
     Attributes:
-        extra: The extra that brings it, as in ``pip install blockmgr[extra]``.
+        extra: The extra that brings it, as in ``pip install '.[extra]'`` in a clone of blockmgr.
+        feature: What needs it.
     """
 
     def __init__(self, extra: str, feature: str) -> None:
         self.extra = extra
         self.feature = feature
-        super().__init__(f"{feature} needs an extra: pip install 'blockmgr[{extra}]'")
+        # No index has this package under its name, and anybody could put another one there.
+        hint = f"in a clone of blockmgr: pip install '.[{extra}]'"
+        super().__init__(f"{feature} needs an extra; {hint}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.extra, self.feature)

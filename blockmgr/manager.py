@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from blockmgr import _core
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Remap
-from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.manager_cache import CacheCalls
@@ -21,6 +21,7 @@ from blockmgr.policy import policy_of
 from blockmgr.sequence import Sequence
 from blockmgr.stats import Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as IntSequence
@@ -34,7 +35,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(CacheCalls, RetentionCalls):
+class BlockManager(CacheCalls, RetentionCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences that begin alike, plans a copy only when
@@ -77,6 +78,9 @@ class BlockManager(CacheCalls, RetentionCalls):
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
     live, zero-copy and read-only."""
 
+    _instead = "fork its sequences, or make another manager with from_config(manager.config)"
+
+    @spells_options
     def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
         self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))
 

@@ -19,6 +19,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
+from blockmgr.uncopied import NotCopied
 
 __all__ = ["BlockPool"]
 
@@ -31,7 +32,7 @@ Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArr
 """Block ids or tokens: a list (fastest), a tuple, or a one-dimensional array of integers."""
 
 
-class BlockPool:
+class BlockPool(NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     ``BlockManager`` is what an engine calls. This is for adapters that keep block tables of their
@@ -71,6 +72,8 @@ class BlockPool:
 
     capacity: int
     """Blocks that can be held: all but the null block."""
+
+    _instead = "make another pool, whose blocks are its own"
 
     def __init__(
         self,

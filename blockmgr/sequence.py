@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from blockmgr.errors import UnknownSequenceError
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Sequence"]
 
 
-class Sequence:
+class Sequence(NotCopied):
     """A readable view of one sequence: nothing is stored here but the handle.
 
     As a context manager it frees the sequence at the end, unless that has happened already. Two
@@ -31,6 +32,8 @@ class Sequence:
 
     handle: int
     """The sequence's handle."""
+
+    _instead = "it is a view, so use it again, or fork the sequence it shows"
 
     def __init__(self, manager: BlockManager, handle: int) -> None:
         self._manager = manager

@@ -263,6 +263,13 @@ _HOW: Final = {
         metavar="NAME",
         help=f"Order in which idle blocks are given up: {', '.join(EVICTION_POLICIES)}.",
     ),
+    "outputs": click.option(
+        "--outputs",
+        type=click.Choice(["hold", "none"]),
+        default="hold",
+        show_default=True,
+        help="Outputs of which a trace knows the length alone: they hold blocks, or do not exist.",
+    ),
     "hints": click.option(
         "--hints",
         type=click.Choice(["none", "truth"]),

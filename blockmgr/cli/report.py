@@ -117,7 +117,9 @@ def report(
         config = ReplayConfig(**settings)
         trace = chosen.trace(seed)
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out=NOT_SHOWN)
-        total = page.num_steps(policies=len(policies), capacities=len(capacities) or PLACES)
+        total = page.num_steps(
+            policies=len(policies), capacities=len(capacities) or PLACES, hints=config.hints
+        )
         with progress_bar("replaying", "steps", total) as advance:
             gathered = page.gather(
                 trace,

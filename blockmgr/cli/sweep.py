@@ -35,6 +35,8 @@ __all__ = ["sweep"]
 
 # Defaults that shape every row, and so are spelled out for whoever repeats it.
 ALWAYS_REPEATED: Final = frozenset({"source", "policies", "capacities", "block_sizes", "seed"})
+# Where there is nothing to say: a pool that no replay ran in, a gap that is none.
+NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
     "block\nsize",
     "capacity",
@@ -116,7 +118,10 @@ def sweep(
         config = ReplayConfig(block_size=block_sizes[0], **settings)
         trace = chosen.trace(seed)
         total = num_tasks(
-            policies=len(policies), capacities=len(capacities), block_sizes=len(block_sizes)
+            policies=len(policies),
+            capacities=len(capacities),
+            block_sizes=len(block_sizes),
+            hints=config.hints,
         )
         # More processes than replays would only start and stop.
         workers = min(jobs or len(os.sched_getaffinity(0)), total)
@@ -136,8 +141,14 @@ def sweep(
         if json_wanted:
             click.echo(json_text(_document(outcome), provenance))
         else:
+            for small in outcome.too_small:
+                click.echo(
+                    f"{small.capacity.text} ({small.num_blocks:,} blocks of {small.block_size}) is "
+                    f"not replayed: the largest request takes {small.least_blocks:,}",
+                    err=True,
+                )
             requests = f"{len(trace.requests):,} requests"
-            print_table(_table(outcome), sys.stdout, f"{trace.name}: {requests}")
+            print_table(_table(outcome, capacities), sys.stdout, f"{trace.name}: {requests}")
             click.echo(provenance.line, err=True)
 
 
@@ -147,12 +158,15 @@ def _document(outcome: Sweep) -> dict[str, Any]:
     del config["block_size"], config["eviction"]
     return {
         "config": config,
-        "results": [_entry(outcome, row) for row in outcome.rows],
+        "results": [_entry(row) for row in outcome.rows],
+        "too_small": [
+            {**asdict(small), "capacity": small.capacity.text} for small in outcome.too_small
+        ],
         "trace": outcome.trace,
     }
 
 
-def _entry(outcome: Sweep, row: SweepRow) -> dict[str, Any]:
+def _entry(row: SweepRow) -> dict[str, Any]:
     counts = asdict(row.result)
     del counts["host_s"]
     return {
@@ -160,35 +174,45 @@ def _entry(outcome: Sweep, row: SweepRow) -> dict[str, Any]:
         "attainable_hit_rate": row.attainable.hit_rate,
         "block_size": row.block_size,
         "capacity": row.capacity.text,
-        "gap_closed": outcome.gap_closed(row),
+        "gap_closed": row.gap_closed,
         "hit_rate": row.result.hit_rate,
         "optimum_hit_rate": row.optimum.hit_rate,
         "policy": row.policy,
     }
 
 
-def _table(outcome: Sweep) -> Table:
+def _table(outcome: Sweep, capacities: tuple[Capacity, ...]) -> Table:
     table = Table(box=box.SIMPLE, padding=0)
     for heading in HEADINGS:
         style = "bold cyan" if heading == "hit\nrate" else ""
         table.add_column(heading, justify="left" if heading == "policy" else "right", style=style)
-    before = None
+    cells: dict[tuple[int, str], list[list[str]]] = {}
     for row in outcome.rows:
-        place = (row.block_size, row.capacity)
-        if before not in (None, place):
+        cells.setdefault((row.block_size, row.capacity.text), []).append(_cells(row))
+    for small in outcome.too_small:
+        line = [str(small.block_size), small.capacity.text, f"{small.num_blocks:,}"]
+        lines = [line + [NOTHING] * (len(HEADINGS) - len(line))]
+        cells[small.block_size, small.capacity.text] = lines
+    # As they were asked for, whether they could be replayed or not.
+    for block_size in dict.fromkeys(size for size, _ in cells):
+        for capacity in capacities:
+            for line in cells[block_size, capacity.text]:
+                table.add_row(*line)
             table.add_section()
-        before = place
-        gap = outcome.gap_closed(row)
-        table.add_row(
-            str(row.block_size),
-            row.capacity.text,
-            f"{row.result.num_blocks:,}",
-            row.policy,
-            f"{row.result.hit_rate:.2%}",
-            f"{row.optimum.hit_rate:.2%}",
-            f"{row.attainable.hit_rate:.2%}",
-            "" if gap is None else f"{gap:.0%}",
-            f"{row.result.evictions:,}",
-            f"{row.result.waited:,}",
-        )
     return table
+
+
+def _cells(row: SweepRow) -> list[str]:
+    gap = row.gap_closed
+    return [
+        str(row.block_size),
+        row.capacity.text,
+        f"{row.result.num_blocks:,}",
+        row.policy,
+        f"{row.result.hit_rate:.2%}",
+        f"{row.optimum.hit_rate:.2%}",
+        f"{row.attainable.hit_rate:.2%}",
+        NOTHING if gap is None else f"{gap:.0%}",
+        f"{row.result.evictions:,}",
+        f"{row.result.waited:,}",
+    ]

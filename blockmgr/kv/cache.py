@@ -16,6 +16,7 @@ from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import no_reduce, on_device
 from blockmgr.kv.shape import ModelShape
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from blockmgr.blocks import CopyPlan
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCache"]
 
 
-class PagedKVCache:
+class PagedKVCache(NotCopied):
     """The K/V of a pool of blocks: all layers, allocated in the layout that your kernels take.
 
     Everything is issued on the current stream without waiting for the device, except where a
@@ -53,6 +54,8 @@ class PagedKVCache:
     >>> cache.gather(0, [2], 3)[0][:, 0, 0].tolist()
     [0.0, 1.0, 1.0]
     """
+
+    _instead = "make another cache, and copy blocks with copy()"
 
     def __init__(
         self,

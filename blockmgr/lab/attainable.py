@@ -110,7 +110,7 @@ class _Unbounded:
         served = (request.num_prompt_tokens - 1) // block_size
         return sum(
             -(-(request.num_prompt_tokens + output) // block_size) - served
-            for output in [len(output) for output in request.outputs] or [0]
+            for output in self._config.output_lengths(request)
         )
 
     def _add_prompt(self, request: Request) -> int:
@@ -129,6 +129,11 @@ class _Unbounded:
             if len(output) > 1:
                 tokens = np.concatenate((request.tokens(), output[:-1]))
                 self._add_tokens(request.namespace, tokens)
+        if not request.outputs:
+            # Made up, if there is one, so that nobody shares it: its blocks need no names.
+            [length] = self._config.output_lengths(request)
+            size, prompt = self._config.block_size, request.num_prompt_tokens
+            self._full_blocks += max(0, (prompt + length - 1) // size - prompt // size)
 
     def _add_tokens(self, namespace: bytes, tokens: Tokens) -> int:
         size = self._config.block_size

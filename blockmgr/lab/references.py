@@ -23,6 +23,9 @@ ids       ``ceil(n / b)``        all of them                cache simulators, wh
                                                             of a trace for a block
 ========= ====================== ========================== ====================================
 
+An output whose length alone is known ends a path with blocks that no other path has, except by
+``ids``, or if the replay has no such outputs.
+
 By ``ids`` the partial last block of a prompt known by hash ids is the full block that begins
 alike; of a prompt known by tokens it is a block of its own.
 """
@@ -119,7 +122,10 @@ EMPTY: Final[_Cut] = (-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """A request in the tree: where limit, prompt and samples end, and its blocks."""
+    """A request in the tree: where limit, prompt and samples end, and its blocks.
+
+    Own blocks are those of an output that nobody shares, below the end of the prompt.
+    """
 
     cuts: tuple[_Cut, ...]
     limit_blocks: int
@@ -127,6 +133,7 @@ class _Entered:
     asked_blocks: int
     held_blocks: int
     first_held_blocks: int
+    own_blocks: int
 
 
 @dataclass(slots=True)
@@ -142,6 +149,16 @@ class _Path:
     segments: list[int]
     starts: list[int]
     digest: bytes
+
+
+def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
+    """A new run of so many blocks below the end of a prompt."""
+    first = runs.num_nodes
+    runs.first_node.append(first)
+    runs.parent.append(prompt)
+    runs.length.append(blocks)
+    runs.end.append(blocks + (runs.end[prompt] if prompt != NO_RUN else 0))
+    return len(runs.parent) - 1
 
 
 class _Builder:
@@ -165,6 +182,7 @@ class _Builder:
         self._extent: list[int] = []  # blocks of the segment that some path reaches
         self._num_children: list[int] = []
         self._cuts: dict[int, set[int]] = {}  # blocks of the segment before each cut
+        self._outputs = 0  # that were made up
 
     def build(self) -> References:
         entered = [self._enter(request) for request in self._trace.requests]
@@ -172,6 +190,8 @@ class _Builder:
         requests = []
         for request, path in zip(self._trace.requests, entered, strict=True):
             limit, prompt, *outputs = (ends[cut] for cut in path.cuts)
+            if path.own_blocks:
+                outputs = [_own_run(runs, prompt, path.own_blocks)]
             requests.append(
                 RequestReferences(
                     arrival_ms=request.arrival_ms,
@@ -213,15 +233,31 @@ class _Builder:
                 longer = self._extend(path, keys, cached, blocks)
                 held += blocks - cached
             cuts.append(self._cut(longer, blocks))
+        own = 0
         if not outputs:
             cuts.append(cuts[-1])
+            own = self._own_blocks(path, request, cached)
+            held += own
         asked = first_held = held
         if self._rule == "manager":
             asked = held_blocks(request, self._config)
             held = held_blocks(request, self._remapped)
-            first = prompt + len(request.outputs[0]) if request.outputs else prompt
+            first = prompt + self._config.output_lengths(request)[0]
             first_held = -(-first // size)
-        return _Entered(tuple(cuts), limit, cached, asked, held, first_held)
+        return _Entered(tuple(cuts), limit, cached, asked, held, first_held, own)
+
+    def _own_blocks(self, path: _Path, request: Request, cached: int) -> int:
+        """Blocks, of those looked at, of an output whose length alone is known."""
+        if self._rule == "ids":
+            return 0
+        [length] = self._config.output_lengths(request)
+        blocks = (request.num_prompt_tokens + length - 1) // self._config.block_size - cached
+        if self._sample is _everything:
+            return max(0, blocks)
+        self._outputs += 1
+        name = b"output" + self._outputs.to_bytes(8)
+        keys = (name + number.to_bytes(8) for number in range(blocks))
+        return sum(self._sample(path.digest, key)[1] for key in keys)
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
         if self._hashed and isinstance(request.prompt, HashedPrompt):

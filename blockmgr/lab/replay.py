@@ -6,9 +6,10 @@ Time is simulated, in whole milliseconds; nothing waits for a clock. ::
                 until all its blocks fit             prompt committed at once,
                                                      outputs appended at the end
 
-* A running request holds blocks for its prompt and for the outputs the trace knows, from
-  admission to end. Nothing grows or is preempted in between, so waiting is the only effect of a
-  full pool besides eviction. A trace that does not know its outputs is replayed by its prompts.
+* A running request holds blocks for its prompt and for its outputs, from admission to end. Nothing
+  grows or is preempted in between, so waiting is the only effect of a full pool besides eviction.
+* Of an output whose length alone is known the tokens are made up, as tokens that nobody repeats:
+  it takes room, and no prompt finds it. With ``outputs="none"`` there are no such outputs.
 * At one instant, requests end before others are admitted; equal arrivals keep the order of the
   trace. A service time of 0 therefore replays one request at a time.
 * The KV of the last output token is never computed, as in an engine: nothing follows it.
@@ -24,7 +25,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
@@ -45,8 +48,10 @@ __all__ = [
     "replay",
 ]
 
+MAX_TOKEN: Final = 2**32 - 1
+
 Clock = Callable[[], float]
-"""Seconds that only grow, such as ``time.perf_counter``."""
+"""Seconds that only grow, such as ``time.thread_time``, the processor's for this thread alone."""
 
 Progress = Callable[[], None]
 """Called once for each request, when it is admitted or rejected."""
@@ -58,7 +63,7 @@ def replay(
     config: ReplayConfig,
     *,
     progress: Progress | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Clock = time.thread_time,
 ) -> ReplayResult:
     """Drive a manager of ``num_blocks`` blocks with the requests of ``trace``.
 
@@ -67,7 +72,7 @@ def replay(
         num_blocks: Blocks in the pool, at least 1.
         config: How to replay.
         progress: Called once for each request.
-        clock: Measures the host cost.
+        clock: Measures the host cost: processor time, whatever else the machine does.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -102,7 +107,7 @@ class EventLoop:
         config: ReplayConfig,
         *,
         progress: Progress | None = None,
-        clock: Clock = time.perf_counter,
+        clock: Clock = time.thread_time,
         stop_after: int | None = None,
         ghost_blocks: int = 0,
     ) -> None:
@@ -255,7 +260,7 @@ class EventLoop:
             verdict = manager.can_admit(tokens, namespace=request.namespace, num_slots=slots)
             if verdict is not Admission.NOW:
                 return []
-        slots = prompt + len(request.outputs[0]) if request.outputs else prompt
+        slots = prompt + self._config.output_lengths(request)[0]
         try:
             handle = manager.admit(tokens, namespace=request.namespace, num_slots=slots)
         except OutOfBlocksError:
@@ -279,7 +284,7 @@ class EventLoop:
         outlook = self._outlook
         goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
         start = self._clock()
-        for handle, output in zip(handles, request.outputs, strict=False):
+        for handle, output in zip(handles, self._outputs(request, number), strict=False):
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
@@ -290,6 +295,14 @@ class EventLoop:
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
+
+    def _outputs(self, request: Request, number: int) -> tuple[Tokens, ...]:
+        """The tokens of each sample, made up where only their number is known."""
+        [length, *_] = self._config.output_lengths(request)
+        if request.outputs or not length:
+            return request.outputs
+        # One token for each request, from the top: the ids of traces expand from the bottom.
+        return (np.full(length, MAX_TOKEN - number, dtype=np.uint32),)
 
     def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
         """Say that nobody comes back to the rest of a prompt."""

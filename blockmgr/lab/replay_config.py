@@ -27,6 +27,9 @@ class ReplayConfig:
         eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
         hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
             its conversation goes on (``blockmgr.lab.hints``).
+        outputs: What becomes of outputs of which the trace knows the length alone: they ``"hold"``
+            blocks like any other, with tokens that no prompt repeats, or there are ``"none"``, as
+            in simulators that count ids. Outputs whose tokens are known always hold blocks.
 
     Raises:
         ValueError: A number is below its bound.
@@ -41,6 +44,7 @@ class ReplayConfig:
     digest: str = "xxh3_128"
     eviction: str | PolicyFactory = "lru"
     hints: Literal["none", "truth"] = "none"
+    outputs: Literal["hold", "none"] = "hold"
 
     def __post_init__(self) -> None:
         bounds = {
@@ -55,6 +59,8 @@ class ReplayConfig:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
         if self.hints not in ("none", "truth"):
             raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
+        if self.outputs not in ("hold", "none"):
+            raise ValueError(f"outputs must be one of hold, none, got {self.outputs!r}")
         if self.min_partial_tokens > self.block_size:
             raise ValueError(
                 f"min_partial_tokens must be at most block_size, {self.block_size}, "
@@ -64,6 +70,12 @@ class ReplayConfig:
     def service_ms(self, request: Request) -> int:
         """Milliseconds a running request holds its blocks."""
         return max(self.min_service_ms, self.service_ms_per_token * request.num_output_tokens)
+
+    def output_lengths(self, request: Request) -> list[int]:
+        """Tokens of the output that each sequence of a request holds blocks for."""
+        if request.outputs:
+            return [len(output) for output in request.outputs]
+        return [request.num_output_tokens if self.outputs == "hold" else 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +97,7 @@ class ReplayResult:
         peak_used_blocks: Most blocks in use at one time, idle ones not counted.
         steps: Instants of simulated time at which requests were admitted or ended.
         memory_bytes: Host memory of the manager.
-        host_s: Seconds spent inside manager calls; differs from run to run.
+        host_s: Seconds of processor time inside manager calls; differs from run to run.
     """
 
     num_blocks: int
@@ -117,7 +129,7 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
     has its own; samples without output share the prompt's tail.
     """
     prompt, block_size = request.num_prompt_tokens, config.block_size
-    outputs = [len(output) for output in request.outputs] or [0]
+    outputs = config.output_lengths(request)
     shared = prompt // block_size
     own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
     tail = prompt % block_size > 0 and 0 in outputs

@@ -154,7 +154,7 @@ def environment() -> list[tuple[str, str]]:
     for extra, packages in EXTRAS.items():
         found = ", ".join(f"{package} {_version(package)}" for package in packages)
         missing = any(_version(package) == NOT_INSTALLED for package in packages)
-        hint = f"; pip install 'blockmgr[{extra}]'" if missing else ""
+        hint = f"; in a clone of blockmgr: pip install '.[{extra}]'" if missing else ""
         facts.append((f"extra {extra}", found + hint))
     facts += [(name, _version(name)) for name in ("torch", "triton")]
     facts.append(("device", _device()))
@@ -179,7 +179,7 @@ def print_table(table: Table, file: TextIO, *title: str) -> None:
         # Without colours rich would still write bold, which some ask to be spared as well.
         console = _console(file, color_system=None)
     plain = _console(StringIO(), color_system=None, width=PLAIN_WIDTH)
-    if console.is_terminal and plain.measure(table).maximum <= console.width:
+    if console.is_terminal and _fit(table, plain, console.width):
         console.print(*title, table, sep="\n")
         return
     table.box = None
@@ -193,8 +193,15 @@ def print_table(table: Table, file: TextIO, *title: str) -> None:
         file.write(line.rstrip() + "\n")
 
 
+def _fit(table: Table, measuring: Console, columns: int) -> bool:
+    """Whether the table, without its outer edge if need be, has room in so many columns."""
+    if measuring.measure(table).maximum > columns:
+        table.show_edge = False
+    return measuring.measure(table).maximum <= columns
+
+
 def _console(file: TextIO, **options: Any) -> Console:
-    # File names and 'blockmgr[cli]' are to be printed as they are, not read as markup.
+    # File names and '.[cli]' are to be printed as they are, not read as markup.
     return Console(file=file, highlight=False, markup=False, emoji=False, **options)
 
 

@@ -108,7 +108,7 @@ def study(
     config: ReplayConfig,
     *,
     progress: Progress | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Clock = time.thread_time,
 ) -> Study:
     """Replay ``trace`` at each capacity, beside what was attainable.
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.optimum import optima
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, held_blocks, replay
@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from blockmgr.lab.optimum import Optimum
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Advance", "Sweep", "SweepRow", "largest_request_blocks", "num_tasks", "sweep"]
+__all__ = [
+    "Advance",
+    "Sweep",
+    "SweepRow",
+    "TooSmall",
+    "check_pool",
+    "largest_request_blocks",
+    "num_tasks",
+    "sweep",
+]
+
+LEAST_GAP: Final = 0.0001
 
 Advance = Callable[[], None]
 """Called once for each piece of work that is done."""
@@ -45,6 +56,7 @@ class SweepRow:
         result: What the replay counted.
         optimum: The best any order of eviction does at this pool size, one request at a time.
         attainable: What an unbounded pool does at this block size.
+        baseline: What LRU without hints counts at this place; None if it was not replayed.
     """
 
     policy: str
@@ -53,6 +65,37 @@ class SweepRow:
     result: ReplayResult
     optimum: Optimum
     attainable: Attainable
+    baseline: ReplayResult | None
+
+    @property
+    def gap_closed(self) -> float | None:
+        """How much of the way from LRU to the optimum this row goes, 1 being all of it.
+
+        None where LRU without hints was not replayed, or is as good as the optimum to a hundredth
+        of a point: a share of next to nothing says nothing.
+        """
+        if self.baseline is None:
+            return None
+        gap = self.optimum.hit_rate - self.baseline.hit_rate
+        gained = self.result.hit_rate - self.baseline.hit_rate
+        return gained / gap if gap >= LEAST_GAP else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooSmall:
+    """A pool that is smaller than the largest request, and so compares with no other.
+
+    Attributes:
+        block_size: Tokens per block.
+        capacity: Pool size as it was asked for.
+        num_blocks: The same in blocks.
+        least_blocks: Blocks of the largest request.
+    """
+
+    block_size: int
+    capacity: Capacity
+    num_blocks: int
+    least_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +106,13 @@ class Sweep:
         trace: Name of the trace.
         config: How it was replayed, but for what the rows say.
         rows: At least one.
+        too_small: Pools that were asked for and not replayed, in the same order.
     """
 
     trace: str
     config: ReplayConfig
     rows: tuple[SweepRow, ...]
-
-    def gap_closed(self, row: SweepRow) -> float | None:
-        """How much of the way from LRU to the optimum ``row`` goes, 1 being all of it.
-
-        None where LRU was not replayed, or reaches the optimum already.
-        """
-        for other in self.rows:
-            place = (other.policy, other.block_size, other.capacity)
-            if place == ("lru", row.block_size, row.capacity):
-                gap = row.optimum.hit_rate - other.result.hit_rate
-                gained = row.result.hit_rate - other.result.hit_rate
-                return gained / gap if gap > 0 else None
-        return None
+    too_small: tuple[TooSmall, ...] = ()
 
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
@@ -88,9 +120,10 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     return max(held_blocks(request, config) for request in trace.requests)
 
 
-def num_tasks(*, policies: int, capacities: int, block_sizes: int) -> int:
-    """How often ``sweep`` calls ``advance`` with so many of each."""
-    return block_sizes * (2 + capacities * policies)
+def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: str = "none") -> int:
+    """How often ``sweep`` calls ``advance`` with so many of each, none of the pools too small."""
+    # With hints, what they are compared with is a replay of its own.
+    return block_sizes * (2 + capacities * (policies + (hints != "none")))
 
 
 def sweep(
@@ -113,11 +146,12 @@ def sweep(
         block_sizes: Tokens per block; empty for that of ``config``.
         jobs: Processes at work, at least 1. With more than one they are spawned, so a program
             that calls this keeps its own start behind ``if __name__ == "__main__":``.
-        advance: Called ``num_tasks`` times: twice for each block size, and for each replay.
+        advance: Called ``num_tasks`` times: twice for each block size, and for each replay; less
+            often if some pools are too small.
 
     Raises:
-        ValueError: A pool is smaller than the largest request, ``jobs`` is below 1, there is no
-            such policy, or the trace cannot be cut into blocks of such a size.
+        ValueError: Every pool is smaller than the largest request, ``jobs`` is below 1, there is
+            no such policy, or the trace cannot be cut into blocks of such a size.
         ChildProcessError: A process was killed, as a system short of memory does.
     """
     if jobs < 1:
@@ -126,44 +160,92 @@ def sweep(
     sizes = tuple(capacities)
     with _Workers(trace, jobs, advance or (lambda: None)) as workers:
         ceilings = workers.run([(attainable, setting) for setting in settings])
-        pools = [
-            (setting, ceiling, capacity, capacity.blocks(ceiling.working_set_blocks))
-            for setting, ceiling in zip(settings, ceilings, strict=True)
-            for capacity in sizes
-        ]
-        for setting, ceiling, capacity, blocks in pools:
-            _check_pool(trace, setting, capacity, blocks, ceiling.working_set_blocks)
+        pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [
-            (optima, [blocks for other, _, _, blocks in pools if other is setting], setting)
+            (optima, [pool.blocks for pool in pools if pool.config is setting], setting)
             for setting in settings
         ]
         tasks += [
-            (replay, blocks, replace(setting, eviction=policy))
-            for setting, _, _, blocks in pools
-            for policy in policies
+            (replay, pool.blocks, other) for pool in pools for other in pool.replayed(policies)
         ]
         found = workers.run(tasks)
     bests = [best for group in found[: len(settings)] for best in group]
     results = iter(found[len(settings) :])
-    rows = tuple(
-        SweepRow(
-            policy=policy,
-            block_size=setting.block_size,
-            capacity=capacity,
-            result=next(results),
-            optimum=best,
-            attainable=ceiling,
+    rows: list[SweepRow] = []
+    for pool, best in zip(pools, bests, strict=True):
+        counted = {other: next(results) for other in pool.replayed(policies)}
+        rows += (
+            SweepRow(
+                policy=policy,
+                block_size=pool.config.block_size,
+                capacity=pool.capacity,
+                result=counted[replace(pool.config, eviction=policy)],
+                optimum=best,
+                attainable=pool.ceiling,
+                baseline=counted.get(replace(pool.config, eviction="lru", hints="none")),
+            )
+            for policy in policies
         )
-        for (setting, ceiling, capacity, _), best in zip(pools, bests, strict=True)
-        for policy in policies
-    )
-    return Sweep(trace=trace.name, config=config, rows=rows)
+    return Sweep(trace=trace.name, config=config, rows=tuple(rows), too_small=tuple(too_small))
 
 
-def _check_pool(
-    trace: Trace, config: ReplayConfig, capacity: Capacity, blocks: int, working_set: int
-) -> None:
-    """Refuse a pool that would reject requests: its hit rate would compare with no other."""
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A place of the sweep: how it is replayed, the unbounded pool there, and its size."""
+
+    config: ReplayConfig
+    ceiling: Attainable
+    capacity: Capacity
+    blocks: int
+
+    def replayed(self, policies: Sequence[str]) -> list[ReplayConfig]:
+        """What is replayed there, each once; with hints, LRU without them as well."""
+        configs = [replace(self.config, eviction=policy) for policy in policies]
+        if self.config.hints != "none":
+            configs.append(replace(self.config, eviction="lru", hints="none"))
+        return list(dict.fromkeys(configs))
+
+
+def _pools(
+    trace: Trace,
+    settings: Sequence[ReplayConfig],
+    ceilings: Sequence[Attainable],
+    sizes: Sequence[Capacity],
+) -> tuple[list[_Pool], list[TooSmall]]:
+    """The places of the sweep in order, and those that no replay there would compare with."""
+    pools, too_small = [], []
+    for setting, ceiling in zip(settings, ceilings, strict=True):
+        least = largest_request_blocks(trace, setting)
+        for capacity in sizes:
+            blocks = capacity.blocks(ceiling.working_set_blocks)
+            if blocks < least:
+                place = TooSmall(
+                    block_size=setting.block_size,
+                    capacity=capacity,
+                    num_blocks=blocks,
+                    least_blocks=least,
+                )
+                too_small.append(place)
+            else:
+                pools.append(_Pool(setting, ceiling, capacity, blocks))
+    if not pools:
+        check_pool(trace, settings[0], sizes[0], ceilings[0].working_set_blocks)
+    return pools, too_small
+
+
+def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_set: int) -> None:
+    """Refuse a pool that would reject requests: its hit rate would compare with no other.
+
+    Args:
+        trace: The requests.
+        config: How they are replayed.
+        capacity: Pool size as it was asked for.
+        working_set: Blocks that its share is of.
+
+    Raises:
+        ValueError: It is smaller than the largest request; says which is not.
+    """
+    blocks = capacity.blocks(working_set)
     least = largest_request_blocks(trace, config)
     if blocks < least:
         raise ValueError(

@@ -1,7 +1,7 @@
 """A replay that remembers when each block was filled, found and given up.
 
 * A *reuse gap* is the time from one use of a block's content, which may be the computing of it, to
-  the next time a prompt finds it.
+  the next time a prompt asks for it, whether it is still there or not.
 * A *lifetime* is the time from a block's promotion to its eviction.
 
 Times are simulated. All of it is read off the block tables, so the replay counts what it would
@@ -17,14 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr.blocks import BlockState
+from blockmgr.lab.references import references
 from blockmgr.lab.replay import EventLoop, Progress, ReplayConfig, ReplayResult
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import collections.abc
 
     from blockmgr.config import ManagerConfig
     from blockmgr.lab.trace import Request, Trace
+    from blockmgr.manager import Sequence
 
 __all__ = ["Frame", "Watched", "watch"]
 
@@ -58,7 +60,9 @@ class Watched:
 
     Attributes:
         result: What the replay counted.
-        reuse_gaps_ms: One for each block that a prompt found: ``int64[n]``.
+        asked_gaps_ms: One for each block that a prompt asked for and that some request had
+            computed before: ``int64[n]``.
+        reuse_gaps_ms: Of these, one for each block that was found: ``int64[m]``.
         lifetimes_ms: One for each block that was evicted: ``int64[result.evictions]``.
         idle_ms: Of the same blocks, the time since their last use: ``int64[result.evictions]``.
         uses: Of the same blocks, how often a prompt found them: ``int64[result.evictions]``.
@@ -67,6 +71,7 @@ class Watched:
     """
 
     result: ReplayResult
+    asked_gaps_ms: Times
     reuse_gaps_ms: Times
     lifetimes_ms: Times
     idle_ms: Times
@@ -81,7 +86,7 @@ def watch(
     config: ReplayConfig,
     *,
     frames: int = 0,
-    age_bounds_ms: Sequence[int] = (),
+    age_bounds_ms: collections.abc.Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Watched:
     """``replay``, watched.
@@ -119,7 +124,6 @@ class _WatchedManager(BlockManager):
         self.promoted_ms = np.full(count, NEVER, dtype=np.int64)
         self.used_ms = np.full(count, NEVER, dtype=np.int64)
         self.uses = np.zeros(count, dtype=np.int64)
-        self.gaps: list[Times] = []
         self.gone: list[tuple[Times, Times, Times]] = []
 
     def admit(self, tokens: Any, **options: Any) -> int:
@@ -129,7 +133,6 @@ class _WatchedManager(BlockManager):
         found = view.num_cached_tokens // self.config.block_size
         hits = ids[:found]
         if found:
-            self.gaps.append(self.now - self.used_ms[hits])
             self.used_ms[hits] = self.now
             self.uses[hits] += 1
         self._taken(ids[found:])
@@ -193,6 +196,11 @@ class _WatchedLoop(EventLoop):
         due = np.linspace(first, last, frames) if frames else np.zeros(0)
         self._due = [int(instant) for instant in reversed(due)]
         self._frames: list[Frame] = []
+        # What requests refer to, by content: a block that was evicted is still the one it was.
+        self._stream = references(trace, config)
+        self._content_used_ms = np.full(self._stream.runs.num_nodes, NEVER, dtype=np.int64)
+        self._asked_gaps: list[Times] = []
+        self._found_gaps: list[Times] = []
 
     def watched(self) -> Watched:
         result = self.run()
@@ -201,7 +209,8 @@ class _WatchedLoop(EventLoop):
         lifetimes, idle, uses = (_joined(column) for column in columns)
         return Watched(
             result=result,
-            reuse_gaps_ms=_joined(manager.gaps),
+            asked_gaps_ms=_joined(self._asked_gaps),
+            reuse_gaps_ms=_joined(self._found_gaps),
             lifetimes_ms=lifetimes,
             idle_ms=idle,
             uses=uses,
@@ -215,10 +224,27 @@ class _WatchedLoop(EventLoop):
         if admitted:
             _, _, request, handles = max(self._running, key=lambda entry: entry[1])
             self._ends[handles[0]] = now + self._config.service_ms(request)
+            self._note_gaps(waiting.number, now, self._watched.sequence(handles[0]))
         return admitted
 
+    def _note_gaps(self, number: int, now: int, view: Sequence) -> None:
+        """How long ago the blocks of a prompt were used, and that they are used now."""
+        refers = self._stream.requests[number - 1]
+        used = self._content_used_ms
+        asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)
+        found = asked[: view.num_cached_tokens // self._config.block_size]
+        self._found_gaps.append(now - used[found])
+        known = asked[used[asked] != NEVER]
+        self._asked_gaps.append(now - used[known])
+        used[self._stream.nodes(refers.prompt)] = now
+
     def _end(self, request: Request, handles: list[int], number: int) -> None:
-        self._watched.now = self._ends.pop(handles[0])
+        now = self._ends.pop(handles[0])
+        self._watched.now = now
+        refers = self._stream.requests[number - 1]
+        whole = len(self._stream.nodes(refers.prompt))
+        for end in refers.ends:
+            self._content_used_ms[self._stream.nodes(end)[whole:]] = now
         super()._end(request, handles, number)
 
     def _count_step(self, now: int) -> None:
@@ -243,5 +269,5 @@ class _WatchedLoop(EventLoop):
         )
 
 
-def _joined(parts: Sequence[Times]) -> Times:
+def _joined(parts: collections.abc.Sequence[Times]) -> Times:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

@@ -282,7 +282,10 @@ def test_a_missing_extra_is_one_line_and_exit_2(
 
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr == "error: drawing a plot needs an extra: pip install 'blockmgr[plot]'\n"
+    assert (
+        result.stderr
+        == "error: drawing a plot needs an extra; in a clone of blockmgr: pip install '.[plot]'\n"
+    )
 
 
 def test_without_click_the_command_says_how_to_get_it() -> None:
@@ -294,7 +297,10 @@ def test_without_click_the_command_says_how_to_get_it() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "error: the command line needs an extra: pip install 'blockmgr[cli]'\n"
+    assert (
+        done.stderr
+        == "error: the command line needs an extra; in a clone of blockmgr: pip install '.[cli]'\n"
+    )
 
 
 def test_doctor_prints_versions_extras_and_device(run: Run) -> None:

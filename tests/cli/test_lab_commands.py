@@ -252,4 +252,21 @@ sys.exit(main())
     )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert "pip install 'blockmgr[torch]'" in done.stderr
+    assert "pip install '.[torch]'" in done.stderr
+
+
+def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_replayed(
+    run: Run,
+) -> None:
+    words = ("sweep", "chat", "--capacities", "10,5%", "--policies", "lru", "--jobs", 1)
+    result = run(*words)
+    assert result.exit_code == 0
+    small, other = (line for line in result.stdout.splitlines()[2:] if line.strip())
+    assert small.split() == ["16", "10", "10", *7 * "\N{EN DASH}"]
+    assert other.split()[1:4] == ["5%", "1,133", "lru"]
+    assert "10 (10 blocks of 16) is not replayed: the largest request takes 219\n" in result.stderr
+    document = json.loads(run(*words, "--json").stdout)
+    assert document["too_small"] == [
+        {"block_size": 16, "capacity": "10", "least_blocks": 219, "num_blocks": 10}
+    ]
+    assert [entry["capacity"] for entry in document["results"]] == ["5%"]

@@ -22,8 +22,9 @@ from blockmgr.lab.workloads import generate
 page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
 # These import matplotlib as well.
 from blockmgr.lab.page.bands import pool_bands  # noqa: E402
+from blockmgr.lab.page.charts import draw_pool  # noqa: E402
 from blockmgr.lab.page.facts import MEANINGS  # noqa: E402
-from blockmgr.lab.page.paint import DARK, LIGHT  # noqa: E402
+from blockmgr.lab.page.paint import DARK, LIGHT, figure  # noqa: E402
 from blockmgr.lab.page.words import BINS_MS, binned  # noqa: E402
 
 [TENTH] = parse_capacities("10%")
@@ -275,6 +276,22 @@ def test_bands_are_the_whole_pool_in_every_frame(report: page.Report) -> None:
     total = sum(band.blocks for band in bands)
     assert set(total.tolist()) == {report.watched.result.num_blocks}
     assert len({band.role for band in bands}) == len(bands)
+
+
+def test_every_band_of_the_pool_has_its_name_beside_it(report: page.Report) -> None:
+    """Also those that are thin at the end, or gone; none on another, none beyond the drawing."""
+    for frames in (report.watched.frames, report.watched.frames[:9]):
+        seen = replace(report, watched=replace(report.watched, frames=frames))
+        names = [band.name for band in pool_bands(seen) if band.blocks.any()]
+        canvas = figure(860, 360)
+        draw_pool(seen, canvas, LIGHT.__getitem__, narrow=False)
+        [axes] = canvas.axes
+        labels = {text.get_text(): text.xy[1] for text in axes.texts if text.get_text() in names}
+        assert list(labels) == names
+        places = list(labels.values())
+        assert all(high - low > 5 for low, high in pairwise(places))
+        assert min(places) >= 0
+        assert max(places) <= 100
 
 
 def test_bins_lose_no_time() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockmgr.lab.replay import ReplayConfig, ReplayResult, held_blocks, replay
-from blockmgr.lab.study import attainable
+from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
+from blockmgr.lab.study import attainable, study
 from blockmgr.lab.trace import Request, Trace
 
 MakeRequest = Callable[..., Request]
@@ -489,3 +491,9 @@ def test_host_time_is_read_off_the_clock_and_not_compared(make_trace: MakeTrace)
 def test_a_setting_out_of_its_bounds_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ReplayConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_host_time_is_the_processors_for_this_thread() -> None:
+    """Not the wall's: other processes would be in it."""
+    for call in (replay, EventLoop, study):
+        assert inspect.signature(call).parameters["clock"].default is time.thread_time

@@ -6,9 +6,18 @@ import json
 from io import StringIO
 
 import pytest
+from rich import box
+from rich.table import Table
 
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, as_json, environment, print_environment, print_study
+from blockmgr.lab.report import (
+    Provenance,
+    as_json,
+    environment,
+    print_environment,
+    print_study,
+    print_table,
+)
 from blockmgr.lab.study import Study, parse_capacities, study
 from blockmgr.lab.workloads import generate
 
@@ -125,7 +134,8 @@ def test_the_environment_names_versions_extras_and_device() -> None:
 
 def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blockmgr.lab.report.EXTRAS", {"plot": ("a-package-that-does-not-exist",)})
-    expected = "a-package-that-does-not-exist not installed; pip install 'blockmgr[plot]'"
+    hint = "in a clone of blockmgr: pip install '.[plot]'"
+    expected = f"a-package-that-does-not-exist not installed; {hint}"
     file = StringIO()
 
     print_environment(file)
@@ -139,3 +149,22 @@ def test_the_environment_is_printed_one_fact_a_line() -> None:
     file = StringIO()
     print_environment(file)
     assert len(file.getvalue().splitlines()) == len(environment())
+
+
+@pytest.mark.parametrize("columns", [79, 80, 81])
+def test_a_table_that_only_fits_without_its_edge_is_drawn_without_it(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """As wide as the table of a sweep: 81 columns with an edge, 79 without."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = Table(box=box.SIMPLE, padding=0)
+    table.add_column("two\nlines")
+    table.add_column("x" * 73)
+    table.add_row("1", "2")
+    file = Terminal()
+    print_table(table, file)
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split() == ["two"] or lines[1].split() == ["two"]
+    assert any("─" in line for line in lines)

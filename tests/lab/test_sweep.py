@@ -60,8 +60,8 @@ def test_no_row_beats_the_optimum_or_an_unbounded_pool(outcome: Sweep) -> None:
 
 
 def test_lru_closes_none_of_its_own_gap(outcome: Sweep) -> None:
-    assert {outcome.gap_closed(row) for row in outcome.rows} <= {0.0, None}
-    assert 0.0 in {outcome.gap_closed(row) for row in outcome.rows}
+    assert {row.gap_closed for row in outcome.rows} <= {0.0, None}
+    assert 0.0 in {row.gap_closed for row in outcome.rows}
 
 
 def test_a_pool_below_the_largest_request_is_refused_with_the_smallest_that_is_not(
@@ -72,6 +72,53 @@ def test_a_pool_below_the_largest_request_is_refused_with_the_smallest_that_is_n
         sweep(trace, parse_capacities(f"{least - 1}"), CONFIG)
 
     assert not sweep(trace, parse_capacities(f"{least}"), CONFIG).rows[0].result.rejected
+
+
+def test_a_pool_that_is_too_small_does_not_stop_the_others(trace: Trace) -> None:
+    least = largest_request_blocks(trace, CONFIG)
+    found = sweep(trace, parse_capacities(f"{least - 1},700"), CONFIG, policies=("lru", "arc"))
+    assert [(row.capacity.text, row.policy) for row in found.rows] == [
+        ("700", "lru"),
+        ("700", "arc"),
+    ]
+    [small] = found.too_small
+    assert (small.capacity.text, small.num_blocks) == (str(least - 1), least - 1)
+    assert (small.block_size, small.least_blocks) == (16, least)
+    assert found.rows == sweep(trace, parse_capacities("700"), CONFIG, policies=("lru", "arc")).rows
+
+
+def test_a_gap_of_next_to_nothing_has_no_share_that_is_closed(outcome: Sweep) -> None:
+    row = outcome.rows[0]
+    assert row.baseline is not None
+    query = row.result.query_tokens
+    for gap, expected in ((0, None), (query // 10_001, None), (query // 100, -1.0)):
+        optimum = replace(row.optimum, hit_tokens=row.baseline.hit_tokens + gap)
+        result = replace(row.result, hit_tokens=row.baseline.hit_tokens - gap)
+        closed = replace(row, optimum=optimum, result=result).gap_closed
+        assert closed == (expected if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("policies", [("lru",), ("arc",)])
+def test_hints_are_compared_with_lru_that_nobody_told_anything(
+    trace: Trace, policies: tuple[str, ...]
+) -> None:
+    calls: list[None] = []
+    hinted = replace(CONFIG, hints="truth")
+    sizes = parse_capacities("20%,30%")
+    found = sweep(trace, sizes, hinted, policies=policies, advance=lambda: calls.append(None))
+    assert len(calls) == num_tasks(policies=1, capacities=2, block_sizes=1, hints="truth")
+    for row in found.rows:
+        unhinted = replay(trace, row.result.num_blocks, CONFIG)
+        assert row.baseline == unhinted
+        gap = row.optimum.hit_tokens - unhinted.hit_tokens
+        gained = row.result.hit_tokens - unhinted.hit_tokens
+        assert row.gap_closed == pytest.approx(gained / gap)
+    assert any(row.result != row.baseline for row in found.rows)
+
+
+def test_without_lru_and_without_hints_nothing_is_compared(trace: Trace) -> None:
+    found = sweep(trace, parse_capacities("20%"), CONFIG, policies=("arc",))
+    assert [(row.baseline, row.gap_closed) for row in found.rows] == [(None, None)]
 
 
 def test_the_share_that_is_suggested_is_enough(trace: Trace) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.watch import watch
 from blockmgr.lab.workloads import WORKLOADS, generate
@@ -65,10 +67,40 @@ def test_gaps_lifetimes_and_uses_worked_by_hand(
     seen = watch(trace, 3, ONE_AT_A_TIME)
 
     assert seen.reuse_gaps_ms.tolist() == [70, 70, 30, 30]
+    assert seen.asked_gaps_ms.tolist() == [70, 70, 30, 30]
     assert seen.lifetimes_ms.tolist() == [100, 100]
     assert seen.idle_ms.tolist() == [30, 30]
     assert seen.uses.tolist() == [1, 1]
     assert seen.frames == ()
+
+
+def test_what_was_evicted_is_asked_for_and_not_found(
+    make_trace: MakeTrace, make_request: MakeRequest
+) -> None:
+    a, b = [1, 1, 1, 1, 9], [2, 2, 2, 2, 9]
+    trace = make_trace(
+        make_request(a, arrival_ms=0),
+        make_request(b, arrival_ms=100),  # takes the three blocks of the pool
+        make_request(a, arrival_ms=250),
+    )
+    seen = watch(trace, 3, ONE_AT_A_TIME)
+    assert seen.asked_gaps_ms.tolist() == [250, 250]
+    assert seen.reuse_gaps_ms.tolist() == []
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_no_gap_is_found_more_often_than_it_is_asked_for(name: str) -> None:
+    """In a pool so small that requests wait, and so ask later than they came."""
+    trace = generate(name, 2)
+    small = watch(trace, 700, ReplayConfig())
+    asked, found = (Counter(gaps.tolist()) for gaps in (small.asked_gaps_ms, small.reuse_gaps_ms))
+    assert found <= asked
+    if name != "parallel-sampling":  # whose prompts come once
+        assert small.result.waited
+        assert found != asked
+
+    ample = watch(trace, unbounded(trace, ReplayConfig()).working_set_blocks, ReplayConfig())
+    assert np.array_equal(ample.asked_gaps_ms, ample.reuse_gaps_ms)
 
 
 def test_an_output_lives_from_the_end_of_its_request(

@@ -376,7 +376,7 @@ def test_missing_packages_name_the_extra(absent: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError blockmgr.ports")
-    assert "pip install 'blockmgr[transformers]'" in done.stdout
+    assert "pip install '.[transformers]'" in done.stdout
 
 
 def test_after_a_change_of_weights_a_reset_engine_says_what_the_model_says() -> None:

@@ -68,7 +68,7 @@ class Chapter:
 def chapters(report: Report) -> tuple[Chapter, ...]:
     """All chapters, in order; policies only if there are several, and something to gain."""
     found = [_curve(report)]
-    gains = [row for row in report.sweep.rows if report.sweep.gap_closed(row) is not None]
+    gains = [row for row in report.sweep.rows if row.gap_closed is not None]
     if len(report.policies) > 1 and gains:
         found.append(_policies(report))
     return (*found, _outcomes(report), _gaps(report), _lifetimes(report), _pool(report))
@@ -211,12 +211,12 @@ def _more_blocks(report: Report) -> Table:
 
 
 def _gaps(report: Report) -> Chapter:
-    wanted, found = report.unbounded.reuse_gaps_ms, report.watched.reuse_gaps_ms
+    wanted, found = report.watched.asked_gaps_ms, report.watched.reuse_gaps_ms
     columns = (binned(wanted), binned(found))
     text = (
         "Every time a prompt asks for a block that was computed before, by how long ago it was "
-        "last used. The grey is what an unbounded pool would find, the blue what this pool finds: "
-        "what is only grey came too late."
+        "last used. The grey is all of it, the blue what this pool finds: what is only grey came "
+        "too late."
     )
     description = "Nothing was asked for twice."
     if len(wanted):

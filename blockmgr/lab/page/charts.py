@@ -131,9 +131,9 @@ def _signed(gain: float) -> str:
 def _policy_text(report: Report, name: str, size: Any) -> str:
     row = report.row(name, size)
     gain = 100 * (row.result.hit_rate - _lru(report, size))
-    closed = report.sweep.gap_closed(row) or 0.0
+    closed = "" if row.gap_closed is None else f", {row.gap_closed:.0%} of the gap"
     rate = f"{name} at {size.text}: {100 * row.result.hit_rate:.2f}%"
-    return f"{rate}, {gain:+.2f} points beside LRU, {closed:.0%} of the gap".replace("-", MINUS)
+    return f"{rate}, {gain:+.2f} points beside LRU{closed}".replace("-", MINUS)
 
 
 def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
@@ -168,7 +168,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
 def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
     """How long after its last use a block is asked for, and how much of that the pool serves."""
     axes: Axes = canvas.add_subplot()
-    wanted = binned(report.unbounded.reuse_gaps_ms)
+    wanted = binned(report.watched.asked_gaps_ms)
     found = binned(report.watched.reuse_gaps_ms)
     series = [("asked for", wanted, colour("unseen")), ("found", found, colour("found"))]
     placed = _histogram(axes, series)
@@ -253,18 +253,39 @@ def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
 
 
 def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Colours]) -> None:
-    """Name each band at its right end; names keep a distance, from the bottom up."""
+    """Name every band that is ever there, at its right end, beside its colour.
+
+    Names keep a distance and their order, and stay beside the drawing: a band that is thin at the
+    end, or gone by then, would otherwise have no name at all.
+    """
     last, colour = end
     nearest = 5.5
-    base, taken = 0.0, -nearest
+    named: list[tuple[Band, float]] = []
+    base = 0.0
     for band in bands:
         height = 100 * float(band.blocks[-1]) / total
-        middle = base + height / 2
+        if band.blocks.any():
+            named.append((band, base + height / 2))
         base += height
-        if height < 0.2:
-            continue
-        taken = max(middle, taken + nearest)
-        _label(axes, band.name, (last, taken), colour("ink"), (7, 0), middle=True, inside=False)
+    places = [middle for _, middle in named]
+    for number in range(1, len(places)):
+        places[number] = max(places[number], places[number - 1] + nearest)
+    limit = 100.0
+    for number in reversed(range(len(places))):
+        places[number] = limit = min(places[number], limit)
+        limit -= nearest
+    for (band, _), place in zip(named, places, strict=True):
+        square = axes.annotate(
+            "\N{BLACK SQUARE}",
+            xy=(last, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour(band.role),
+            annotation_clip=False,
+        )
+        square.set_in_layout(False)
+        _label(axes, band.name, (last, place), colour("ink"), (19, 0), middle=True, inside=False)
 
 
 def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
@@ -283,12 +304,13 @@ def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
 
 
 def _lru(report: Report, capacity: Any) -> float:
-    return report.row("lru", capacity).result.hit_rate
+    """The hit rate that others are compared with: of LRU, which nobody told anything."""
+    row = report.row("lru", capacity)
+    return (row.baseline or row.result).hit_rate
 
 
 def _gap(report: Report, capacity: Any) -> float:
-    row = report.row("lru", capacity)
-    return row.optimum.hit_rate - row.result.hit_rate
+    return report.row("lru", capacity).optimum.hit_rate - _lru(report, capacity)
 
 
 def _bar_label(
@@ -315,7 +337,7 @@ def _folded(text: str, narrow: bool) -> str:
 def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
     """The bins in which any block was asked for or evicted, the same for both charts."""
     seen = np.flatnonzero(
-        binned(report.unbounded.reuse_gaps_ms) + binned(report.watched.lifetimes_ms)
+        binned(report.watched.asked_gaps_ms) + binned(report.watched.lifetimes_ms)
     )
     first, last = (int(seen[0]), int(seen[-1])) if len(seen) else (0, len(BINS_MS) - 2)
     axes.set_xlim(first - 0.6, last + 0.6)

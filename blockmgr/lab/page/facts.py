@@ -11,7 +11,14 @@ from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.curve import Curve, hit_rate_curve
 from blockmgr.lab.misses import MissTable, misses
 from blockmgr.lab.study import Capacity, parse_capacities
-from blockmgr.lab.sweep import Sweep, SweepRow, largest_request_blocks, num_tasks, sweep
+from blockmgr.lab.sweep import (
+    Sweep,
+    SweepRow,
+    check_pool,
+    largest_request_blocks,
+    num_tasks,
+    sweep,
+)
 from blockmgr.lab.watch import Watched, watch
 
 if TYPE_CHECKING:
@@ -25,8 +32,8 @@ __all__ = ["CAPACITIES", "Outcome", "Report", "gather", "num_steps"]
 
 CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
 FRAMES: Final = 120
-# Places of the second kind of step: the curve, the pool watched and explained, the unbounded pool.
-WATCHES: Final = 4
+# Steps of the second kind: the curve, the pool watched, the pool explained.
+WATCHES: Final = 3
 # What people call a while: ages by which idle blocks are counted.
 DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
 LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
@@ -80,7 +87,6 @@ class Report:
         curve: Hit rate of LRU at every pool size.
         sweep: Every policy at every pool size.
         watched: The pool in detail, under LRU.
-        unbounded: An unbounded pool in detail.
         misses: Why prompt tokens were missed in the pool in detail.
         command: What repeats the report.
     """
@@ -93,7 +99,6 @@ class Report:
     curve: Curve
     sweep: Sweep
     watched: Watched
-    unbounded: Watched
     misses: MissTable
     command: str
 
@@ -164,9 +169,10 @@ class Report:
         return " ".join(said)
 
 
-def num_steps(*, policies: int, capacities: int) -> int:
+def num_steps(*, policies: int, capacities: int, hints: str = "none") -> int:
     """How often ``gather`` calls ``advance``."""
-    return num_tasks(policies=policies, capacities=capacities + 1, block_sizes=1) + WATCHES
+    places = capacities + 1
+    return num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints) + WATCHES
 
 
 def gather(
@@ -208,6 +214,9 @@ def gather(
     capacity = next((size for size in sizes if size.equals(capacity)), capacity)
     if capacity not in sizes:
         sizes.append(capacity)
+    working_set = unbounded(trace, alone).working_set_blocks
+    for size in sizes:
+        check_pool(trace, alone, size, working_set)
     outcome = sweep(trace, sizes, alone, policies=names, jobs=jobs, advance=step)
     best = outcome.rows[0].attainable
     span = trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms
@@ -215,8 +224,6 @@ def gather(
     watched = watch(trace, blocks, alone, frames=FRAMES, age_bounds_ms=AGES_MS)
     step()
     missed = misses(trace, blocks, alone)
-    step()
-    unbounded = watch(trace, best.working_set_blocks, alone)
     step()
     return Report(
         trace=trace.name,
@@ -227,7 +234,6 @@ def gather(
         curve=curve,
         sweep=outcome,
         watched=watched,
-        unbounded=unbounded,
         misses=missed,
         command=command,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blockmgr.arguments import integer
 from blockmgr.blocks import Admission
-from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.errors import NeverFitsError
 from blockmgr.ports.engine.beam import BeamConfig, BeamJob
 from blockmgr.ports.engine.jobs import Generation, check_stops
@@ -22,6 +22,7 @@ from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
 from blockmgr.ports.engine.scheduler import Scheduler
 from blockmgr.ports.transformers.generation import ignored_settings
 from blockmgr.ports.transformers.model import PagedModel, load_model
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(NotCopied):
     """Generates tokens with a transformers model whose K/V lives in shared blocks.
 
     The cache stays warm between calls: what one call has computed, the next one finds. ``reset``
@@ -69,6 +70,9 @@ class Engine:
         model: The model and its K/V.
     """
 
+    _instead = "make another engine on a model of its own"
+
+    @spells_options
     def __init__(
         self,
         model: PreTrainedModel,

@@ -1,0 +1,32 @@
+"""What names memory, threads or other objects, and so has no copy that means anything."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+__all__ = ["NotCopied"]
+
+
+class NotCopied:
+    """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``, and says what to do instead.
+
+    A shallow copy would name the same blocks as the original, each thinking that they are its own;
+    a deep one would name blocks whose K/V is nobody's.
+    """
+
+    __slots__ = ()
+
+    _instead: ClassVar[str] = "make another one"
+    """What to do instead, for the error."""
+
+    def __copy__(self) -> NoReturn:
+        raise self._refusal("copied")
+
+    def __deepcopy__(self, _memo: object) -> NoReturn:
+        raise self._refusal("copied")
+
+    def __reduce__(self) -> NoReturn:
+        raise self._refusal("pickled")
+
+    def _refusal(self, how: str) -> TypeError:
+        return TypeError(f"a {type(self).__name__} cannot be {how}: {self._instead}")
