@@ -22,12 +22,17 @@ from tests.mutants.drawn.site import Site
 FAST, QUICK, SHIPPED = "-O1", "-O0", "-O2"
 MOST_MEMORY = 1 << 30
 SLOWER = 12  # as many times the processor time of the core as it is, before a run is endless
-WRAPPED = {"faults": ["-Wl,--wrap=calloc"], "exhaustive": ["-Wl,--wrap=calloc"]}
+OPTIONS = {
+    "faults": ["-Wl,--wrap=calloc"],
+    "exhaustive": ["-Wl,--wrap=calloc"],
+    "books": ["-fno-access-control"],
+}
 BRIEF = (
     ("stress", "--ops 20000 --seed 1 --moves 64 --out /dev/null"),
     ("stress", "--ops 60000 --seed 2 --moves 64 --out /dev/null"),
 )
 LONG = (
+    ("books", "--runs 44 --moves 20"),
     ("faults", "--runs 24 --moves 30"),
     ("exhaustive", "5 few"),
     ("exhaustive", "3 all append_only unnamed"),
@@ -152,7 +157,8 @@ class Harness:
 
     def _with_common(self, source: Path, out: Path, level: str) -> Path:
         common = self.folder / level[1:] / "common.h"
-        return self.compile(source, out, level, "-include", str(common))
+        options = OPTIONS.get(source.stem, []) if source.parent == HARNESS else []
+        return self.compile(source, out, level, "-include", str(common), *options)
 
     def _build(self, built: Built, program: str) -> Path:
         out = built.folder / program
@@ -165,14 +171,14 @@ class Harness:
             parts = [*core, *self._others, HARNESS / f"{program}.cc"]
             unit.write_text("".join(f'#include "{part}"\n' for part in parts))
             folders = [f"-I{built.folder / 'csrc'}", f"-I{HARNESS}"]
-            options = [*folders, *WRAPPED.get(program, []), "-pthread", "-o", str(out)]
+            options = [*folders, *OPTIONS.get(program, []), "-pthread", "-o", str(out)]
             self._call(built.folder, QUICK, str(unit), *options)
         built.programs[program] = out
         return out
 
     def _link(self, program: str, objects: Iterable[Path], out: Path) -> None:
         parts = [*map(str, objects), *map(str, self._others.values())]
-        options = [*WRAPPED.get(program, []), "-pthread", "-o", str(out)]
+        options = [*OPTIONS.get(program, []), "-pthread", "-o", str(out)]
         subprocess.run([self._cxx, *parts, *options], check=True, cwd=self.folder)
 
     def _run(self, program: Path, check: Check, seconds: float) -> Outcome:
