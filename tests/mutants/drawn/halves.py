@@ -11,7 +11,15 @@ from pathlib import Path
 from tests.core.__main__ import CORE as SOURCES
 from tests.mutants.drawn import cpp, python
 from tests.mutants.drawn.chosen import tests_of
-from tests.mutants.drawn.harness import BRIEF, LONG, Check, DoesNotCompile, Harness
+from tests.mutants.drawn.harness import (
+    BRIEF,
+    LONG,
+    SANITIZED,
+    SANITIZERS,
+    Check,
+    DoesNotCompile,
+    Harness,
+)
 from tests.mutants.drawn.package import Package
 from tests.mutants.drawn.site import Site
 from tests.mutants.drawn.verdicts import KILLED, REFUSED, SAME, SURVIVED, Result
@@ -40,6 +48,7 @@ class Hunt:
         self._folder = folder
         self._checks = tuple(checks)
         self._harness = Harness(folder / "harness", cxx, jobs)
+        self._sanitized = Harness(folder / "sanitized", cxx, jobs, SANITIZERS)
         self._package = Package(folder / "package", cxx)
         self._prepared: set[str] = set()
 
@@ -79,9 +88,19 @@ class Hunt:
         changed = folder / "changed.o"
         extension = self._package.extension(site, folder, changed if changed.exists() else None)
         state, by = self._with_tests(site, {"_core.abi3.so": extension})
-        if state == SURVIVED and self._harness.is_the_same(site, folder):
+        if state != SURVIVED:
+            return state, by
+        if self._harness.is_the_same(site, folder):
             return SAME, ""
-        return state, by
+        return self._under_sanitizers(site, folder / "sanitized")
+
+    def _under_sanitizers(self, site: Site, folder: Path) -> State:
+        self._once("sanitized", lambda: self._sanitized.prepare(SANITIZED))
+        folder.mkdir()
+        built = self._sanitized.plant(site, folder)
+        if found := self._sanitized.first_found(built, SANITIZED):
+            return KILLED, f"stress under sanitizers: {found[1].how}"
+        return SURVIVED, ""
 
     def _bindings(self, site: Site, folder: Path) -> State:
         self._once("extension", self._prepare_extension)
@@ -110,8 +129,7 @@ class Hunt:
         return SURVIVED, ""
 
     def _prepare_harness(self) -> None:
-        self._harness.prepare()
-        self._harness.check_clean((*BRIEF, *self._checks))
+        self._harness.prepare((*BRIEF, *self._checks))
 
     def _prepare_extension(self) -> None:
         self._once("harness", self._prepare_harness)
