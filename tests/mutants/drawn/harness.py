@@ -33,7 +33,7 @@ BRIEF = (
     ("stress", "--ops 60000 --seed 2 --moves 64 --out /dev/null"),
 )
 LONG = (
-    ("books", "--runs 44 --moves 20"),
+    ("books", "--runs 44 --moves 60"),
     ("faults", "--runs 24 --moves 30"),
     ("exhaustive", "5 few"),
     ("exhaustive", "3 all append_only unnamed"),
