@@ -68,10 +68,15 @@ class BlockAudit {
   void check_twins();
   void check_list(const BlockList& list, int number);
   void check_queues();
-  void check_partition(const Pool::Partition& own);
+  void check_partition(int number);
   void check_index();
   void check_children();
   void check_order();
+  static std::uint32_t counted(const std::map<std::uint32_t, std::uint32_t>& refs,
+                               std::uint32_t id) {
+    const auto found = refs.find(id);
+    return found == refs.end() ? 0 : found->second;
+  }
 
   BlockId first_;  // id that is not kept back
   const Pool::Partition* partition_ = nullptr;

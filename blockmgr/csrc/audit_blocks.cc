@@ -104,7 +104,7 @@ void BlockAudit::check_list(const BlockList& list, int number) {
 }
 
 void BlockAudit::check_queues() {
-  for (int i = 0; i < pool_.num_partitions(); ++i) check_partition(pool_.partition(i));
+  for (int i = 0; i < pool_.num_partitions(); ++i) check_partition(i);
   int fenced = 0;
   for (int fence = 1; fence <= pool_.num_fences(); ++fence) {
     check_list(pool_.fence_list(fence), 1 + fence);
@@ -132,7 +132,8 @@ void BlockAudit::check_queues() {
 }
 
 // A partition lists its own blocks, and all of them add up to what it was given.
-void BlockAudit::check_partition(const Pool::Partition& own) {
+void BlockAudit::check_partition(int number) {
+  const Pool::Partition& own = pool_.partition(number);
   partition_ = &own;
   check_list(own.free, 0);
   check_list(own.idle, 1);
@@ -140,6 +141,7 @@ void BlockAudit::check_partition(const Pool::Partition& own) {
   for (BlockId b = own.first; b < own.first + own.capacity; ++b) {
     used += blocks_[b].used();
     fenced += !blocks_[b].used() && blocks_[b].fence;
+    BLOCKMGR_EXPECT(pool_.partition_of(b) == number, name(b) + " goes back to another partition");
   }
   for (const BlockList* list : {&own.free, &own.idle})
     for (BlockId b = list->front(); b != list->end() && valid(b); b = list->after(b))
@@ -198,10 +200,11 @@ void BlockAudit::check_children() {
     BLOCKMGR_EXPECT(listed == expected,
                     "the children of node " + std::to_string(node) + " are wrong");
   }
-  for (const auto& [root, refs] : roots_)
-    BLOCKMGR_EXPECT(root == 0 || index_.root_refs(root) == refs, "a namespace is miscounted");
-  for (const auto& [id, refs] : extras_)
-    BLOCKMGR_EXPECT(index_.extras().refs(id) == refs, "extra keys are miscounted");
+  // All there are, not only those somebody accounts for: one that nobody holds must be gone.
+  for (std::uint32_t root = 1; root < index_.num_roots(); ++root)
+    BLOCKMGR_EXPECT(index_.root_refs(root) == counted(roots_, root), "a namespace is miscounted");
+  for (std::uint32_t id = 1; id < index_.extras().size(); ++id)
+    BLOCKMGR_EXPECT(index_.extras().refs(id) == counted(extras_, id), "extra keys are miscounted");
 }
 
 void BlockAudit::check_order() {

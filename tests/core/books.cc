@@ -1,0 +1,401 @@
+// Can the audit fail? Breaks one field of a live manager at a time: books --runs 44 --moves 60.
+//
+// After each move of a play, every way of tampering below is tried on a block, a list or a
+// sequence drawn at random. violations() has to say something, and nothing once the field is back.
+// Compiled without access control: these fields are nobody's to write. A play resolves each plan in
+// the move that takes it, so no copy is in flight between moves.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "play.h"
+#include "runs.h"
+
+namespace blockmgr::testing {
+namespace {
+
+using Undo = std::function<void()>;
+
+// What can be broken, and something to draw from.
+struct Victim {
+  Sequences& core;
+  std::mt19937_64& rng;
+
+  std::size_t below(std::size_t bound) { return rng() % bound; }
+  // A block for which this holds, or kNoBlock.
+  template <class Holds>
+  BlockId block(Holds holds) {
+    const int first = core.blocks_.count - core.pool_.capacity();
+    const int size = core.pool_.capacity();
+    const auto start = static_cast<int>(below(static_cast<std::size_t>(size)));
+    for (int i = 0; i < size; ++i) {
+      const BlockId b = first + (start + i) % size;
+      if (holds(b, core.blocks_[b])) return b;
+    }
+    return kNoBlock;
+  }
+  // A running sequence with a block at least, or nullptr.
+  Sequence* running() {
+    const std::size_t size = core.sequences_.size();
+    const std::size_t start = below(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      Sequence& s = core.sequences_[(start + i) % size];
+      if (s.state == Sequence::kRunning && s.num_blocks) return &s;
+    }
+    return nullptr;
+  }
+};
+
+// Sets a field to a value it has not; what undoes that, or nothing.
+template <class Field, class Value>
+Undo set(Field& field, Value value) {
+  const Field before = field;
+  if (before == static_cast<Field>(value)) return {};
+  field = static_cast<Field>(value);
+  return [&field, before] { field = before; };
+}
+
+using Holds = bool (*)(BlockId, const Block&);
+bool any(BlockId, const Block&) { return true; }
+bool cached(BlockId, const Block& k) { return k.keyed(); }
+bool pending(BlockId, const Block& k) { return k.copy_source != kNoBlock; }
+bool deep(BlockId, const Block& k) { return k.keyed() && k.parent >= 0; }
+bool has_extras(BlockId, const Block& k) { return k.keyed() && k.extras; }
+
+// A field of a block for which something holds, so much more.
+template <class Field>
+std::function<Undo(Victim&)> more(Field Block::* field, Holds holds, int by = 1) {
+  return [=](Victim& v) -> Undo {
+    const BlockId b = v.block(holds);
+    if (b < 0) return {};
+    return set(v.core.blocks_[b].*field, v.core.blocks_[b].*field + static_cast<Field>(by));
+  };
+}
+
+template <class Field, class Value>
+std::function<Undo(Victim&)> to(Field Block::* field, Holds holds, Value value) {
+  return [=](Victim& v) -> Undo {
+    const BlockId b = v.block(holds);
+    return b < 0 ? Undo() : set(v.core.blocks_[b].*field, value);
+  };
+}
+
+// The count of a list.
+Undo miscount(Victim& v, BlockList& list) {
+  return set(list.size_, list.size_ + (v.rng() % 2 ? 1 : -1));
+}
+
+// Two neighbours in a list, the other way round.
+Undo turn(BlockList& list, Blocks& blocks) {
+  const BlockId first = list.front();
+  const BlockId second = first == list.end() ? first : list.after(first);
+  if (second == list.end()) return {};
+  const auto exchange = [&list, &blocks](BlockId one, BlockId other) {
+    const BlockId before = blocks[one].prev;
+    const BlockId after = blocks[other].next;
+    blocks[before].next = other;
+    blocks[other].prev = before;
+    blocks[other].next = one;
+    blocks[one].prev = other;
+    blocks[one].next = after;
+    blocks[after].prev = one;
+  };
+  if (blocks[first].parent != second && blocks[second].parent != first) return {};
+  exchange(first, second);
+  return [=] { exchange(second, first); };
+}
+
+Pool::Partition& partition(Victim& v) {
+  return v.core.pool_.at(
+      static_cast<int>(v.below(static_cast<std::size_t>(v.core.pool_.num_partitions()))));
+}
+
+struct Tampering {
+  const char* name;
+  std::function<Undo(Victim&)> tamper;
+};
+
+std::vector<Tampering> of_blocks() {
+  return {
+      {"a reference more", more(&Block::ref_count, any)},
+      {"a pin more", more(&Block::pins, any)},
+      {"a generation later", more(&Block::parent_generation, cached)},
+      {"no extra keys", to(&Block::extras, has_extras, 0u)},
+      {"a key of no tokens", to(&Block::key_tokens, cached, 0)},
+      {"a key of a token less",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block([&](BlockId, const Block& k) {
+           return k.key_tokens == v.core.blocks_.block_size && k.key_tokens > 1;
+         });
+         return b < 0 ? Undo()
+                      : set(v.core.blocks_[b].key_tokens, v.core.blocks_[b].key_tokens - 1);
+       }},
+      {"another parent",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block(deep);
+         const BlockId other = v.block(any);
+         return b < 0 || b == other ? Undo() : set(v.core.blocks_[b].parent, other);
+       }},
+      {"no sibling after",
+       to(
+           &Block::next_sibling,
+           [](BlockId, const Block& k) { return k.keyed() && k.next_sibling >= 0; }, kNoBlock)},
+      {"no sibling before",
+       to(
+           &Block::prev_sibling,
+           [](BlockId, const Block& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoBlock)},
+      {"no child", to(
+                       &Block::first_child,
+                       [](BlockId, const Block& k) { return k.first_child >= 0; }, kNoBlock)},
+      {"a child of a block that has none",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block([](BlockId, const Block& k) { return k.first_child < 0; });
+         const BlockId other = v.block(any);
+         return b < 0 ? Undo() : set(v.core.blocks_[b].first_child, other);
+       }},
+      {"a copy of no tokens", to(&Block::copy_tokens, pending, 0)},
+      {"a copy of too many tokens", to(&Block::copy_tokens, pending, 0xffff)},
+      {"a copy from nowhere", to(&Block::copy_source, pending, kNoBlock)},
+      {"a copy nobody planned",
+       [](Victim& v) -> Undo {
+         const BlockId b =
+             v.block([](BlockId, const Block& k) { return k.copy_source == kNoBlock; });
+         const BlockId other = v.block(any);
+         return b < 0 ? Undo() : set(v.core.blocks_[b].copy_source, other);
+       }},
+      {"a copy from another block",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block(pending);
+         const BlockId other = v.block(any);
+         return b < 0 ? Undo() : set(v.core.blocks_[b].copy_source, other);
+       }},
+      {"in flight",
+       to(
+           &Block::in_flight, [](BlockId, const Block& k) { return !k.in_flight; }, 1)},
+      {"a fence", to(
+                      &Block::fence, [](BlockId, const Block& k) { return !k.fence; }, 1)},
+      {"no fence", to(
+                       &Block::fence, [](BlockId, const Block& k) { return k.fence != 0; }, 0)},
+      {"the null block in use",
+       [](Victim& v) -> Undo {
+         if (v.core.pool_.capacity() == v.core.blocks_.count) return {};
+         return set(v.core.blocks_[0].ref_count, 1u);
+       }},
+  };
+}
+
+std::vector<Tampering> of_pool() {
+  return {
+      {"a list of free blocks miscounted",
+       [](Victim& v) { return miscount(v, partition(v).free); }},
+      {"a list of idle blocks miscounted",
+       [](Victim& v) { return miscount(v, partition(v).idle); }},
+      {"the list of copies miscounted",
+       [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
+      {"a fence miscounted",
+       [](Victim& v) -> Undo {
+         auto& fences = v.core.pool_.fences_;
+         return fences.empty() ? Undo() : miscount(v, fences[v.below(fences.size())]);
+       }},
+      {"a fenced block more in the pool",
+       [](Victim& v) { return set(v.core.pool_.num_fenced_, v.core.pool_.num_fenced_ + 1); }},
+      {"a fenced block more in a partition",
+       [](Victim& v) -> Undo {
+         Pool::Partition& own = partition(v);
+         return set(own.num_fenced, own.num_fenced + 1);
+       }},
+      {"a queued block more",
+       [](Victim& v) -> Undo {
+         if (!v.core.pool_.owners_) return {};
+         return set(v.core.pool_.num_queued_, v.core.pool_.num_queued_ + 1);
+       }},
+      {"a smaller partition",
+       [](Victim& v) -> Undo {
+         Pool::Partition& own = partition(v);
+         return set(own.capacity, own.capacity - 1);
+       }},
+      {"a parent evicted before its child",
+       [](Victim& v) { return turn(partition(v).idle, v.core.blocks_); }},
+      {"a link of a queue",
+       [](Victim& v) -> Undo {
+         BlockList& list = v.rng() % 2 ? partition(v).free : partition(v).idle;
+         if (list.empty()) return {};
+         return set(v.core.blocks_[list.front()].prev, list.front());
+       }},
+      {"a cached block more in the index",
+       [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},
+      {"a holder of a namespace more",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block([](BlockId, const Block& k) {
+           return k.keyed() && is_root(k.parent) && root_index(k.parent) > 0;
+         });
+         if (b < 0) return {};
+         auto& entry = v.core.index_.roots_by_name_.entries_[root_index(v.core.blocks_[b].parent)];
+         return set(entry.refs, entry.refs + 1);
+       }},
+      {"a holder of extra keys more",
+       [](Victim& v) -> Undo {
+         const BlockId b = v.block(has_extras);
+         if (b < 0) return {};
+         auto& entry = v.core.index_.extras_.entries_[v.core.blocks_[b].extras];
+         return set(entry.refs, entry.refs + 1);
+       }},
+      {"another quota",
+       [](Victim& v) -> Undo {
+         if (!v.core.pool_.owners_) return {};
+         const BlockId b = v.block(any);
+         auto& owner = v.core.pool_.owners_[static_cast<std::size_t>(b)];
+         return set(owner, owner ? 0 : 1);
+       }},
+  };
+}
+
+std::vector<Tampering> of_sequences() {
+  const auto with = [](auto change) {
+    return [change](Victim& v) -> Undo {
+      Sequence* s = v.running();
+      return s ? change(v, *s) : Undo();
+    };
+  };
+  return {
+      {"a block less in a table",
+       with([](Victim&, Sequence& s) { return set(s.num_blocks, s.num_blocks - 1); })},
+      {"more computed than there is",
+       with([](Victim&, Sequence& s) { return set(s.num_computed, s.num_tokens + 1); })},
+      {"fewer computed than none",
+       with([](Victim&, Sequence& s) { return set(s.num_computed, -1); })},
+      {"a token more",
+       with([](Victim&, Sequence& s) { return set(s.num_tokens, s.num_tokens + 1); })},
+      {"a longer row", with([](Victim& v, Sequence& s) {
+         auto& length = v.core.lengths_[static_cast<std::size_t>(v.core.row_of(s))];
+         return set(length, length + 1);
+       })},
+      {"a sequence that does not run and holds blocks",
+       with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
+      {"a block that is none in a table",
+       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.core.blocks_.count); })},
+      {"another block in a table",
+       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.block(any)); })},
+      {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
+         return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
+       })},
+      {"an entry past the blocks", with([](Victim& v, Sequence& s) -> Undo {
+         if (s.num_blocks >= v.core.config_.row_width) return {};
+         return set(v.core.table(s)[s.num_blocks], v.block(any));
+       })},
+      {"another namespace", with([](Victim&, Sequence& s) -> Undo { return set(s.root, 0u); })},
+      {"another quota of a sequence", with([](Victim& v, Sequence& s) -> Undo {
+         if (v.core.partitions_.empty()) return {};
+         return set(s.partition, s.partition ? 0 : 1);
+       })},
+      {"a waiting token", with([](Victim&, Sequence& s) -> Undo {
+         s.waiting.push_back(0);
+         return [&s] { s.waiting.pop_back(); };
+       })},
+      {"a token of a twin", with([](Victim& v, Sequence& s) -> Undo {
+         if (!s.num_chained) return {};
+         const BlockId b = v.core.table(s)[0];
+         if (v.core.blocks_[b].keyed()) return {};
+         Token& token = v.core.blocks_.tokens(b)[v.core.blocks_.block_size - 1];
+         return set(token, token + 1);
+       })},
+      {"an unused row less",
+       [](Victim& v) -> Undo {
+         auto& rows = v.core.unused_rows_;
+         if (rows.empty()) return {};
+         const std::int32_t row = rows.back();
+         rows.pop_back();
+         return [&rows, row] { rows.push_back(row); };
+       }},
+      {"a ticket of a step to come",
+       [](Victim& v) -> Undo {
+         auto& steps = v.core.open_steps_;
+         return steps.empty() ? Undo() : set(steps.back().ticket, v.core.last_ticket_ + 1);
+       }},
+      {"a step older than the one before",
+       [](Victim& v) -> Undo {
+         auto& steps = v.core.open_steps_;
+         return steps.empty() ? Undo() : set(steps.back().ticket, 0);
+       }},
+      {"a step without its fence",
+       [](Victim& v) -> Undo {
+         auto& steps = v.core.open_steps_;
+         for (auto& step : steps)
+           if (!v.core.pool_.fence_list(step.fence).empty()) return set(step.fence, 0);
+         return {};
+       }},
+  };
+}
+
+// Every way of tampering, once.
+void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::int64_t>& tallies) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::string before = victim.core.fingerprint();
+    const Undo undo = all[i].tamper(victim);
+    if (!undo) continue;
+    const bool noticed = !victim.core.violations().empty();
+    undo();
+    if (!noticed) throw Violation(std::string("the audit does not see ") + all[i].name);
+    if (victim.core.fingerprint() != before)
+      throw Violation(std::string(all[i].name) + " was not undone");
+    if (const auto broken = victim.core.violations(); !broken.empty())
+      throw Violation(std::string(all[i].name) + ", undone: " + broken.front());
+    ++tallies[i];
+  }
+}
+
+std::vector<Tampering> everything() {
+  std::vector<Tampering> all = of_blocks();
+  for (auto more : {of_pool(), of_sequences()}) all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace
+}  // namespace blockmgr::testing
+
+int main(int argc, char** argv) {
+  using namespace blockmgr::testing;
+  int seed = 1, runs = 44, moves = 60;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    int* value = name == "--seed" ? &seed : name == "--runs" ? &runs : &moves;
+    if (name != "--seed" && name != "--runs" && name != "--moves") argc = 0;
+    *value = std::atoi(argv[i + 1]);
+  }
+  if (argc % 2 == 0) {
+    std::fprintf(stderr, "usage: books [--seed N] [--runs N] [--moves N]\n");
+    return 2;
+  }
+  const std::vector<Tampering> all = everything();
+  std::vector<std::int64_t> tallies(all.size());
+  const int kinds = static_cast<int>(profiles().size());
+  int number = 0;
+  try {
+    for (; number < runs; ++number) {
+      const auto stream =
+          static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<unsigned>(number);
+      Bytes bytes(stream);
+      std::mt19937_64 rng(stream);
+      Play play(bytes, number % kinds);
+      for (int i = 0; i < moves && play.move(); ++i) {
+        Victim victim{const_cast<blockmgr::Sequences&>(play.world().core()), rng};
+        tamper(victim, all, tallies);
+      }
+    }
+  } catch (const std::exception& violation) {
+    std::printf("violation in run %d of seed %d: %s\n", number, seed, violation.what());
+    return 1;
+  }
+  bool complete = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::printf("%8lld  %s\n", static_cast<long long>(tallies[i]), all[i].name);
+    complete &= tallies[i] > 0;
+  }
+  std::printf("seed %d, %d runs of %d moves, each seen\n", seed, runs, moves);
+  if (!complete) std::printf("some were never tried\n");
+  return complete ? 0 : 1;
+}

@@ -1,0 +1,126 @@
+"""Which tests are to find a bug of a file: the quickest that ought to first.
+
+Each entry is what one run of pytest gets. A file of no entry here has those of ``REST``.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+UNIT = "tests/unit"
+POOL = "tests/ports/test_pool.py tests/ports/test_pool_bad_input.py"
+CORE = (
+    f"{UNIT}/test_admission.py {UNIT}/test_growth.py {UNIT}/test_fork.py {UNIT}/test_copies.py"
+    f" {UNIT}/test_release.py {UNIT}/test_eviction.py {UNIT}/test_steps.py {UNIT}/test_dedup.py"
+    f" {UNIT}/test_partial_reuse.py {UNIT}/test_stats.py {UNIT}/test_quotas.py {UNIT}/test_salts.py"
+    f" {UNIT}/test_identity.py {UNIT}/test_retention.py {UNIT}/test_explain.py {UNIT}/test_debug.py"
+    f" {UNIT}/test_inspect.py {UNIT}/test_hit_rate_curve.py {UNIT}/test_memory.py"
+    f" {UNIT}/test_policies.py {UNIT}/test_python_policy.py tests/golden"
+)
+INPUT = (
+    f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
+    f" {UNIT}/test_errors.py {UNIT}/test_digest.py {UNIT}/test_package.py"
+)
+MACHINE = "tests/stateful/test_machine.py"
+STRESS = "tests/stateful/test_stress.py"
+POLICIES = (
+    f"{UNIT}/test_adaptive.py tests/property/test_policies.py tests/conformance/test_policies.py"
+)
+ENGINE = (
+    "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py",
+    "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
+    " tests/ports/test_engine_models.py",
+)
+LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
+REST = (CORE, INPUT)
+
+BY_FILE: dict[str, tuple[str, ...]] = {
+    # Between Python and the core.
+    "csrc/bindings_block_pool.cc": (POOL, INPUT),
+    "csrc/bindings_copies.cc": (f"{UNIT}/test_copies.py tests/kv/test_copy_order.py", CORE, INPUT),
+    "csrc/bindings_adaptive.cc": (f"{UNIT}/test_adaptive.py", CORE, INPUT),
+    "csrc/bindings_policy.*": (
+        f"{UNIT}/test_python_policy.py",
+        "tests/property/test_policies.py",
+        CORE,
+    ),
+    "csrc/bindings_input.cc": (INPUT, "tests/property/test_laws.py", CORE),
+    "csrc/bindings*": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"),
+    # The core, after its own programs.
+    "csrc/block_pool*": (POOL,),
+    "csrc/copy_order*": ("tests/kv/test_copy_order.py", f"{UNIT}/test_copies.py"),
+    "csrc/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
+    "csrc/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),
+    "csrc/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),
+    "csrc/policy*": (POLICIES, CORE),
+    "csrc/ghosts*": (POLICIES, CORE),
+    "csrc/queues*": (POLICIES, CORE),
+    "csrc/aged_lists*": (POLICIES, CORE),
+    "csrc/buckets*": (POLICIES, CORE),
+    "csrc/*": (CORE, INPUT, f"{UNIT}/test_interference.py"),
+    # The package.
+    "manager.py": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py", MACHINE),
+    "pool.py": (POOL, INPUT),
+    "explain.py": (
+        f"{UNIT}/test_explain.py tests/property/test_explain.py",
+        "tests/cli/test_explain.py",
+    ),
+    "inspect.py": (f"{UNIT}/test_inspect.py tests/cli/test_show.py", CORE),
+    "config.py": (CORE, INPUT, POLICIES),
+    "digest.py": (f"{UNIT}/test_digest.py", "tests/property/test_digest_bytes.py", CORE),
+    "__main__.py": ("tests/cli/test_cli.py",),
+    "cli/*": ("tests/cli",),
+    "lab/references.py": ("tests/lab/test_references.py tests/lab/test_optimum.py", LAB),
+    "lab/watch.py": ("tests/lab/test_watch.py tests/lab/test_block_map.py", LAB),
+    "lab/report.py": ("tests/lab/test_report.py tests/cli/test_lab_commands.py", LAB, "tests/cli"),
+    "lab/*": ("tests/lab/test_{stem}.py", LAB, "tests/cli"),
+    "kv/copy_triton.py": (
+        "tests/kv/test_copy_errors.py tests/kv/test_copy_ops.py tests/kv/test_copy_layouts.py",
+        "tests/kv --deselect tests/kv/test_copy_far.py",
+    ),
+    "kv/*": (
+        "tests/kv --ignore=tests/kv/test_copy_compiled.py --ignore=tests/kv/test_write_compiled.py",
+        *ENGINE,
+    ),
+    "ports/commits.py": (*ENGINE, "tests/ports/test_radix.py tests/ports/test_nano_vllm.py"),
+    "ports/aphrodite/*": (
+        "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
+        " tests/ports/test_aphrodite_defects.py tests/ports/test_aphrodite_swaps.py"
+        " tests/ports/test_aphrodite_tables.py",
+        "tests/conformance/test_ports.py",
+    ),
+    "ports/nano_vllm/*": ("tests/ports/test_nano_vllm.py", "tests/conformance/test_ports.py"),
+    "ports/radix/*": (
+        "tests/ports/test_radix.py tests/ports/test_radix_defects.py",
+        "tests/ports/test_radix_model.py tests/conformance/test_ports.py",
+    ),
+    "ports/slots/*": (
+        "tests/ports/test_slots.py tests/ports/test_slots_defects.py",
+        "tests/ports/test_slots_random.py tests/conformance/test_ports.py",
+    ),
+    "ports/tgi/*": (
+        "tests/ports/test_tgi.py tests/ports/test_tgi_defects.py tests/ports/test_tgi_tasks.py",
+        "tests/ports/test_tgi_random.py tests/conformance/test_ports.py",
+    ),
+    "ports/engine/*": ENGINE,
+    "ports/transformers/*": ENGINE,
+}
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """What is run to find a bug of this file, in this order."""
+    name = file.removeprefix("blockmgr/")
+    stem = name.rsplit("/", 1)[-1].removesuffix(".py")
+    for pattern, tests in BY_FILE.items():
+        if fnmatch(name, pattern):
+            return tuple(filter(None, (there(entry.format(stem=stem)) for entry in tests)))
+    return REST
+
+
+def there(entry: str) -> str:
+    """Without files that there are not: not every module has one of its own."""
+    words = [w for w in entry.split() if w.startswith("-") or (ROOT / w).exists()]
+    return " ".join(words) if any(not word.startswith("-") for word in words) else ""

@@ -1,0 +1,197 @@
+"""Mutants of the core: compiled into the programs of ``tests.core``, which need no Python.
+
+Everything is compiled once. Of a mutant in a ``.cc`` file only that file is compiled again; one in
+a header takes the core and the programs as one unit.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.core.__main__ import CORE as SOURCES
+from tests.core.__main__ import HERE as HARNESS
+from tests.core.__main__ import PROGRAMS, policies
+from tests.mutants.drawn.outcome import Outcome, run
+from tests.mutants.drawn.site import Site
+
+FAST, QUICK, SHIPPED = "-O1", "-O0", "-O2"
+MOST_MEMORY = 1 << 30
+SLOWER = 12  # as many times the processor time of the core as it is, before a run is endless
+OPTIONS = {
+    "faults": ["-Wl,--wrap=calloc"],
+    "exhaustive": ["-Wl,--wrap=calloc"],
+    "books": ["-fno-access-control"],
+}
+BRIEF = (
+    ("stress", "--ops 20000 --seed 1 --moves 64 --out /dev/null"),
+    ("stress", "--ops 60000 --seed 2 --moves 64 --out /dev/null"),
+)
+LONG = (
+    ("books", "--runs 44 --moves 60"),
+    ("faults", "--runs 24 --moves 30"),
+    ("exhaustive", "5 few"),
+    ("exhaustive", "3 all append_only unnamed"),
+    ("stress", "--ops 300000 --seed 3 --moves 64 --out /dev/null"),
+)
+SANITIZED = (("stress", "--ops 60000 --seed 5 --moves 64 --out /dev/null"),)
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+Check = tuple[str, str]
+
+
+class DoesNotCompile(Exception):
+    """A mutant the compiler refuses."""
+
+
+@dataclass
+class Built:
+    """A mutant's folder, and what was built of it so far."""
+
+    site: Site
+    folder: Path
+    objects: dict[Path, Path] = field(default_factory=dict)
+    """In place of those of the core as it is."""
+
+    programs: dict[str, Path] = field(default_factory=dict)
+
+
+class Harness:
+    """A folder with the core and its programs in parts, each of which can be replaced."""
+
+    def __init__(self, folder: Path, cxx: str, jobs: int, sanitizers: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._cxx = cxx
+        names = f"-DBLOCKMGR_POLICIES={policies()}"
+        self._flags = ["-std=c++20", "-w", "-fPIC", names, *sanitizers]
+        # Sanitizers ask for more address space than there is memory.
+        self._most_memory = resource.RLIM_INFINITY if sanitizers else MOST_MEMORY
+        self.core: dict[Path, Path] = {}
+        self._others: dict[Path, Path] = {}
+        self._mains: dict[str, Path] = {}
+        self._seconds: dict[Check, float] = {}
+        self._shipped: dict[str, bytes] = {}
+        self._pool = ThreadPoolExecutor(jobs)
+
+    def prepare(self, checks: Iterable[Check]) -> None:
+        """Compiles the core and the harness as they are, and sees that they pass these checks."""
+        self.folder.mkdir(exist_ok=True)
+        headers = sorted(p for p in SOURCES.glob("*.h") if not p.name.startswith("bindings"))
+        for level in (FAST, QUICK):
+            common = self.folder / level[1:] / "common.h"
+            common.parent.mkdir(parents=True)
+            common.write_text("".join(f'#include "{path}"\n' for path in headers))
+            self.compile(Path(common), Path(f"{common}.gch"), level, "-x", "c++-header")
+        core = sorted(p for p in SOURCES.glob("*.cc") if not p.name.startswith("bindings"))
+        others = sorted(p for p in HARNESS.glob("*.cc") if p.stem not in PROGRAMS)
+        mains = [HARNESS / f"{name}.cc" for name in sorted({name for name, _ in checks})]
+        done = {
+            path: self._pool.submit(self._with_common, path, self.folder / f"{path.stem}.o", FAST)
+            for path in (*core, *others, *mains)
+        }
+        self.core = {path: done[path].result() for path in core}
+        self._others = {path: done[path].result() for path in others}
+        self._mains = {path.stem: done[path].result() for path in mains}
+
+        self._check_clean(checks)
+
+    def _check_clean(self, checks: Iterable[Check]) -> None:
+        """Raises unless the core as it is passes; and keeps how long that takes."""
+        for check in checks:
+            program = self.folder / f"clean-{check[0]}"
+            if not program.exists():
+                self._link(check[0], [*self.core.values(), self._mains[check[0]]], program)
+            outcome = self._run(program, check, 600)
+            if outcome.found:
+                raise ValueError(f"{check} fails without a bug\n{outcome.said}")
+            self._seconds[check] = outcome.seconds
+
+    def plant(self, site: Site, folder: Path) -> Built:
+        """Compiles a mutant as far as its first check needs. Raises DoesNotCompile."""
+        built = Built(site, folder)
+        original = SOURCES / Path(site.file).name
+        planted = site.planted(original.read_bytes())
+        if original.suffix == ".h":
+            shutil.copytree(SOURCES, folder / "csrc")
+            (folder / "csrc" / original.name).write_bytes(planted)
+            return built
+        changed = folder / original.name
+        changed.write_bytes(planted)
+        built.objects[original] = self._with_common(changed, folder / "changed.o", QUICK)
+        return built
+
+    def first_found(self, built: Built, checks: Iterable[Check]) -> tuple[Check, Outcome] | None:
+        """The first check that finds the bug."""
+        for check in checks:
+            program = built.programs.get(check[0]) or self._build(built, check[0])
+            slower = SLOWER * (1 if built.objects else 8)  # nothing of it is optimised
+            outcome = self._run(program, check, 3 + slower * self._seconds[check])
+            if outcome.found:
+                return check, outcome
+        return None
+
+    def is_the_same(self, site: Site, folder: Path) -> bool:
+        """Whether the compiler makes the same code of it, as it is shipped."""
+        name = Path(site.file).name
+        if name not in self._shipped:
+            self._shipped[name] = self._code(name, None, folder / "before")
+        return self._shipped[name] == self._code(name, site, folder / "after")
+
+    def _code(self, name: str, site: Site | None, folder: Path) -> bytes:
+        shutil.copytree(SOURCES, folder)
+        if site is not None:
+            source = (SOURCES / name).read_bytes()
+            (folder / name).write_bytes(site.planted(source))
+        unit = folder / "unit.cc"
+        unit.write_text("".join(f'#include "{part}"\n' for part in self._parts(name)))
+        self._call(folder, SHIPPED, "-DNDEBUG", "-c", "unit.cc", "-o", "unit.o")
+        return (folder / "unit.o").read_bytes()
+
+    def compile(self, source: Path, out: Path, level: str, *options: str) -> Path:
+        folders = [f"-I{SOURCES}", f"-I{HARNESS}"]
+        self._call(self.folder, level, *folders, *options, "-c", str(source), "-o", str(out))
+        return out
+
+    def _parts(self, name: str) -> list[str]:
+        if not name.endswith(".h"):
+            return [name]
+        return sorted(p.name for p in SOURCES.glob("*.cc") if not p.name.startswith("bindings"))
+
+    def _with_common(self, source: Path, out: Path, level: str) -> Path:
+        common = self.folder / level[1:] / "common.h"
+        options = OPTIONS.get(source.stem, []) if source.parent == HARNESS else []
+        return self.compile(source, out, level, "-include", str(common), *options)
+
+    def _build(self, built: Built, program: str) -> Path:
+        out = built.folder / program
+        if built.objects:
+            core = [built.objects.get(path, whole) for path, whole in self.core.items()]
+            self._link(program, [*core, self._mains[program]], out)
+        else:
+            unit = out.with_suffix(".cc")
+            core = [built.folder / "csrc" / part for part in self._parts(built.site.file)]
+            parts = [*core, *self._others, HARNESS / f"{program}.cc"]
+            unit.write_text("".join(f'#include "{part}"\n' for part in parts))
+            folders = [f"-I{built.folder / 'csrc'}", f"-I{HARNESS}"]
+            options = [*folders, *OPTIONS.get(program, []), "-pthread", "-o", str(out)]
+            self._call(built.folder, QUICK, str(unit), *options)
+        built.programs[program] = out
+        return out
+
+    def _link(self, program: str, objects: Iterable[Path], out: Path) -> None:
+        parts = [*map(str, objects), *map(str, self._others.values())]
+        options = [*OPTIONS.get(program, []), "-pthread", "-o", str(out)]
+        subprocess.run([self._cxx, *self._flags, *parts, *options], check=True, cwd=self.folder)
+
+    def _run(self, program: Path, check: Check, seconds: float) -> Outcome:
+        return run([program, *check[1].split()], seconds, self._most_memory, program.parent)
+
+    def _call(self, folder: Path, *options: str) -> None:
+        command = [self._cxx, *self._flags, *options]
+        done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise DoesNotCompile(done.stderr[-2000:])

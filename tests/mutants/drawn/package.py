@@ -1,0 +1,181 @@
+"""Mutants of the package: the tests of what they are part of, run over a copy of it.
+
+A mutant of a module replaces that module in the copy. One of the core or of the bindings replaces
+the extension, of which only the file with the bug is compiled again; one in a header takes every
+file that includes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.core.__main__ import CORE as SOURCES
+from tests.mutants.drawn.harness import QUICK, DoesNotCompile
+from tests.mutants.drawn.outcome import Outcome, run
+from tests.mutants.drawn.site import Site
+from tests.mutants.python import BARE, ROOT
+
+MOST_MEMORY = 24 << 30  # torch asks for much more address space than it uses
+SLOWER = 5
+SECONDS = 30  # of processor time any run of tests may take, however fast it is without a bug
+REFUSALS = (1, 2, 3, 4)  # of pytest: a test failed, or a module could not be imported
+INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+
+
+class Package:
+    """A folder with the package, in which a module or the extension can be replaced."""
+
+    def __init__(self, folder: Path, cxx: str) -> None:
+        self.folder = folder
+        self._cxx = cxx
+        self._seconds: dict[str, float] = {}
+        self._objects: dict[Path, Path] = {}
+        self._extension = folder / "blockmgr" / "_core.abi3.so"
+
+    def prepare(self) -> None:
+        """Copies the package with the extension as it is installed."""
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "csrc")
+        self.folder.mkdir(exist_ok=True)
+        shutil.copytree(ROOT / "blockmgr", self.folder / "blockmgr", ignore=ignored)
+        (self.folder / "blockmgr" / "csrc").symlink_to(SOURCES)
+        for part in ROOT.iterdir():
+            if part.name != "blockmgr" and not part.name.startswith("."):
+                (self.folder / part.name).symlink_to(part)
+        import blockmgr._core
+
+        shutil.copy(blockmgr._core.__file__, self._extension)
+
+    def prepare_extension(self, core: Mapping[Path, Path]) -> None:
+        """Compiles the bindings, for mutants of them and of the core below them."""
+        common = self.folder / "objects" / "common.h"
+        common.parent.mkdir()
+        common.write_text(f'#include "{SOURCES / "bindings.h"}"\n')
+        self._compile(common, Path(f"{common}.gch"), "-x", "c++-header")
+        for source in sorted(SOURCES.glob("bindings*.cc")):
+            out = common.parent / f"{source.stem}.o"
+            self._objects[source] = self._compile(source, out, "-include", str(common))
+        self._objects.update(core)
+
+    def first_found(
+        self, tests: Iterable[str], replaced: Mapping[str, str | Path]
+    ) -> tuple[str, Outcome] | None:
+        """The first tests that fail with these files of the package replaced."""
+        kept = {name: (self.folder / "blockmgr" / name).read_bytes() for name in replaced}
+        try:
+            for name, by in replaced.items():
+                file = self.folder / "blockmgr" / name
+                file.unlink()  # the extension may still be mapped
+                file.write_bytes(by.encode() if isinstance(by, str) else by.read_bytes())
+            for chosen in tests:
+                outcome = self._run(chosen, SECONDS + SLOWER * self._seconds[chosen])
+                if outcome.found:
+                    return chosen, outcome
+        finally:
+            for name, content in kept.items():
+                file = self.folder / "blockmgr" / name
+                file.unlink()
+                file.write_bytes(content)
+        return None
+
+    def check_clean(self, tests: Iterable[str]) -> None:
+        """Raises unless these tests pass without a bug; and keeps how long they take."""
+        for chosen in tests:
+            if chosen in self._seconds:
+                continue
+            outcome = self._run(chosen, 3600)
+            if outcome.found:
+                raise ValueError(f"{chosen} fails without a bug\n{outcome.said}")
+            self._seconds[chosen] = outcome.seconds
+
+    def extension(self, site: Site, folder: Path, changed: Path | None = None) -> Path:
+        """The extension with a bug in it, of the bindings or of an object already compiled."""
+        original = SOURCES / Path(site.file).name
+        objects = dict(self._objects)
+        planted = site.planted(original.read_bytes())
+        if changed is not None:
+            objects[original] = changed
+        elif original.suffix == ".cc":
+            source = folder / original.name
+            source.write_bytes(planted)
+            common = self.folder / "objects" / "common.h"
+            objects[original] = self._compile(source, folder / "changed.o", "-include", str(common))
+        else:
+            sources = folder / "sources"
+            shutil.copytree(SOURCES, sources)
+            (sources / original.name).write_bytes(planted)
+            for path in objects:
+                if original.name in included(path):
+                    out = folder / f"{path.stem}.o"
+                    objects[path] = self._compile(sources / path.name, out)
+        extension = folder / "_core.abi3.so"
+        parts = [*map(str, objects.values()), "-o", str(extension)]
+        subprocess.run([self._cxx, "-shared", *parts], check=True)
+        return extension
+
+    def is_the_same(self, site: Site, folder: Path) -> bool:
+        """Whether the compiler makes the same code of a mutant of the bindings."""
+        name = Path(site.file).name
+        users = (
+            [name]
+            if name.endswith(".cc")
+            else [path.name for path in SOURCES.glob("bindings*.cc") if name in included(path)]
+        )
+        codes = []
+        for which in ("before", "after"):
+            sources = folder / which
+            shutil.copytree(SOURCES, sources)
+            if which == "after":
+                (sources / name).write_bytes(site.planted((SOURCES / name).read_bytes()))
+            out = sources / "out.o"
+            codes.append(
+                [
+                    self._compile(Path(user), out, "-O2", folder=sources).read_bytes()
+                    for user in users
+                ]
+            )
+        return codes[0] == codes[1]
+
+    def _run(self, tests: str, seconds: float) -> Outcome:
+        command = [sys.executable, "-c", BARE, *tests.split()]
+        variables = {
+            "MUTANT": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
+        }
+        return run(
+            command, seconds, MOST_MEMORY, self.folder, variables=variables, refusals=REFUSALS
+        )
+
+    def _compile(self, source: Path, out: Path, *options: str, folder: Path | None = None) -> Path:
+        import nanobind
+        import numpy
+
+        where = (folder or SOURCES, nanobind.include_dir(), numpy.get_include(),
+                 sysconfig.get_paths()["include"])  # fmt: skip
+        names = ("NB_BACKEND_MODULE=nanobind_backend", "NB_BACKEND_PYPI=nanobind-backend",
+                 "Py_LIMITED_API=0x30b0000", "_core_EXPORTS", "NDEBUG")  # fmt: skip
+        flags = ["-std=c++20", "-w", "-fPIC", QUICK, *(f"-D{name}" for name in names)]
+        folders = [f"-I{folder}" for folder in where]
+        command = [self._cxx, *flags, *folders, *options, "-c", str(source), "-o", str(out)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
+        if done.returncode:
+            raise DoesNotCompile(done.stderr[-2000:])
+        return out
+
+
+def included(source: Path) -> set[str]:
+    """Names of all headers of the core that a file includes, and that those include."""
+    found: set[str] = set()
+    waiting = [source.name]
+    while waiting:
+        for name in INCLUDE.findall((SOURCES / waiting.pop()).read_text()):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
