@@ -49,7 +49,6 @@ enum Op {
   kTouch,
   kSetTime,
   kReset,
-  kCommonPrefix,
   kNumOps
 };
 enum Outcome {
