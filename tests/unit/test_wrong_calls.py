@@ -103,12 +103,15 @@ def forked_around_a_call() -> None:
     inside, go = threading.Event(), threading.Event()
 
     def digest(message: bytes) -> bytes:
-        inside.set()
-        go.wait(60)
+        if b"tenant" in message:  # not the one that asks how long digests are
+            inside.set()
+            go.wait(60)
         return bytes(16)
 
     manager = BlockManager(8, 2, digest=digest)
-    worker = threading.Thread(target=manager.admit, args=([1, 2, 3],), kwargs={"namespace": b"n"})
+    worker = threading.Thread(
+        target=manager.admit, args=([1, 2, 3],), kwargs={"namespace": b"tenant"}
+    )
     worker.start()
     inside.wait()
     reading, writing = os.pipe()
