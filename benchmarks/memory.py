@@ -19,6 +19,11 @@ def block_budget(block_size: int) -> int:
     return 96 + 4 * block_size
 
 
+def row_budget(max_blocks: int) -> int:
+    """Bytes a sequence may take: its block table, the copy that callers see, its record."""
+    return 8 * max_blocks + 136
+
+
 def bytes_per_block(block_size: int) -> float:
     """What ``memory_usage`` grows by for one more block."""
     few, many = (
@@ -39,7 +44,7 @@ def bytes_per_row(max_blocks: int) -> float:
 
 def whole(num_blocks: int, block_size: int, max_seqs: int, max_blocks: int) -> tuple[int, int]:
     """The budget of one manager, and its ``memory_usage``."""
-    budget = num_blocks * block_budget(block_size) + max_seqs * 4 * max_blocks
+    budget = num_blocks * block_budget(block_size) + max_seqs * row_budget(max_blocks)
     manager = BlockManager(num_blocks, block_size, max_seqs=max_seqs, max_blocks_per_seq=max_blocks)
     return budget, manager.memory_usage()
 
@@ -48,7 +53,7 @@ def weights() -> Iterator[tuple[str, float | None, float]]:
     """Name, budget and measure of everything that is weighed, in bytes."""
     for block_size in (16, 256):
         yield f"a block of {block_size}", block_budget(block_size), bytes_per_block(block_size)
-    yield f"a row of {COLUMNS:,} blocks", 4 * COLUMNS, bytes_per_row(COLUMNS)
+    yield f"a row of {COLUMNS:,} blocks", row_budget(COLUMNS), bytes_per_row(COLUMNS)
     budget, measured = whole(FEW, 16, 256, COLUMNS)
     yield f"{FEW:,} blocks of 16, 256 rows", budget, measured
     if resident := resident_bytes(MANY, 16):

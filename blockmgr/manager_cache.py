@@ -93,6 +93,7 @@ class CacheCalls:
         is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
         end at the first token.
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=4)
         >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
         >>> manager.explain([1, 2, 3, 4, 7]).reason
@@ -113,6 +114,7 @@ class CacheCalls:
 
         Cost: O(num_blocks + ghost_blocks).
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
         >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
         ...     with manager.sequence(manager.admit(prompt)) as sequence:
@@ -149,6 +151,7 @@ class CacheCalls:
 
         Cost: O(sequences x blocks they have in common).
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2)
         >>> first = manager.admit([1, 2, 3, 4, 5])
         >>> manager.commit(first, 5)
@@ -184,6 +187,7 @@ class CacheCalls:
 
         Cost: O(num_blocks + entries of all block tables).
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2)
         >>> handle = manager.admit([1, 2, 3])
         >>> manager.commit(handle, 3)
@@ -199,6 +203,7 @@ class CacheCalls:
 
         Cost: O(1).
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2, hit_rate_window=2)
         >>> for prompt in ([1, 2, 3], [1, 2, 3], [1, 2, 9, 9]):
         ...     with manager.sequence(manager.admit(prompt)) as sequence:
@@ -228,6 +233,7 @@ class CacheCalls:
 
         Cost: O(1).
 
+        >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
         >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
         (3, 5)

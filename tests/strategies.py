@@ -70,4 +70,5 @@ def configs(
         "quotas": {} if alone else draw(quotas(capacity)),
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
+        "hit_rate_window": draw(st.sampled_from([1000, 0, 1, 3])),
     }

@@ -200,14 +200,7 @@ class LockStep:
         if ours != theirs:
             different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
             raise DivergenceError(f"stats (manager, model): {different}")
-        for name in ("recent_hits", "num_common_prefix_blocks"):
-            seen, due = (getattr(m, name)() for m in (self.manager, self.model))
-            if seen != due:
-                raise DivergenceError(f"{name} (manager, model): {seen}, {due}")
-        for namespace in (*self.model.config.quotas, NOBODY):
-            usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
-            if usage != due:
-                raise DivergenceError(f"quota of {namespace!r} (manager, model): {usage}, {due}")
+        self.compare_sums()
         if set(self.manager.handles()) != {e.handle for e in self.entries}:
             raise DivergenceError("live handles")
         owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
@@ -229,6 +222,17 @@ class LockStep:
             new = self.model_names()[remap.new]
             self.remaps.append((handle, remap.index, self._before[remap.old], new))
         self._known = len(self.model.remaps)
+
+    def compare_sums(self) -> None:
+        """What is said of several sequences or blocks at once."""
+        for name in ("recent_hits", "num_common_prefix_blocks"):
+            seen, due = (getattr(m, name)() for m in (self.manager, self.model))
+            if seen != due:
+                raise DivergenceError(f"{name} (manager, model): {seen}, {due}")
+        for namespace in (*self.model.config.quotas, NOBODY):
+            usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
+            if usage != due:
+                raise DivergenceError(f"quota of {namespace!r} (manager, model): {usage}, {due}")
 
     def compare_retention(self, owner: Mapping[int, Block]) -> None:
         for ours, theirs in self.pins:

@@ -60,7 +60,7 @@ const char* name_of(Op op) {
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset",  "common prefix"};
+      "reset"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }

@@ -51,7 +51,6 @@ enum Op {
   kTouch,
   kSetTime,
   kReset,
-  kCommonPrefix,
   kNumOps
 };
 enum Outcome {

@@ -30,6 +30,87 @@ class Mutant:
 
 
 CORE = (
+    # What callers are shown.
+    Mutant(
+        "releases_what_the_shown_table_says",
+        "sequences.cc",
+        (
+            "  const std::int32_t* t = table(s);\n"
+            "  const std::int64_t count = s.num_blocks - keep;\n"
+        ),
+        (
+            "  const std::int32_t* t = shown_at(row_of(s));\n"
+            "  const std::int64_t count = s.num_blocks - keep;\n"
+        ),
+    ),
+    Mutant(
+        "shows_no_table_after_an_admission",
+        "admission.cc",
+        "  show(row_of(s), 0, d.num_blocks);\n",
+        "",
+    ),
+    # The cache as a whole.
+    Mutant(
+        "caches_what_continues_a_forgotten_prefix",
+        "promotion.cc",
+        "  if (!digester_ || s.outdated) return;\n",
+        "  if (!digester_) return;\n",
+    ),
+    Mutant(
+        "keeps_the_tail_of_a_forgotten_prefix",
+        "admission.cc",
+        "s.state != Sequence::kRunning || s.outdated)",
+        "s.state != Sequence::kRunning)",
+    ),
+    Mutant(
+        "a_resumed_sequence_stays_outdated",
+        "sequences.cc",
+        "  s.outdated = false;  // it will compute all of it anew\n",
+        "",
+    ),
+    Mutant(
+        "a_reset_keeps_twins",
+        "prefixes.cc",
+        "    if (!blocks_[b].keyed()) pool_.drop_twin(b);\n",
+        "",
+    ),
+    Mutant(
+        "a_reset_passes_over_parents",
+        "prefixes.cc",
+        "      pool_.forget(b);\n      b = parent;\n",
+        "      pool_.forget(b);\n      b = parent < first ? kNoBlock : parent;\n",
+    ),
+    Mutant(
+        "a_reset_does_not_wait_for_the_forward",
+        "prefixes.cc",
+        "  for (const Sequence& s : sequences_) refuse_ahead(s,",
+        "  for (const Sequence& s : sequences_) if (false) refuse_ahead(s,",
+    ),
+    Mutant(
+        "a_reset_remembers_evicted_blocks",
+        "reuse.cc",
+        "    if (what > kAnonymous) remove_ghost(-(what + 1));\n    make_hole(t);\n",
+        "    if (what > kAnonymous) continue;\n    make_hole(t);\n",
+        profile="returning",
+    ),
+    Mutant(
+        "reads_the_cache_uninvited",
+        "admission.cc",
+        "  if (read_cache) found = find_prefix(tokens, count, root, extras);\n",
+        "  found = find_prefix(tokens, count, root, extras);\n",
+    ),
+    Mutant(
+        "promises_what_will_not_be_read",
+        "admission.cc",
+        "  if (root != kUnknownId && prompt.read_cache) {\n",
+        "  if (root != kUnknownId) {\n",
+    ),
+    Mutant(
+        "counts_uncomputed_blocks_as_common",
+        "prefixes.cc",
+        "  common = std::min(common, s.num_computed / config_.block_size);\n",
+        "  common = std::min<std::int64_t>(common, s.num_blocks);\n",
+    ),
     # Copy-on-write.
     Mutant(
         "writes_into_shared_blocks",
@@ -227,8 +308,8 @@ CORE = (
     Mutant(
         "serves_the_last_token_from_the_cache",
         "admission.cc",
-        "  const std::int64_t limit = (count - 1) / config_.block_size;\n  const Chain chain",
-        "  const std::int64_t limit = count / config_.block_size;\n  const Chain chain",
+        "std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width)",
+        "std::min<std::int64_t>(count / config_.block_size, config_.row_width)",
     ),
     Mutant(
         "takes_before_it_touches_what_it_found",
@@ -492,7 +573,7 @@ CORE = (
     Mutant(
         "a_row_keeps_the_blocks_it_gave_back",
         "sequences.cc",
-        "  std::fill_n(t + keep, count, 0);\n",
+        "  std::fill_n(shown_at(row_of(s)) + keep, count, 0);\n",
         "",
     ),
     Mutant(
@@ -1009,6 +1090,27 @@ PYTHON = (
 
 # Where Python and the core meet: each takes a whole build.
 EXTENSION = (
+    Mutant(
+        "waits_in_a_fork_for_who_is_not_there",
+        "monitor.cc",
+        "  lost_ = true;\n",
+        "  lost_ = false;\n",
+        ("tests/unit/test_forks_of_the_process.py",),
+    ),
+    Mutant(
+        "takes_every_monitor_for_lost",
+        "monitor.cc",
+        "  if (mutex_.try_lock()) {\n    mutex_.unlock();\n    return;\n  }\n",
+        "",
+        ("tests/unit/test_forks_of_the_process.py",),
+    ),
+    Mutant(
+        "does_not_look_at_signals",
+        "bindings.cc",
+        "if (may_be_interrupted && PyErr_CheckSignals())",
+        "if (false && may_be_interrupted)",
+        ("tests/unit/test_forks_of_the_process.py",),
+    ),
     Mutant(
         "reads_no_numbers_after_the_last_four",
         "bindings_input.cc",

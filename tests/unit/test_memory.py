@@ -10,6 +10,7 @@ from blockmgr.config import EVICTION_POLICIES
 FEW, MANY = 4_096, 12_288
 # What a manager of any size holds besides: the log of remaps at its least, and scratch.
 FIXED = 16_384
+WINDOW = 16 * 1000  # the last requests, as many as are looked back on by default
 ROW = 136
 # Bytes a block for what a policy keeps on each, rounded up.
 POLICY_BYTES = {
@@ -40,15 +41,15 @@ def test_a_manager_holds_no_more_than_its_bound(
 ) -> None:
     manager = BlockManager(num_blocks, block_size, max_seqs=max_seqs, max_blocks_per_seq=columns)
     blocks = num_blocks * (96 + 4 * block_size)
-    rows = max_seqs * (4 * columns + ROW)
-    assert manager.memory_usage() <= blocks + rows + 4 * columns + FIXED
+    rows = max_seqs * (8 * columns + ROW)
+    assert manager.memory_usage() <= blocks + rows + 4 * columns + WINDOW + FIXED
 
 
 def test_a_row_takes_its_columns_and_one_record() -> None:
     def rows(max_seqs: int) -> int:
         return BlockManager(FEW, 16, max_seqs=max_seqs, max_blocks_per_seq=2048).memory_usage()
 
-    assert rows(101) - rows(1) <= 100 * (4 * 2048 + ROW)
+    assert rows(101) - rows(1) <= 100 * (8 * 2048 + ROW)
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)

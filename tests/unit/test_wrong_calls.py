@@ -6,6 +6,10 @@ tokens, handles or options is spelled out in ``test_bad_input``.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +21,7 @@ from blockmgr import (
     BlockManager,
     BlockStateError,
     CopyPlan,
+    ForkError,
     LayoutError,
     NeverFitsError,
     OutOfBlocksError,
@@ -87,6 +92,49 @@ def retain_prefix(world: World, tokens: Any = PROMPT, **said: Any) -> int:
     return world.manager.retain_prefix(tokens, **{"priority": Priority.HIGH, **said})
 
 
+def uncached() -> BlockManager:
+    return BlockManager(8, 4, prefix_caching=False)
+
+
+def forked_around_a_call() -> None:
+    """Forks while another thread is inside a call; raises what the child's own call ends in."""
+    if not hasattr(os, "fork"):
+        pytest.skip("only POSIX systems fork")
+    inside, go = threading.Event(), threading.Event()
+
+    def digest(message: bytes) -> bytes:
+        if b"tenant" in message:  # not the one that asks how long digests are
+            inside.set()
+            go.wait(60)
+        return bytes(16)
+
+    manager = BlockManager(8, 2, digest=digest)
+    worker = threading.Thread(
+        target=manager.admit, args=([1, 2, 3],), kwargs={"namespace": b"tenant"}
+    )
+    worker.start()
+    inside.wait()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from 3.12 on
+        child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            manager.stats()
+        except ForkError as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    go.set()
+    worker.join()
+    os.waitpid(child, 0)
+    said = os.read(reading, 1000).decode()
+    os.close(reading)
+    if said:
+        raise ForkError(said)
+
+
 def register(**wrong: int) -> object:
     """One segment of four blocks of sixteen bytes, but for what is wrong with it."""
     torch = pytest.importorskip("torch", reason="blockmgr.kv needs torch")
@@ -133,6 +181,14 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
         "extras",
     ),
     ("match: no tokens", lambda w: w.manager.match([]), ValueError, "tokens"),
+    ("admit: read_cache of 1", lambda w: w.manager.admit([1], read_cache=1), TypeError, "read_ca"),
+    (
+        "can_admit: no answer",
+        lambda w: w.manager.can_admit([1], read_cache=None),
+        TypeError,
+        "read",
+    ),
+    ("resume: str", lambda w: w.manager.resume(w.preempted, read_cache="no"), TypeError, "read_ca"),
     ("can_admit: no tokens", lambda w: w.manager.can_admit([]), ValueError, "tokens"),
     # Growth.
     ("append: freed", lambda w: w.manager.append(w.freed, [1]), UnknownSequenceError, "handle"),
@@ -270,6 +326,31 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
     ("explain: no tokens", lambda w: w.manager.explain([]), ValueError, "tokens"),
     ("explain: too long", lambda w: w.manager.explain(range(49)), NeverFitsError, "49 tokens"),
     ("curve: no ghosts", lambda w: w.manager.hit_rate_curve(), ValueError, "ghost_blocks"),
+    # The cache as a whole.
+    ("reset: 1", lambda w: w.manager.reset_prefix_cache(reset_hit_rate=1), TypeError, "reset_hit"),
+    ("digests: no tokens", lambda w: w.manager.block_digests([]), ValueError, "tokens"),
+    ("digests: str", lambda w: w.manager.block_digests([1], namespace="t"), TypeError, "namespace"),
+    ("digests: list", lambda w: w.manager.block_digests([1], extras=[b"x"]), TypeError, "extras"),
+    ("digests: none", lambda _: uncached().block_digests([1]), ValueError, "prefix_caching"),
+    (
+        "common: freed",
+        lambda w: w.manager.num_common_prefix_blocks([w.running, w.freed]),
+        UnknownSequenceError,
+        "handle",
+    ),
+    (
+        "common: preempted",
+        lambda w: w.manager.num_common_prefix_blocks([w.preempted]),
+        SequenceStateError,
+        "preempted",
+    ),
+    ("common: int", lambda w: w.manager.num_common_prefix_blocks(1), TypeError, "handles"),
+    ("common: float", lambda w: w.manager.num_common_prefix_blocks([1.0]), TypeError, "handles"),
+    # What is shown is for reading.
+    ("tables: written", lambda w: w.manager.block_tables.fill(1), ValueError, "read-only"),
+    ("lengths: written", lambda w: w.manager.seq_lens.fill(1), ValueError, "read-only"),
+    # Processes.
+    ("fork: around a call", lambda _: forked_around_a_call(), ForkError, "forked"),
     # Copies and steps.
     ("take_copies: open", lambda w: w.manager.take_copies(), StepError, "ticket"),
     ("applied: unknown", lambda w: w.manager.copies_applied(99), TicketError, "99"),
@@ -297,6 +378,8 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
     ("manager: no ghosts", lambda _: BlockManager(8, 4, ghost_blocks=-1), ValueError, "ghost_blo"),
     ("manager: ghosts", lambda _: BlockManager(8, 4, ghost_blocks=2**30), ValueError, "ghost_bl"),
     ("manager: half", lambda _: BlockManager(8, 4, ghost_blocks=0.5), TypeError, "ghost_blocks"),
+    ("manager: window", lambda _: BlockManager(8, 4, hit_rate_window=-1), ValueError, "hit_rate"),
+    ("manager: half one", lambda _: BlockManager(8, 4, hit_rate_window=0.5), TypeError, "hit_rate"),
     ("manager: order", lambda _: BlockManager(8, 4, eviction="lur"), ValueError, "mean 'lru'"),
     ("manager: no order", lambda _: BlockManager(8, 4, eviction=None), TypeError, "eviction"),
     ("manager: object", lambda _: BlockManager(8, 4, eviction=range), TypeError, "eviction"),

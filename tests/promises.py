@@ -1,0 +1,95 @@
+"""What a call says will happen, against what then does: ask, then act.
+
+A question is any public name of a class that says beforehand what another call will do: ``can_*``,
+``match``, what is available, what is needed. ``questions`` finds them by name, so that a new one
+that nobody checks fails a test. The rest of this module is for managers and ports alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Acts", "Broken", "keeps_its_word", "questions"]
+
+ASKS = re.compile(
+    r"(can|may|fits|estimate|match|explain|find|peek|would)(_|$)|"
+    r".*(available|needed|required|num_free|num_idle|common_prefix_blocks)"
+)
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+def questions(kind: type) -> set[str]:
+    """The public names of a class that tell what another call will do."""
+    return {name for name in dir(kind) if not name.startswith("_") and ASKS.match(name)}
+
+
+@dataclass
+class Acts:
+    """How to see whether a verdict comes true, in one world.
+
+    Attributes:
+        act: Does what was asked about.
+        shortages: What it raises where there is too little at the moment.
+        nevers: What it raises where it can never be.
+        everybody_leaves: Ends all that others do; it can be done once.
+        alone: Does the same in a world of its own, where nothing else ever was; None: no such.
+        unchanged: Says all there is to see, for refused acts; they must not change it.
+    """
+
+    act: Callable[[], Any]
+    shortages: tuple[type[Exception], ...]
+    nevers: tuple[type[Exception], ...]
+    everybody_leaves: Callable[[], None]
+    alone: Callable[[], Any] | None = None
+    unchanged: Callable[[], Any] = field(default=lambda: None)
+
+    def refused(self, errors: tuple[type[Exception], ...], said: str) -> None:
+        """The act ends in one of these errors, and changes nothing."""
+        before = self.unchanged()
+        try:
+            self.act()
+        except errors:
+            if self.unchanged() != before:
+                raise Broken(f"{said}, and the refusal changed something") from None
+        except (*self.shortages, *self.nevers) as error:
+            raise Broken(f"{said}, but it ended in {error!r}") from error
+        else:
+            raise Broken(f"{said}, but it succeeded")
+
+
+def keeps_its_word(verdict: Any, acts: Acts) -> Any:
+    """Acts on a verdict of now, later or never, and raises ``Broken`` if it was not true.
+
+    Args:
+        verdict: An enum of the names ``NOW`` (or ``OK``), ``LATER`` and ``NEVER``.
+        acts: How to act on it.
+
+    Returns:
+        What the act returned; None if it can never be.
+    """
+    if verdict.name in ("NOW", "OK"):
+        try:
+            return acts.act()
+        except (*acts.shortages, *acts.nevers) as error:
+            raise Broken(f"now, it said, but it ended in {error!r}") from error
+    if verdict.name == "NEVER":
+        acts.refused(acts.nevers, "never, it said")
+        if acts.alone is not None:
+            try:
+                acts.alone()
+            except acts.nevers:
+                return None
+            raise Broken("never, it said, but alone it succeeds")
+        return None
+    acts.refused(acts.shortages, "later, it said")
+    acts.everybody_leaves()
+    try:
+        return acts.act()
+    except (*acts.shortages, *acts.nevers) as error:
+        raise Broken(f"later, it said, but alone it ends in {error!r}") from error

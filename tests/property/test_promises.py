@@ -1,0 +1,386 @@
+"""Every answer of a manager or a pool about what will happen, against what then does.
+
+In small worlds that the stress program's engine has been at work in: a question is asked, what it
+asks about is done, and the world is thrown away.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import (
+    Admission,
+    BlockManager,
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    QuotaUsage,
+    Stats,
+)
+from blockmgr.pool import BlockPool
+from blockmgr.stress.draw import Draw
+from blockmgr.stress.perform import finish_up, perform
+from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
+from blockmgr.stress.world import World
+from tests.promises import Acts, Broken, keeps_its_word, questions
+from tests.unit.snapshot import snapshot
+
+PLACES = ("balanced", "admission", "tiny_pool", "exact_fit", "multi_tenant")
+NAMESPACES = (b"", b"tenant", b"a", b"nobody yet")
+SHORTAGES = (OutOfBlocksError, OutOfSequencesError)
+WORLDS = 150
+
+
+@dataclass
+class Place:
+    """A world somebody has worked in, and a prompt to ask about."""
+
+    world: World
+    rng: random.Random
+    config: dict[str, Any]
+    tokens: list[int]
+    key: dict[str, Any]
+
+    @property
+    def manager(self) -> BlockManager:
+        manager: BlockManager = self.world.manager
+        return manager
+
+    def room(self) -> int:
+        """Blocks that an admission into the prompt's namespace may take, as the manager says."""
+        usage = self.manager.quota_usage(self.key["namespace"])
+        watermark = self.config["watermark_blocks"] * usage.limit // self.manager.config.capacity
+        return usage.available - watermark
+
+
+def build(seed: int, manager: Callable[..., BlockManager] = BlockManager) -> Place:
+    rng = random.Random(seed)
+    profile = rng.choice(PLACES)
+    config = draw_config(rng, PROFILES[profile])
+    config["digest"] = DIGESTS[config["digest"]]
+    quotas = {name.encode(): blocks for name, blocks in config.pop("quotas", {}).items()}
+    config["quotas"] = quotas
+    if not quotas and rng.random() < 0.5:
+        config |= {"retention": True, "max_pinned_blocks": 1, "ghost_blocks": rng.choice([0, 5])}
+    world = World(config, manager=manager, model=None, detectors="", seed=seed)
+    draw = Draw(rng, profile)
+    for _ in range(rng.randint(3, 40)):
+        perform(world, draw.one())
+    return Place(world, rng, config, *prompt(world, rng, draw))
+
+
+def prompt(world: World, rng: random.Random, draw: Draw) -> tuple[list[int], dict[str, Any]]:
+    """One that somebody has, that begins like others, or a new one; some are far too long."""
+    key: dict[str, Any] = {"namespace": rng.choice(NAMESPACES), "extras": None}
+    tokens = rng.choice(draw.stems) + draw.tokens(5)
+    if world.entries and rng.random() < 0.6:
+        entry = rng.choice(world.entries)
+        tokens = [*entry.tokens, *draw.tokens(3)][rng.randint(0, 1) :]
+        key = {"namespace": entry.namespace, "extras": entry.extras or None}
+    length = rng.choice([len(tokens), rng.randint(1, len(tokens)), rng.randint(1, 400)])
+    return (tokens * 400)[:length], key
+
+
+def leave(place: Place) -> None:
+    """Everybody is done, and their steps are complete."""
+    if place.world.open is not None:
+        place.world.finish(place.world.open)
+    finish_up(place.world)
+
+
+def acts(place: Place, **asked: Any) -> Acts:
+    def alone() -> int:
+        return BlockManager(**place.config).admit(place.tokens, **place.key, **asked)
+
+    return Acts(
+        act=lambda: place.manager.admit(place.tokens, **place.key, **asked),
+        shortages=SHORTAGES,
+        nevers=(NeverFitsError,),
+        everybody_leaves=lambda: leave(place),
+        alone=alone,
+        unchanged=lambda: snapshot(place.manager),
+    )
+
+
+def draw_slots(place: Place) -> dict[str, Any]:
+    rng = place.rng
+    slots = rng.choice([None, None, rng.randint(1, len(place.tokens) + 9)])
+    return {"num_slots": slots, "read_cache": rng.random() < 0.7}
+
+
+# The questions, by the name of what is asked.
+
+
+def can_admit(place: Place) -> None:
+    asked = draw_slots(place)
+    verdict = place.manager.can_admit(place.tokens, **place.key, **asked)
+    handle = keeps_its_word(verdict, acts(place, **asked))
+    if handle is not None and place.manager.sequence(handle).num_slots < (asked["num_slots"] or 1):
+        raise Broken("admitted with fewer slots than asked for")
+
+
+def match(place: Place) -> None:
+    asked = draw_slots(place)
+    manager, size = place.manager, place.config["block_size"]
+    found = manager.match(place.tokens, **place.key)
+    longer = manager.match(place.tokens + [0] * 500, **place.key)
+    if longer.num_cached_tokens < found.num_cached_tokens:
+        raise Broken(f"a longer prompt finds less: {longer}, {found}")
+    if manager.can_admit(place.tokens, **place.key, **asked) is not Admission.NOW:
+        return
+    room = place.room()
+    view = manager.sequence(manager.admit(place.tokens, **place.key, **asked))
+    if not asked["read_cache"]:
+        if view.num_cached_tokens:
+            raise Broken("found what it was not to look for")
+        return
+    whole = len(found.block_ids) * size
+    ends_before = (asked["num_slots"] or len(place.tokens)) <= whole
+    scarce = -(-view.num_slots // size) - len(found.block_ids) + 1 + len(found.block_ids) > room
+    may_leave_out = found.num_partial_tokens and (ends_before or scarce)
+    due = {found.num_cached_tokens} | ({whole} if may_leave_out else set())
+    if view.num_cached_tokens not in due:
+        raise Broken(f"match said {found}, admit found {view.num_cached_tokens}")
+    if view.block_ids[: len(found.block_ids)].tolist() != found.block_ids.tolist():
+        raise Broken(f"match named {found.block_ids}, admit took {view.block_ids}")
+
+
+def explain(place: Place) -> None:
+    if len(place.tokens) > place.manager.config.row_width * place.config["block_size"]:
+        return
+    said = place.manager.explain(place.tokens, **place.key)
+    found = place.manager.match(place.tokens, **place.key)
+    if (said.num_cached_tokens, said.num_partial_tokens) != (
+        found.num_cached_tokens,
+        found.num_partial_tokens,
+    ):
+        raise Broken(f"explain said {said}, match {found}")
+    if sum(miss.num_tokens for miss in said.misses) + said.num_cached_tokens != len(place.tokens):
+        raise Broken(f"explain does not account for every token: {said}")
+
+
+def num_available(place: Place) -> None:
+    """As many blocks as there are said to be can be had, and not one more."""
+    manager, size = place.manager, place.config["block_size"]
+    if manager.num_available != manager.stats().available:
+        raise Broken("two counts of what is available")
+    running = [e for e in place.world.entries if e.running]
+    if not running or manager.config.quotas:
+        return
+    entry = place.rng.choice(running)
+    view = manager.sequence(entry.handle)
+    least = view.num_slots + 1 if view.num_slots >= view.num_tokens else view.num_tokens
+    most = view.num_blocks + manager.num_available
+    fits = most <= min(manager.config.row_width, manager.config.capacity)
+    if not fits or -(-least // size) > most:
+        return
+    copies = manager.num_available
+    try:
+        manager.reserve(entry.handle, most * size)
+    except OutOfBlocksError as error:
+        if error.needed <= copies:
+            raise Broken(f"{copies} available, but {error!r}") from error
+        return  # one for a copy of the block that is written next
+    if manager.num_available:
+        raise Broken("all that is available was taken, and something is left")
+
+
+def quota_usage(place: Place) -> None:
+    """A prompt of so many new blocks comes in, and one of a block more does not."""
+    manager, size, room = place.manager, place.config["block_size"], place.room()
+    if not 0 < room <= manager.config.row_width:
+        return
+    if len(manager.handles()) == manager.config.max_seqs:
+        return
+    fresh = [7_000_000] * (size * room)
+    namespace = place.key["namespace"]
+    try:
+        manager.admit([*fresh, 7_000_001], namespace=namespace)
+    except (OutOfBlocksError, NeverFitsError):
+        manager.admit(fresh, namespace=namespace)
+        return
+    raise Broken(f"{room} blocks were said to be available, {room + 1} were had")
+
+
+def num_common_prefix_blocks(place: Place) -> None:
+    manager, size = place.manager, place.config["block_size"]
+    views = [manager.sequence(e.handle) for e in place.world.entries if e.running]
+    said = manager.num_common_prefix_blocks()
+    tables = [view.block_ids.tolist() for view in views]
+    computed = min((view.num_computed_tokens // size for view in views), default=0)
+    due = 0
+    while due < computed and len({table[due] for table in tables}) == 1:
+        due += 1
+    if said != due:
+        raise Broken(f"{said} blocks in common, it said, not {due}")
+
+
+CHECKS: dict[str, Callable[[Place], None]] = {
+    "can_admit": can_admit,
+    "match": match,
+    "explain": explain,
+    "num_available": num_available,
+    "num_common_prefix_blocks": num_common_prefix_blocks,
+    "quota_usage": quota_usage,
+}
+
+
+def run(name: str, worlds: int, manager: Callable[..., BlockManager] = BlockManager) -> None:
+    for seed in range(worlds):
+        place = build(seed, manager)
+        try:
+            CHECKS[name](place)
+        except Broken as broken:
+            broken.add_note(f"world {seed}: {place.config}, {place.tokens}, {place.key}")
+            raise
+        place.manager.check_invariants()
+
+
+def test_nothing_that_a_manager_can_be_asked_is_left_out() -> None:
+    assert questions(BlockManager) <= set(CHECKS)
+    assert questions(BlockPool) == {"find", "num_available", "num_free", "num_idle"}
+    # Of what calls return: compared with what the manager itself says.
+    assert questions(Stats) == questions(QuotaUsage) == {"available"}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_a_manager_says_comes_true(name: str) -> None:
+    run(name, WORLDS)
+
+
+# The detector can fail: promises that are broken on purpose.
+
+
+class ForgetsToRead(BlockManager):
+    """Counts on hits that the admission will not look for."""
+
+    __slots__ = ()
+
+    def can_admit(self, tokens: Any, **key: Any) -> Admission:
+        return super().can_admit(tokens, **{**key, "read_cache": True})
+
+
+class Hopeful(BlockManager):
+    """Takes never for later."""
+
+    __slots__ = ()
+
+    def can_admit(self, tokens: Any, **key: Any) -> Admission:
+        verdict = super().can_admit(tokens, **key)
+        return Admission.LATER if verdict is Admission.NEVER else verdict
+
+
+class Gloomy(BlockManager):
+    """Takes later for never."""
+
+    __slots__ = ()
+
+    def can_admit(self, tokens: Any, **key: Any) -> Admission:
+        verdict = super().can_admit(tokens, **key)
+        return Admission.NEVER if verdict is Admission.LATER else verdict
+
+
+class Boastful(BlockManager):
+    """Finds in other namespaces what nobody will be given."""
+
+    __slots__ = ()
+
+    def match(self, tokens: Any, **key: Any) -> Any:
+        return super().match(tokens, **{**key, "extras": None})
+
+
+class Miscounting(BlockManager):
+    """Says that there is one block more."""
+
+    __slots__ = ()
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        usage = super().quota_usage(namespace)
+        sizes = {name: getattr(usage, name) for name in QuotaUsage.__dataclass_fields__}
+        return QuotaUsage(**{**sizes, "free_blocks": usage.free_blocks + 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("can_admit", ForgetsToRead),
+        ("can_admit", Hopeful),
+        ("can_admit", Gloomy),
+        ("match", Boastful),
+        ("quota_usage", Miscounting),
+    ],
+)
+def test_a_broken_promise_is_noticed(name: str, kind: Callable[..., BlockManager]) -> None:
+    with pytest.raises((Broken, OutOfBlocksError, NeverFitsError)):
+        run(name, 4 * WORLDS, kind)
+
+
+# The pool.
+
+
+def build_pool(seed: int) -> tuple[BlockPool, random.Random, list[int]]:
+    """A pool somebody has worked in, and what is held of it."""
+    rng = random.Random(seed)
+    pool = BlockPool(rng.randint(2, 9), 2, null_block=rng.random() < 0.3)
+    held: list[int] = []
+    for _ in range(rng.randint(0, 30)):
+        move = rng.randrange(4)
+        if move == 0 and pool.num_available:
+            held += pool.take(rng.randint(1, pool.num_available)).tolist()
+        elif move == 1 and held:
+            block = held.pop(rng.randrange(len(held)))
+            if pool.ref_count(block) and not pool.is_cached(block):
+                held.append(pool.promote(block, [rng.randrange(3), rng.randrange(3)]))
+            else:
+                held.append(block)
+        elif held:
+            pool.release([held.pop(rng.randrange(len(held)))])
+    return pool, rng, held
+
+
+def pool_says(name: str, pool: BlockPool, rng: random.Random) -> tuple[int, Any]:
+    """How many there are said to be, and a call that takes so many."""
+    if name in ("num_available", "num_free"):
+        return getattr(pool, name), pool.take
+    return pool.num_idle, pool.evict
+
+
+@pytest.mark.parametrize("name", ["num_available", "num_idle"])
+def test_as_many_as_a_pool_says_can_be_taken_and_no_more(name: str) -> None:
+    for seed in range(WORLDS):
+        pool, rng, _ = build_pool(seed)
+        count, take = pool_says(name, pool, rng)
+        with pytest.raises(OutOfBlocksError):
+            take(count + 1)
+        assert len(take(count)) == count
+        assert getattr(pool, name) == 0
+        pool.check_invariants()
+
+
+def test_as_many_free_blocks_as_a_pool_says_are_had_without_an_eviction() -> None:
+    for seed in range(WORLDS):
+        pool, _, _ = build_pool(seed)
+        cached, free = pool.num_cached, pool.num_free
+        pool.take(free)
+        assert (pool.num_cached, pool.num_free) == (cached, 0)
+
+
+def test_what_a_pool_finds_can_be_acquired_and_holds_those_tokens() -> None:
+    for seed in range(WORLDS):
+        pool, rng, _ = build_pool(seed)
+        tokens = [rng.randrange(3) for _ in range(4)]
+        found = pool.find(tokens)
+        before, idle = pool.num_available, pool.are_idle(found)
+        pool.acquire(found)
+        assert (
+            np.concatenate([pool.tokens(int(b)) for b in found] or [[]]).tolist()
+            == (tokens[: 2 * len(found)])
+        )
+        assert before - pool.num_available == idle.sum()
+        pool.check_invariants()
