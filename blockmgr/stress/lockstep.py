@@ -204,6 +204,17 @@ class LockStep:
         if set(self.manager.handles()) != {e.handle for e in self.entries}:
             raise DivergenceError("live handles")
         owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
+        self.compare_sequences(owner)
+        if self.model.config.retention:
+            self.compare_retention(owner)
+        for remap in self.model.remaps[self._known :]:
+            handle = next(e.handle for e in self.entries if e.twin == remap.handle)
+            new = self.model_names()[remap.new]
+            self.remaps.append((handle, remap.index, self._before[remap.old], new))
+        self._known = len(self.model.remaps)
+
+    def compare_sequences(self, owner: dict[int, Block]) -> None:
+        """Each sequence beside its twin."""
         for entry in self.entries:
             view, expected = self.manager.sequence(entry.handle), self.model.sequence(entry.twin)
             for name in VIEW:
@@ -215,13 +226,6 @@ class LockStep:
             for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
                 self.pair(block, block_id, owner)
             self.compare_row(entry, view)
-        if self.model.config.retention:
-            self.compare_retention(owner)
-        for remap in self.model.remaps[self._known :]:
-            handle = next(e.handle for e in self.entries if e.twin == remap.handle)
-            new = self.model_names()[remap.new]
-            self.remaps.append((handle, remap.index, self._before[remap.old], new))
-        self._known = len(self.model.remaps)
 
     def compare_sums(self) -> None:
         """What is said of several sequences or blocks at once."""
