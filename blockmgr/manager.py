@@ -7,7 +7,6 @@ calls promise; what they do is in ``csrc``.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from collections.abc import Sequence as IntSequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
+from blockmgr.arguments import extras_pairs, integer
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import digest_options
@@ -37,9 +37,11 @@ class _SupportsArray(Protocol):
 
 
 Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Token ids: a list (fastest), tuple or range of ints, or a one-dimensional contiguous array of
-integers: NumPy, ``array.array``, anything with the buffer protocol or ``__array__``. Each is in
-``[0, 2**32)``. An array is read in place and must not change during the call."""
+"""Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
+contiguous array of integers: NumPy, ``array.array``, anything with the buffer protocol or
+``__array__``. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
+not change during the call. A list is converted, a number at a time, by every call it is given to.
+Of a subclass of ``list`` or ``tuple`` its own items count, whatever methods it overrides."""
 
 Extras: TypeAlias = Mapping[int, bytes]
 """Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""
@@ -177,7 +179,7 @@ class BlockManager:
         Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts part ways.
         """
         # Tested here, for calling a function takes as long as all the core does for a short prompt.
-        keys = None if extras is None else _extras(extras)
+        keys = None if extras is None else extras_pairs(extras)
         return self._core.admit(tokens, namespace, keys, num_slots)
 
     def match(
@@ -190,7 +192,7 @@ class BlockManager:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        keys = None if extras is None else _extras(extras)
+        keys = None if extras is None else extras_pairs(extras)
         return self._core.match(tokens, namespace, keys)
 
     def can_admit(
@@ -209,7 +211,7 @@ class BlockManager:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        keys = None if extras is None else _extras(extras)
+        keys = None if extras is None else extras_pairs(extras)
         return _ADMISSIONS[self._core.can_admit(tokens, namespace, keys, num_slots)]
 
     def explain(
@@ -237,7 +239,7 @@ class BlockManager:
         >>> manager.explain([1, 2, 3, 4, 7]).reason
         <MissReason.NOT_COMMITTED: 'computed but not committed'>
         """
-        return explanation(self._core.explain(tokens, namespace, _extras(extras)))
+        return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
 
     def hit_rate_curve(self) -> HitRateCurve:
         """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
@@ -543,7 +545,7 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         level, seconds = _retention(priority, ttl)
-        return self._core.retain_prefix(tokens, namespace, _extras(extras), level, seconds)
+        return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
 
     def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
         """Keeps the full blocks of a prompt that are cached at the moment, before all else.
@@ -568,7 +570,7 @@ class BlockManager:
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
         """
-        return self._core.pin(tokens, namespace, _extras(extras))
+        return self._core.pin(tokens, namespace, extras_pairs(extras))
 
     def unpin(self, pin: int) -> None:
         """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
@@ -610,7 +612,7 @@ class BlockManager:
 
         Cost: That of ``match``, and O(1) for each idle block found.
         """
-        return self._core.touch(tokens, namespace, _extras(extras))
+        return self._core.touch(tokens, namespace, extras_pairs(extras))
 
     @property
     def time(self) -> float:
@@ -710,8 +712,9 @@ class BlockManager:
         Raises:
             UnknownSequenceError: The handle is not live.
         """
-        self._core.view(handle)
-        return Sequence(self, operator.index(handle))
+        number = integer("handle", handle)
+        self._core.view(number)
+        return Sequence(self, number)
 
     def row(self, handle: int) -> int:
         """The sequence's row in ``block_tables`` and ``seq_lens``.
@@ -719,8 +722,9 @@ class BlockManager:
         Raises:
             UnknownSequenceError: The handle is not live.
         """
-        self._core.view(handle)
-        return operator.index(handle) & 0xFFFFFFFF
+        number = integer("handle", handle)
+        self._core.view(number)
+        return number & 0xFFFFFFFF
 
     def handles(self) -> list[int]:
         """The handles of all live sequences, running and preempted, by row."""
@@ -955,14 +959,6 @@ class Sequence:
     def free(self, *, expect_reuse: bool | None = None) -> None:
         """``BlockManager.free`` of this sequence."""
         self._manager.free(self.handle, expect_reuse=expect_reuse)
-
-
-def _extras(extras: Extras | None) -> list[tuple[int, bytes]] | None:
-    if extras is None:
-        return None
-    if not isinstance(extras, Mapping):
-        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
-    return [(block, extras[block]) for block in extras]
 
 
 def _number(value: float, name: str) -> float:
