@@ -3,6 +3,14 @@
 ``BlockManager`` decides which physical block holds which tokens. Start there.
 """
 
+import sys
+
+from blockmgr import interrupt
+
+# What is imported below takes long enough to be interrupted, and a command then says so in a line.
+if interrupt.is_command(sys.argv, sys.orig_argv):
+    interrupt.end_at_once()
+
 from blockmgr.blocks import (
     PAD_SLOT,
     Admission,
@@ -21,6 +29,7 @@ from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
     CopyError,
+    ForkError,
     InvariantError,
     LayoutError,
     MissingExtraError,
@@ -40,7 +49,7 @@ from blockmgr.errors import (
 )
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
+from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 
 __all__ = [
     "PAD_SLOT",
@@ -54,6 +63,7 @@ __all__ = [
     "CopyError",
     "CopyPlan",
     "Explanation",
+    "ForkError",
     "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
@@ -71,6 +81,7 @@ __all__ = [
     "PolicyError",
     "Priority",
     "QuotaUsage",
+    "RecentHits",
     "ReentrancyError",
     "Remap",
     "Sequence",

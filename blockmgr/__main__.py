@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
+from blockmgr import interrupt
 from blockmgr.errors import MissingExtraError
 
 __all__ = ["main"]
@@ -11,16 +14,40 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; without its extra, say in one line how to get it."""
+    interrupt.end_at_once()
+    _check_streams()
     try:
         from blockmgr import cli  # noqa: PLC0415  (needs click, which is an extra)
     except MissingExtraError as error:
-        sys.exit(_refuse(error))
-    cli.main()
+        sys.exit(_refuse(str(error), 2))
+    interrupt.raise_once()
+    try:
+        cli.main()
+    except KeyboardInterrupt:  # between the places that turn it into a line
+        sys.exit(_refuse(interrupt.LINE.removeprefix("error: "), interrupt.EXIT_CODE))
+    finally:
+        interrupt.end_at_once()
 
 
-def _refuse(error: MissingExtraError) -> int:
-    sys.stderr.write(f"error: {error}\n")
-    return 2
+def _check_streams() -> None:
+    """Refuse a closed stdout, and see to it that no file is opened in the place of a stream."""
+    closed = sys.stdout is None
+    # The lowest free descriptor is taken: one of a trace must not be what stderr is written to.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if closed:
+        sys.exit(_refuse("stdout is closed, and results go there", 3))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a terminal cannot show is shown as an escape, rather than an error.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _refuse(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {message}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ MAX_STEPS_IN_FLIGHT = 200
 # Ticks are uint32, and there are two for each place.
 MAX_PLACES = 2**30
 MAX_DEBUG = 2
+MAX_WINDOW = 2**24
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
@@ -114,6 +115,7 @@ class ManagerOptions(TypedDict, total=False):
     early_commit: bool
     null_block: bool
     ghost_blocks: int
+    hit_rate_window: int
     debug: int
 
 
@@ -169,6 +171,8 @@ class ManagerConfig:
         ghost_blocks: Evicted blocks to remember, by digest and time of last use:
             ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
             and costs nothing. With ``num_blocks``, 2**30 at most.
+        hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
+            each.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -195,6 +199,7 @@ class ManagerConfig:
     early_commit: bool = False
     null_block: bool = False
     ghost_blocks: int = 0
+    hit_rate_window: int = 1000
     debug: int = 0
 
     def __post_init__(self) -> None:
@@ -216,6 +221,7 @@ class ManagerConfig:
             )
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
+        self._whole("hit_rate_window", 0, MAX_WINDOW)
         self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))

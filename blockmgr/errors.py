@@ -14,6 +14,7 @@
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
+    ├── ForkError                              a call, in a fork, that could never begin
     ├── PolicyError                            an eviction policy of one's own has failed
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
@@ -30,6 +31,7 @@ __all__ = [
     "BlockMgrError",
     "BlockStateError",
     "CopyError",
+    "ForkError",
     "InvariantError",
     "LayoutError",
     "MissingExtraError",
@@ -191,6 +193,14 @@ class TicketError(BlockMgrError):
 
 class ReentrancyError(BlockMgrError):
     """A manager was called from inside one of its own calls, by a digest function."""
+
+
+class ForkError(BlockMgrError):
+    """The process was forked while another thread was inside a call of this manager or pool.
+
+    That thread does not exist in the child, so its call never ends there. In the parent nothing has
+    changed, and managers that nobody was inside of work on in both.
+    """
 
 
 class PolicyError(BlockMgrError):

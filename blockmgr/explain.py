@@ -57,8 +57,8 @@ class MissReason(enum.Enum):
     """It was never cached."""
 
     NOT_REMEMBERED = "never seen, or evicted and forgotten"
-    """It was never cached, or was evicted so long ago that nothing remembers it. How long that is
-    depends on ``ghost_blocks``."""
+    """It was never cached, was evicted so long ago that nothing remembers it (how long that is
+    depends on ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

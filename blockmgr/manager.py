@@ -1,55 +1,40 @@
-"""What an engine calls: ``BlockManager``, and ``Sequence``, a readable view of one of its own.
+"""What an engine calls: ``BlockManager``.
 
-Longer than other modules, because it is the whole public interface and most of it is what the
-calls promise; what they do is in ``csrc``.
+Longer than other modules, because most of it is what the calls promise; what they do is in
+``csrc``. Calls about the cache as a whole and about retention are in modules of their own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from collections.abc import Sequence as IntSequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, Unpack
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Self, Unpack
 
 from blockmgr import _core
-from blockmgr.arguments import extras_pairs, integer
-from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Pin, Priority, Remap
+from blockmgr.arguments import integer
+from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.digest import digest_options
-from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
-from blockmgr.explain import Explanation, explanation
+from blockmgr.errors import InvariantError, PolicyError
+from blockmgr.manager_cache import CacheCalls
+from blockmgr.manager_retention import RetentionCalls
 from blockmgr.policy import policy_of
-from blockmgr.stats import HitRateCurve, QuotaUsage, Stats
+from blockmgr.sequence import Sequence
+from blockmgr.stats import Stats
+from blockmgr.tokens import Extras, Tokens, extras_pairs
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Sequence as IntSequence
+
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["BlockManager", "Sequence", "Tokens"]
 
 
-class _SupportsArray(Protocol):
-    def __array__(self) -> npt.NDArray[Any]: ...
-
-
-Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
-contiguous array of integers: NumPy, ``array.array``, anything with the buffer protocol or
-``__array__``. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
-not change during the call. A list is converted, a number at a time, by every call it is given to.
-Of a subclass of ``list`` or ``tuple`` its own items count, whatever methods it overrides."""
-
-Extras: TypeAlias = Mapping[int, bytes]
-"""Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""
-
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager:
+class BlockManager(CacheCalls, RetentionCalls):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences that begin alike, plans a copy only when
@@ -84,8 +69,9 @@ class BlockManager:
     block_tables: npt.NDArray[np.int32]
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
     zero-copy and read-only. Entries past a sequence's blocks are 0, so a kernel that reads ahead
-    stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``, and never
-    write to what it returns."""
+    stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``. Never
+    write there: the manager has its own books and never reads this array back, but whoever reads
+    the table of that sequence finds what was written."""
 
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
@@ -117,6 +103,7 @@ class BlockManager:
             "null_block": config.null_block,
             "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
             "ghost_blocks": config.ghost_blocks,
+            "hit_rate_window": config.hit_rate_window,
             "python_policy": policy_of(config.eviction, config.capacity),
             "retention": config.retention,
             "max_pinned_blocks": config.max_pinned_blocks,
@@ -149,6 +136,7 @@ class BlockManager:
         namespace: bytes = b"",
         extras: Extras | None = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> int:
         """Takes in a prompt: finds its longest cached prefix and blocks for the rest.
 
@@ -162,6 +150,10 @@ class BlockManager:
                 lies in it, say.
             num_slots: Take blocks for this many tokens instead of all: the first chunk of a
                 chunked prefill, or some look-ahead beyond the prompt.
+            read_cache: False finds nothing, so that all of the prompt is computed, as
+                log-probabilities of its tokens require. It counts as no look-up. What is computed
+                becomes findable as ever; where its twin is cached already, ``commit`` merges them
+                as ``dedup`` says.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
@@ -180,20 +172,7 @@ class BlockManager:
         """
         # Tested here, for calling a function takes as long as all the core does for a short prompt.
         keys = None if extras is None else extras_pairs(extras)
-        return self._core.admit(tokens, namespace, keys, num_slots)
-
-    def match(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> Match:
-        """What ``admit`` would find in the cache, changing nothing, not even recency.
-
-        Raises:
-            NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-        """
-        keys = None if extras is None else extras_pairs(extras)
-        return self._core.match(tokens, namespace, keys)
+        return self._core.admit(tokens, namespace, keys, num_slots, read_cache)
 
     def can_admit(
         self,
@@ -202,6 +181,7 @@ class BlockManager:
         namespace: bytes = b"",
         extras: Extras | None = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> Admission:
         """Whether ``admit`` with these arguments would succeed, changing nothing.
 
@@ -212,62 +192,7 @@ class BlockManager:
             TypeError: A value of the wrong type.
         """
         keys = None if extras is None else extras_pairs(extras)
-        return _ADMISSIONS[self._core.can_admit(tokens, namespace, keys, num_slots)]
-
-    def explain(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> Explanation:
-        """How far ``admit`` would find the prompt in the cache, and why no further.
-
-        Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
-        that was never cached, and by how many blocks the pool is too small to have kept it. It says
-        that the same tokens are cached in another namespace, never in which, nor with what extra
-        keys; even so that is more than tenants should learn of each other, so this call is for who
-        runs the engine.
-
-        Raises:
-            NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-
-        Cost: One digest for each whole block that is not found, with ``ghost_blocks``; and if there
-        is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
-        end at the first token.
-
-        >>> manager = BlockManager(num_blocks=8, block_size=4)
-        >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
-        >>> manager.explain([1, 2, 3, 4, 7]).reason
-        <MissReason.NOT_COMMITTED: 'computed but not committed'>
-        """
-        return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
-
-    def hit_rate_curve(self) -> HitRateCurve:
-        """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
-
-        Exact for requests that come one after another, and under any load for the size the pool
-        has, if it evicts the least recently used block and reuses whole blocks only. Where requests
-        overlap, blocks that several compute at once after an eviction count as missed by larger
-        pools as well.
-
-        Raises:
-            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching.
-
-        Cost: O(num_blocks + ghost_blocks).
-
-        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
-        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
-        ...     with manager.sequence(manager.admit(prompt)) as sequence:
-        ...         sequence.commit(3)
-        >>> manager.hit_rate_curve().hit_tokens.tolist()
-        [0, 0, 0, 0, 0, 2, 2, 2, 2]
-        """
-        counts = self._core.reuse_counts()
-        if counts is None:
-            raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
-        query_tokens, found = counts
-        # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
-        hit_tokens = np.add.accumulate(found) * self._config.block_size
-        return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
+        return _ADMISSIONS[self._core.can_admit(tokens, namespace, keys, num_slots, read_cache)]
 
     # Growth.
 
@@ -457,12 +382,13 @@ class BlockManager:
         """
         self._core.preempt(handle)
 
-    def resume(self, handle: int, *, num_slots: int | None = None) -> None:
+    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
         """Admits a preempted sequence again, under the same handle.
 
         What it finds of its own blocks counts as ``resumed_hit_tokens``, not as ``hit_tokens``. The
         watermark applies as far as the sequence leaves room for it, so that one that has grown
-        past it can come back to an empty pool.
+        past it can come back to an empty pool. With ``read_cache=False`` it finds nothing, as with
+        ``admit``.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
@@ -474,171 +400,7 @@ class BlockManager:
         Leaves:
             A planned copy, if part of a cached block is reused (``min_partial_tokens``).
         """
-        self._core.resume(handle, num_slots)
-
-    # Retention.
-
-    def retain(
-        self,
-        handle: int,
-        start: int,
-        stop: int,
-        *,
-        priority: Priority | None,
-        ttl: float | None = None,
-    ) -> int:
-        """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
-
-        Each block that lies wholly or partly in the range remembers it, until it loses its content
-        or is retained anew: the last call holds. What is not cached yet has it from when it is. A
-        block goes no sooner than the blocks that continue it, whatever is said of it, and when two
-        with equal content are merged the higher priority holds. A copy made for a writer starts
-        with nothing.
-
-        Args:
-            handle: A running sequence.
-            start: First token position.
-            stop: Position after the last, up to ``min(num_tokens, num_slots)``.
-            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws what
-                was said.
-            ttl: Seconds, by ``set_time``, after which it is as if it had never been said; None
-                for no end.
-
-        Returns:
-            The number of blocks in the range.
-
-        Raises:
-            UnknownSequenceError: The handle is not live.
-            SequenceStateError: The sequence is preempted.
-            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or no ``retention``.
-            TypeError: A value of the wrong type.
-
-        Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
-        """
-        level, seconds = _retention(priority, ttl)
-        return self._core.retain(handle, start, stop, level, seconds)
-
-    def retain_prefix(
-        self,
-        tokens: Tokens,
-        *,
-        priority: Priority | None,
-        ttl: float | None = None,
-        namespace: bytes = b"",
-        extras: Extras | None = None,
-    ) -> int:
-        """``retain`` for the full blocks of a prompt that are cached at the moment.
-
-        Args:
-            tokens: The prompt, at least one token.
-            priority: As ``retain`` has it.
-            ttl: As ``retain`` has it.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
-
-        Returns:
-            The number of leading blocks that are cached; nothing is remembered of the rest.
-
-        Raises:
-            NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds, or no ``retention``.
-            TypeError: A value of the wrong type.
-        """
-        level, seconds = _retention(priority, ttl)
-        return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
-
-    def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
-        """Keeps the full blocks of a prompt that are cached at the moment, before all else.
-
-        A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
-        running work that could have no other block gets them, the deepest and least recently used
-        first. ``evicted_pinned_blocks`` counts that, and ``pinned`` shows it. Blocks cached later
-        are not covered; pin the prompt again for those.
-
-        Args:
-            tokens: The prompt, at least one token.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
-
-        Returns:
-            The pin, for ``unpin``. Pins may overlap: a block that several cover counts once
-            against the budget, and stays pinned until the last of them is given back.
-
-        Raises:
-            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``.
-            NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds, or no ``retention``.
-            TypeError: A value of the wrong type.
-        """
-        return self._core.pin(tokens, namespace, extras_pairs(extras))
-
-    def unpin(self, pin: int) -> None:
-        """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
-
-        Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
-        """
-        self._core.unpin(pin)
-
-    def pinned(self, pin: int) -> Pin:
-        """What a pin covers, and what of it is still cached.
-
-        Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
-        """
-        return Pin(*self._core.view_pin(pin))
-
-    def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
-        """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
-
-        It counts as just used, but not as looked up or found, however often it is touched; so
-        orders of eviction that go by use alone do not notice. Blocks that wait for a step in flight
-        are in use until that completes, and so go after it. Works without ``retention``.
-
-        Args:
-            tokens: The prompt, at least one token.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
-
-        Returns:
-            The number of blocks moved: those that are idle.
-
-        Raises:
-            NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-
-        Cost: That of ``match``, and O(1) for each idle block found.
-        """
-        return self._core.touch(tokens, namespace, extras_pairs(extras))
-
-    @property
-    def time(self) -> float:
-        """The time set last, in seconds; 0 before the first.
-
-        Raises:
-            ValueError: No ``retention``.
-        """
-        return self._core.time()
-
-    def set_time(self, seconds: float) -> None:
-        """Tells the manager the time, for ``ttl``: it has no clock of its own.
-
-        Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
-        expired by then ends here.
-
-        Args:
-            seconds: Finite, and no less than the time set last.
-
-        Raises:
-            ValueError: Out of that range, or no ``retention``.
-            TypeError: No number.
-
-        Cost: O(1), and for each block whose time is over that of ``retain``.
-        """
-        self._core.set_time(_number(seconds, "seconds"))
+        self._core.resume(handle, num_slots, read_cache)
 
     # A step.
 
@@ -739,27 +501,6 @@ class BlockManager:
         """A snapshot of every gauge and counter."""
         return Stats(**self._core.stats())
 
-    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """What becomes of the blocks that prompts of this namespace are given.
-
-        For the operator. A namespace without a quota shares with all others that have none, so for
-        it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.
-
-        Args:
-            namespace: As ``admit`` has it.
-
-        Raises:
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-
-        Cost: O(1).
-
-        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
-        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
-        (3, 5)
-        """
-        return QuotaUsage(**self._core.quota_usage(namespace))
-
     def blocks(self) -> BlockSnapshot:
         """A snapshot of every block: its state, who shares it, what it continues.
 
@@ -825,168 +566,8 @@ class BlockManager:
             raise PolicyError(error) from error
 
 
-class Sequence:
-    """A readable view of one sequence: nothing is stored here but the handle.
-
-    As a context manager it frees the sequence at the end, unless that has happened already. Two
-    views are equal if they name the same sequence of the same manager.
-    """
-
-    __slots__ = ("_manager", "handle")
-
-    handle: int
-    """The sequence's handle."""
-
-    def __init__(self, manager: BlockManager, handle: int) -> None:
-        self._manager = manager
-        self.handle = handle
-
-    def __repr__(self) -> str:
-        try:
-            state = "preempted" if self.is_preempted else "running"
-            tokens = f"{self.num_tokens} tokens, {self.num_computed_tokens} computed"
-        except UnknownSequenceError:
-            return f"<Sequence {self.handle}: freed>"
-        return f"<Sequence {self.handle}: {state}, {tokens}, {self.num_blocks} blocks>"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return self._manager is other._manager and self.handle == other.handle
-
-    def __hash__(self) -> int:
-        return hash((id(self._manager), self.handle))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self._manager._core.view(self.handle)
-        except UnknownSequenceError:
-            return
-        self.free()
-
-    @property
-    def row(self) -> int:
-        """Row in ``block_tables`` and ``seq_lens``."""
-        return self._manager.row(self.handle)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the sequence."""
-        return self._manager._core.view(self.handle)[0]
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Leading tokens whose K/V is in the cache."""
-        return self._manager._core.view(self.handle)[1]
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Leading tokens that came from the cache when the sequence was admitted."""
-        return self._manager._core.view(self.handle)[2]
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks held."""
-        return self._manager._core.view(self.handle)[3]
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens there are slots for: blocks held times ``block_size``."""
-        return self.num_blocks * self._manager.config.block_size
-
-    @property
-    def is_preempted(self) -> bool:
-        """Whether the sequence waits for ``resume``."""
-        return self._manager._core.view(self.handle)[4]
-
-    @property
-    def block_ids(self) -> npt.NDArray[np.int32]:
-        """``int32[num_blocks]`` on the host, a copy of the block table."""
-        return self._manager._core.block_ids(self.handle)
-
-    @property
-    def tokens(self) -> npt.NDArray[np.uint32]:
-        """``uint32[num_tokens]`` on the host, a copy."""
-        return self._manager._core.tokens(self.handle)
-
-    def append(self, tokens: Tokens) -> None:
-        """``BlockManager.append`` of this sequence."""
-        self._manager.append(self.handle, tokens)
-
-    def commit(self, num_computed_tokens: int) -> None:
-        """``BlockManager.commit`` of this sequence."""
-        self._manager.commit(self.handle, num_computed_tokens)
-
-    def reserve(self, num_slots: int) -> None:
-        """``BlockManager.reserve`` of this sequence."""
-        self._manager.reserve(self.handle, num_slots)
-
-    def truncate(self, num_tokens: int) -> None:
-        """``BlockManager.truncate`` of this sequence."""
-        self._manager.truncate(self.handle, num_tokens)
-
-    def fork(self, n: int = 1) -> list[Sequence]:
-        """Views of ``n`` forks of this sequence, as ``BlockManager.fork`` makes them."""
-        manager = self._manager
-        return manager._core.fork(self.handle, n, partial(Sequence, manager))
-
-    def slot_mapping(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """``BlockManager.slot_mapping`` of this sequence."""
-        return self._manager.slot_mapping(self.handle, start, stop)
-
-    def preempt(self) -> None:
-        """``BlockManager.preempt`` of this sequence."""
-        self._manager.preempt(self.handle)
-
-    def resume(self, *, num_slots: int | None = None) -> None:
-        """``BlockManager.resume`` of this sequence."""
-        self._manager.resume(self.handle, num_slots=num_slots)
-
-    def retain(
-        self, start: int, stop: int, *, priority: Priority | None, ttl: float | None = None
-    ) -> int:
-        """``BlockManager.retain`` of this sequence."""
-        return self._manager.retain(self.handle, start, stop, priority=priority, ttl=ttl)
-
-    def free(self, *, expect_reuse: bool | None = None) -> None:
-        """``BlockManager.free`` of this sequence."""
-        self._manager.free(self.handle, expect_reuse=expect_reuse)
-
-
-def _number(value: float, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
-
-
-def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
-    if priority is not None and not isinstance(priority, Priority):
-        raise TypeError(f"priority must be a Priority or None, got {priority!r}")
-    if priority is Priority.PINNED:
-        raise ValueError("priority must be at most Priority.HIGH, got Priority.PINNED; see pin")
-    if ttl is None:
-        return (-1 if priority is None else priority.value), math.inf
-    seconds = _number(ttl, "ttl")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"ttl must be above 0 and finite, got {ttl!r}")
-    if priority is None:
-        raise ValueError(f"ttl must be None where priority is None, got {ttl!r}")
-    return priority.value, seconds
-
-
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    # The core finds its way by these numbers, so a stray write must not be able to lead it astray.
+    # Output only: the core keeps books of its own. But kernels find their way by these numbers.
     view = array.view()
     view.setflags(write=False)
     return view

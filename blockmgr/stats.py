@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["HitRateCurve", "QuotaUsage", "Stats"]
+__all__ = ["HitRateCurve", "QuotaUsage", "RecentHits", "Stats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class Stats:
         peak_used_blocks: Largest ``used_blocks`` so far.
         num_sequences: Sequences alive, running or preempted.
         pending_copies: Copies recorded and not taken.
-        query_tokens: Prompt tokens looked up, first admissions only.
+        query_tokens: Prompt tokens looked up, first admissions only; none where ``read_cache`` is
+            False.
         hit_tokens: Of those, tokens found.
         partial_hit_tokens: Of those, tokens found in a part of a block.
         resumed_query_tokens: Tokens looked up when resuming; finding one's own blocks is no merit.
@@ -50,6 +51,7 @@ class Stats:
         expired_blocks: Blocks whose retention ran out.
         evicted_pinned_blocks: Pinned blocks given up because running work could have no other.
         touched_blocks: Idle blocks that ``touch`` made the last to go.
+        forgotten_blocks: Cached blocks that ``reset_prefix_cache`` made unfindable.
     """
 
     capacity: int
@@ -82,6 +84,7 @@ class Stats:
     expired_blocks: int
     evicted_pinned_blocks: int
     touched_blocks: int
+    forgotten_blocks: int
 
     @property
     def available(self) -> int:
@@ -96,6 +99,28 @@ class Stats:
     @property
     def hit_rate(self) -> float:
         """Hit tokens over query tokens, in ``0 … 1``; 0 before the first admission."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentHits:
+    """What the last requests found in the cache: ``hit_rate_window`` of them at the most.
+
+    First admissions that read the cache count, one request each.
+
+    Attributes:
+        requests: Requests looked back on.
+        query_tokens: Tokens of their prompts.
+        hit_tokens: Of those, tokens found.
+    """
+
+    requests: int
+    query_tokens: int
+    hit_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over query tokens, in ``0 … 1``; 0 before the first request."""
         return self.hit_tokens / self.query_tokens if self.query_tokens else 0.0
 
 

@@ -1,7 +1,7 @@
 """The command line: parses, calls the lab, prints.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the result says no, 2 the
-command is wrong, 3 the input is.
+command is wrong, 3 a file is (stdout too), 130 interrupted.
 
 One module a command; ``common`` and ``options`` hold what commands share.
 """

@@ -1,13 +1,15 @@
-"""What commands share: how errors are shown, how progress is, and how a run is repeated."""
+"""What commands share: how they end, how progress is shown, and how a run is repeated."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import string
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -20,13 +22,16 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from blockmgr import interrupt
 from blockmgr.errors import MissingExtraError, TraceFormatError
+from blockmgr.files import printable
 from blockmgr.lab.replay import held_blocks
 from blockmgr.lab.study import Capacity, parse_share
 from blockmgr.lab.sweep import largest_request_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from pathlib import Path
 
     from blockmgr.lab.replay import ReplayConfig
     from blockmgr.lab.trace import Trace
@@ -39,10 +44,10 @@ __all__ = [
     "percent",
     "progress_bar",
     "repeat_command",
+    "shell_word",
     "tell_rejected",
+    "telling",
 ]
-
-INTERRUPTED: Final = 130
 
 
 class WrongCommand(click.ClickException):
@@ -52,32 +57,82 @@ class WrongCommand(click.ClickException):
 
 
 class WrongInput(click.ClickException):
-    """A file is not what it should be."""
+    """A file is not what it should be, or cannot be read or written; stdout is such a file."""
 
     exit_code = 3
 
 
+class Interrupted(click.ClickException):
+    """Somebody has pressed Ctrl-C."""
+
+    exit_code = interrupt.EXIT_CODE
+
+    def __init__(self) -> None:
+        super().__init__(interrupt.LINE.removeprefix("error: "))
+
+
 class Group(click.Group):
-    """A group whose errors take one line and end with a hint."""
+    """A group that ends in one way: with a code, and with one line on stderr if it is not 0.
+
+    Whatever a command does, stdout is flushed here, so that what it could not say is known.
+    """
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
-        """Run, and leave with an exit code; every click error is one line on stderr."""
+        """Run, and leave with an exit code; every error is one line on stderr."""
         options["standalone_mode"] = False
+        code: object = 0
+        message = ""
         try:
             code = super().main(*args, **options)
+            with _ending():
+                sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-            sys.exit(error.exit_code)
+            code = error.exit_code
         except click.ClickException as error:
             message = error.format_message().rstrip(".")
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 message += f" (try '{error.ctx.command_path} --help')"
-            click.echo(f"error: {message}", err=True)
-            sys.exit(error.exit_code)
-        except click.Abort:
-            click.echo("error: interrupted", err=True)
-            sys.exit(INTERRUPTED)
+            code = error.exit_code
+        if message:
+            _say_at_the_end(message)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """As click does; ``--help`` prints here."""
+        with _ending():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does."""
+        with _ending():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Turn what ends any command into what ``Group.main`` shows, before click has its own way."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted from None
+    except BrokenPipeError as error:
+        raise WrongInput("stdout was closed before everything was written") from error
+    except OSError as error:
+        raise WrongInput(str(error)) from error
+
+
+def _say_at_the_end(message: str) -> None:
+    """The last line; whatever stdout still holds is said, or lost if that cannot be."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # At its own end the interpreter would try again, and complain in words of its own.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    with suppress(OSError):  # there is nobody to tell
+        click.echo(f"error: {printable(message)}", err=True)
 
 
 @contextmanager
@@ -85,6 +140,8 @@ def one_line_errors(ctx: click.Context, *, show_traceback: bool) -> Iterator[Non
     """Turn what the lab raises into a line on stderr and an exit code."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # all of stdout's troubles are told in one place
     except (TraceFormatError, MissingExtraError, OSError, ValueError, MemoryError) as error:
         if show_traceback:
             traceback.print_exc()
@@ -145,7 +202,50 @@ def repeat_command(
             words += [parameter.opts[0], ",".join(map(_word, value))]
         elif value is not None:
             words += [parameter.opts[0], _word(value)]
-    return shlex.join(words)
+    return " ".join(map(shell_word, words))
+
+
+def shell_word(text: str) -> str:
+    r"""``text`` as one word of a shell's command line, on one line, whatever bytes it stands for.
+
+    >>> print(shell_word("a trace.jsonl"), shell_word("a\udcff\n"))
+    'a trace.jsonl' $'a\xff\n'
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    letters = []
+    for char in text:
+        if char in "\\'":
+            letters.append(f"\\{char}")
+        elif char.isprintable():
+            letters.append(char)
+        elif char == "\n":
+            letters.append(r"\n")
+        else:
+            letters += (f"\\x{byte:02x}" for byte in os.fsencode(char))
+    return f"$'{_apart(letters)}'"
+
+
+def _apart(letters: list[str]) -> str:
+    """Letters of a ``$'...'``, with a break where a hexadecimal digit follows an escape."""
+    text = ""
+    for before, letter in zip(["", *letters], letters, strict=False):
+        follows = before.startswith("\\x") and letter in string.hexdigits
+        text += f"'$'{letter}" if follows else letter
+    return text
+
+
+@contextmanager
+def telling(*paths: Path) -> Iterator[None]:
+    """Say on stderr what the block has written, and whether a file was there before.
+
+    Args:
+        paths: Files that the block writes.
+    """
+    before = [path.exists() for path in paths]
+    yield
+    for path, existed in zip(paths, before, strict=True):
+        click.echo(f"{'replaced' if existed else 'wrote'} {printable(str(path))}", err=True)
 
 
 def tell_rejected(trace: Trace, config: ReplayConfig, num_blocks: int) -> None:

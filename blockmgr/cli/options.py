@@ -136,6 +136,9 @@ def block_sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tupl
         sizes = (0,)
     if min(sizes) < 1:
         raise click.BadParameter(f"block sizes must be whole numbers above 0, got {text!r}")
+    for size in sizes:
+        if sizes.count(size) > 1:
+            raise click.BadParameter(f"block sizes must differ, got {size} twice")
     return sizes
 
 

@@ -40,9 +40,13 @@ def _hit_rates(
     _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Fraction, ...]:
     try:
-        return tuple(parse_share(item.strip()) for text in texts for item in text.split(","))
+        rates = tuple(parse_share(item.strip()) for text in texts for item in text.split(","))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    for rate in rates:
+        if rates.count(rate) > 1:
+            raise click.BadParameter(f"hit rates must differ, got {percent(rate)} twice")
+    return rates
 
 
 def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:

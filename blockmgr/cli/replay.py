@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, tell_rejected
+from blockmgr.cli.common import (
+    one_line_errors,
+    progress_bar,
+    repeat_command,
+    tell_rejected,
+    telling,
+)
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
     chosen_source,
@@ -89,7 +95,7 @@ def replay(
             # Before the work, so that a missing extra does not waste it.
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
-            plot.check_path(plot_path)
+            plot.check_path(plot_path, inputs=(found.trace_path,))
         config = ReplayConfig(**settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         total = len(trace.requests) * len(capacities)
@@ -107,8 +113,8 @@ def replay(
         for result in outcome.results:
             tell_rejected(trace, config, result.num_blocks)
         if plot_path is not None:
-            for path in plot.save_plot(outcome, plot_path):
-                click.echo(f"wrote {path}", err=True)
+            with telling(plot_path, plot_path.with_suffix(".csv")):
+                plot.save_plot(outcome, plot_path)
     if min_hit_rate is not None and outcome.lowest_hit_rate < min_hit_rate:
         click.echo(
             f"hit rate {float(outcome.lowest_hit_rate):.2%} is below --min-hit-rate "

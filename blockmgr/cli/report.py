@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
 from blockmgr.cli.options import (
     capacities,
     chosen_source,
@@ -108,11 +108,12 @@ def report(
     with one_line_errors(ctx, show_traceback=debug):
         from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-        page.check_path(output)
+        inputs = (chosen.trace_path,)
+        page.check_path(output, inputs=inputs)
         pictures = [path for path in (png, svg) if path is not None]
         for path, suffix in ((png, ".png"), (svg, ".svg")):
             if path is not None:
-                page.check_path(path, (suffix,))
+                page.check_path(path, (suffix,), inputs=inputs)
         config = ReplayConfig(**settings)
         trace = chosen.trace(seed)
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out=NOT_SHOWN)
@@ -130,6 +131,8 @@ def report(
             )
         click.echo(gathered.summary)
         click.echo(Provenance(command=command, seed=seed).line, err=True)
-        click.echo(f"wrote {page.save_report(gathered, output)}", err=True)
+        with telling(output):
+            page.save_report(gathered, output)
         for path in pictures:
-            click.echo(f"wrote {page.save_picture(gathered, path)}", err=True)
+            with telling(path):
+                page.save_picture(gathered, path)

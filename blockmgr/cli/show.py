@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from blockmgr.blocks import BlockState
-from blockmgr.cli.common import one_line_errors, percent, progress_bar, repeat_command
+from blockmgr.cli.common import (
+    one_line_errors,
+    percent,
+    progress_bar,
+    repeat_command,
+    telling,
+)
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
     chosen_source,
@@ -104,7 +110,7 @@ def show(
         raise click.UsageError("--step and --at exclude each other", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         if output is not None:
-            check_path(output)
+            check_path(output, inputs=(found.trace_path,))
         config = ReplayConfig(**settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
@@ -152,9 +158,9 @@ def _print_or_draw(
     of_moment = repeat_command(ctx, ALWAYS_REPEATED, chosen, leave_out={"output"})
     facts.append(("seen with", of_moment))
     shown = block_map(moment.manager, title=title, names=moment.names, facts=facts)
-    path = save_block_map(shown, output)
     click.echo(provenance.line, err=True)
-    click.echo(f"wrote {path}", err=True)
+    with telling(output):
+        save_block_map(shown, output)
 
 
 def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextIO) -> None:

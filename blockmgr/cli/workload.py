@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, repeat_command
+from blockmgr.cli.common import one_line_errors, repeat_command, telling
 from blockmgr.cli.options import debug_option
+from blockmgr.files import check_output
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.choices import hint
 from blockmgr.lab.mooncake import write_mooncake
@@ -80,11 +81,14 @@ def workload(
 ) -> None:
     """Say what a generated workload is like, and write it into a trace file."""
     with one_line_errors(ctx, show_traceback=debug):
+        if export is not None:
+            check_output(export, name="export")
         trace = generate(name, seed)
         provenance = Provenance(command=repeat_command(ctx, ALWAYS_REPEATED, {}), seed=seed)
         facts = _facts(trace)
         if export is not None:
-            WRITERS[format_](trace, export)
+            with telling(export):
+                WRITERS[format_](trace, export)
         if json_wanted:
             click.echo(json_text({"workload": name, **facts}, provenance))
         else:
@@ -94,10 +98,8 @@ def workload(
                 table.add_row(fact.replace("_", " "), shown)
             print_table(table, sys.stdout, f"{name}: {WORKLOADS[name].summary}")
             click.echo(provenance.line, err=True)
-        if export is not None:
-            click.echo(f"wrote {export}", err=True)
-            if format_ == "mooncake":
-                click.echo(LOST, err=True)
+        if export is not None and format_ == "mooncake":
+            click.echo(LOST, err=True)
 
 
 def _facts(trace: Trace) -> dict[str, Any]:

@@ -26,8 +26,9 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   Found found;
   found.node = root;
   if (!digester_) return found;
-  // The last token is always left to compute.
-  const std::int64_t limit = (count - 1) / config_.block_size;
+  // The last token is always left to compute; and no chain is longer than the row it came from.
+  const std::int64_t limit =
+      std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width);
   const Chain chain = index_.find_chain(tokens, limit, root, extras, found_.data());
   found.num_full = chain.num_blocks;
   found.num_unused = chain.num_unused;
@@ -49,11 +50,10 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   BlockId child = index_.first_child(found.node);
   for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
     const Block& block = blocks_[child];
-    const bool just_promoted =
-        config_.early_commit && block.promoted_step == static_cast<std::uint16_t>(step_);
-    if (block.extras == keys && !just_promoted) {
+    if (block.extras == keys) {
+      // The copy runs before this step's forward.
       const int n = common_prefix(blocks_.tokens(child), tokens + start,
-                                  std::min<int>(limit, block.key_tokens));
+                                  std::min(limit, block.key_tokens - block.unwritten));
       if (n > best) {
         best = n;
         found.partial = child;
@@ -122,12 +122,24 @@ void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) con
     throw_never_fits(num_tokens, 0, partition_of(name));
 }
 
+// Tokens of the leading blocks found that are in memory before this step's forward.
+std::int64_t Sequences::written_of(const Found& found) const {
+  const std::int64_t size = config_.block_size;
+  for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
+    if (const int rest = blocks_[found_[static_cast<std::size_t>(i)]].unwritten)
+      return (i + 1) * size - rest;
+  return found.num_full * size + found.num_partial;
+}
+
 // All counting happens here, before any change.
 Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
                                            std::int64_t slots, NodeId root, const ExtrasIds* extras,
-                                           std::int64_t watermark, Demand& d) {
-  Found found = find_prefix(tokens, count, root, extras);
-  if (blocks_for(slots) > found.num_full) find_partial(tokens, count, extras, found);
+                                           std::int64_t watermark, bool read_cache, Demand& d) {
+  Found found;
+  found.node = root;
+  if (read_cache) found = find_prefix(tokens, count, root, extras);
+  if (read_cache && blocks_for(slots) > found.num_full)
+    find_partial(tokens, count, extras, found);
   d = demand(found, slots);
   const std::int64_t left = available(partition_of(root_index(root)));
   if (found.partial >= 0 && !d.fits(left, watermark)) {
@@ -138,7 +150,7 @@ Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t cou
     d = demand(found, slots);
   }
   if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
-  if (pool_.reuse()) found.num_ghosts = find_ghosts(tokens, count, extras, found);
+  if (pool_.reuse() && read_cache) found.num_ghosts = find_ghosts(tokens, count, extras, found);
   return found;
 }
 
@@ -201,13 +213,19 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
   pool_.take_run(s.partition, d.num_blocks - i, t + i);
 
   const std::int64_t size = config_.block_size;
+  show(row_of(s), 0, d.num_blocks);
   s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
+  if (config_.early_commit) {
+    s.early_step = step_;
+    s.num_settled = s.num_computed;
+    s.num_written = written_of(found);
+  }
   s.state = Sequence::kRunning;
   const std::int64_t from = found.num_full * size;
   store_tokens(s, from, tokens + from, std::min(s.num_tokens, num_slots(s)) - from);
-  set_length(s);
+  show_length(s);
 }
 
 Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
@@ -233,7 +251,8 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
   }
   Demand d;
   const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, held_back, d);
+                                     extras ? &extras->ids() : nullptr, held_back,
+                                     prompt.read_cache, d);
   std::vector<Token> waiting;
   if (d.num_blocks * config_.block_size < prompt.num_tokens)
     waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
@@ -250,16 +269,19 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
-  if (ReuseTracker* reuse = pool_.reuse())
+  if (ReuseTracker* reuse = pool_.reuse(); reuse && prompt.read_cache)
     reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
   occupy(s, prompt.tokens, found, d);
-  counters_.query_tokens += s.num_tokens;
-  counters_.hit_tokens += s.num_cached;
-  counters_.partial_hit_tokens += found.num_partial;
+  if (prompt.read_cache) {
+    counters_.query_tokens += s.num_tokens;
+    counters_.hit_tokens += s.num_cached;
+    counters_.partial_hit_tokens += found.num_partial;
+    recent_hits_.count(s.num_tokens, s.num_cached);
+  }
   return handle_of(index);
 }
 
-void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
+void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {
   Call call(*this);
   Sequence& s = live(handle);
   if (s.state != Sequence::kPreempted)
@@ -272,13 +294,14 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
                                                          blocks_for(std::max(s.num_tokens, slots)));
   Demand d;
   const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
-                                     s.extras_ids(), held_back, d);
+                                     s.extras_ids(), held_back, read_cache, d);
   occupy(s, s.waiting.data(), found, d);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
   } else {
     std::vector<Token>().swap(s.waiting);
   }
+  if (!read_cache) return;
   counters_.resumed_query_tokens += s.num_tokens;
   counters_.resumed_hit_tokens += s.num_cached;
 }
@@ -286,8 +309,6 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted) {
 MatchResult Sequences::match(const Prompt& prompt) {
   Call call(*this);
   MatchResult result;
-  if (blocks_for(prompt.num_tokens) > config_.row_width)
-    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
   if (root == kUnknownId) return result;
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
@@ -308,7 +329,7 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
   Found found;
-  if (root != kUnknownId) {
+  if (root != kUnknownId && prompt.read_cache) {
     const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
     found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
   }
@@ -345,7 +366,8 @@ void Sequences::supersede_tails(const Key& key, int num_tokens) noexcept {
 }
 
 void Sequences::cache_tail(Sequence& s) noexcept {
-  if (!config_.min_partial_tokens || !digester_ || s.state != Sequence::kRunning) return;
+  if (!config_.min_partial_tokens || !digester_ || s.state != Sequence::kRunning || s.outdated)
+    return;
   const std::int64_t logical = s.num_computed / config_.block_size;
   const auto num_tokens = static_cast<int>(s.num_computed % config_.block_size);
   if (num_tokens < config_.min_partial_tokens || s.num_chained != logical) return;
@@ -359,7 +381,6 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   pool_.enter(s.partition, s.context);
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
-  blocks_[b].promoted_step = static_cast<std::uint16_t>(step_ - 1);
   ++counters_.cached_tails;
 }
 

@@ -1,6 +1,7 @@
 #include "aged_lists.h"
 
 #include <bit>
+#include <span>
 
 #include "audit.h"
 
@@ -41,7 +42,8 @@ int Spans::slot_at(std::int64_t time) const {
 }
 
 void Spans::fingerprint(std::string& out) const {
-  for (int i = 0; i < count_; ++i) put_numbers(out, span(i).start, span(i).slot);
+  for (const Span& s : std::span(spans_).first(static_cast<std::size_t>(count_)))
+    put_numbers(out, s.start, s.slot);
 }
 
 AgedLists::AgedLists(int num_items, int num_levels)

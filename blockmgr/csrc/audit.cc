@@ -39,18 +39,8 @@ class Audit : private BlockAudit {
           who + " has computed tokens that are not there");
       const std::int64_t waiting = s.num_tokens > slots ? s.num_tokens - slots : 0;
       BLOCKMGR_EXPECT(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
-      const std::int32_t length =
-          s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
-      BLOCKMGR_EXPECT(core_.lengths_[static_cast<std::size_t>(row)] == length,
-                      who + " has a wrong length");
       std::set<BlockId> seen;
-      for (std::int64_t i = 0; i < core_.config_.row_width; ++i) {
-        if (i >= s.num_blocks) {
-          // Scanning the unused part of a wide row would touch memory nobody else does.
-          if (i > s.num_blocks + 64) break;
-          BLOCKMGR_EXPECT(t[i] == 0, who + " has an entry past its blocks");
-          continue;
-        }
+      for (std::int64_t i = 0; i < s.num_blocks; ++i) {
         if (!valid(t[i])) {
           BLOCKMGR_EXPECT(false, who + " names " + name(t[i]));
           return;
@@ -64,6 +54,8 @@ class Audit : private BlockAudit {
                           who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
       }
+      BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
+                      who + " is cached and runs on what was forgotten");
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
       BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
@@ -131,16 +123,17 @@ std::string Sequences::fingerprint() const {
   std::string out = block_fingerprint(blocks_, pool_, copies_);
   for (const Sequence& s : sequences_) {
     put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
-                s.num_tokens, s.num_computed, s.num_cached, s.num_written, s.committed_step, s.root,
-                s.partition, s.num_waiting());
+                s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
+                s.partition, s.num_waiting(), s.outdated);
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
   }
   const Counters& n = counters_;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
-              n.forks, n.preemptions, n.touched_blocks, remaps_.size(), remaps_lost_, step_,
+              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
               last_ticket_, open_steps_.size());
+  recent_hits_.fingerprint(out);
   return out;
 }
 

@@ -65,6 +65,7 @@ class BlockAudit {
   std::uint32_t& pins(BlockId b) { return pins_[static_cast<std::size_t>(b)]; }
   void check_copies();
   void check_references();
+  void check_twins();
   void check_list(const BlockList& list, int number);
   void check_queues();
   void check_partition(const Pool::Partition& own);

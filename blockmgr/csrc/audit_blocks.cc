@@ -8,6 +8,7 @@ namespace blockmgr {
 void BlockAudit::check_blocks() {
   check_copies();
   check_references();
+  check_twins();
   check_queues();
   check_index();
   check_children();
@@ -50,7 +51,7 @@ void BlockAudit::check_copies() {
 void BlockAudit::check_references() {
   for (BlockId b = 0; b < count_; ++b) {
     const NodeId parent = blocks_[b].parent;
-    if (blocks_[b].used() && valid(parent)) ++pins(parent);
+    if (blocks_[b].used() && blocks_[b].keyed() && valid(parent)) ++pins(parent);
   }
   for (BlockId b = 0; b < count_; ++b) {
     BLOCKMGR_EXPECT(blocks_[b].ref_count == refs(b),
@@ -60,6 +61,30 @@ void BlockAudit::check_references() {
                                                     std::to_string(blocks_[b].pins) + " pins, " +
                                                     std::to_string(pins(b)) + " accounted for");
   }
+}
+
+// A cached block stands for private ones with the same content, and a table names each of them.
+void BlockAudit::check_twins() {
+  int linked = 0;
+  for (BlockId b = 0; b < count_; ++b)
+    pool_.each_twin(b, [&](BlockId twin) {
+      ++linked;
+      BLOCKMGR_EXPECT(valid(twin) && !blocks_[twin].keyed() && blocks_[twin].parent == b,
+                      name(b) + " stands for a block that does not know of it");
+    });
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId cached = blocks_[b].parent;
+    if (blocks_[b].keyed() || cached == kNoBlock) continue;
+    --linked;
+    BLOCKMGR_EXPECT(valid(cached) && blocks_[cached].key_tokens == size_,
+                    name(b) + " has a twin that is not cached");
+    if (!valid(cached)) continue;
+    BLOCKMGR_EXPECT(blocks_[b].ref_count && blocks_[cached].ref_count,
+                    name(cached) + " is kept for its twin " + name(b) + " alone");
+    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(b), blocks_.tokens(cached), size_),
+                    name(b) + " differs from its twin");
+  }
+  BLOCKMGR_EXPECT(linked == 0, "a block is missing among the twins of another");
 }
 
 // Lists: 0 free, 1 idle, 1 + i fence i.
@@ -194,7 +219,8 @@ std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const Copy
   for (BlockId b = 0; b < blocks.count; ++b) {
     const Block& k = blocks[b];
     put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,
-                k.key_tokens, k.copy_tokens, k.fence, k.in_flight, k.first_child, k.next_sibling);
+                k.key_tokens, k.copy_tokens, k.unwritten, k.fence, k.in_flight, k.first_child,
+                k.keyed() || k.parent >= 0 ? k.next_sibling : kNoBlock);
     if (k.used() || k.keyed())
       for (int i = 0; i < blocks.block_size; ++i) put_numbers(out, blocks.tokens(b)[i]);
   }

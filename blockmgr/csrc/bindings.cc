@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -51,11 +52,21 @@ void same_number(std::int64_t handles, std::int64_t others, const char* name) {
                                        std::to_string(others));
 }
 
+bool bool_argument(nb::handle value, const char* name) {
+  if (!PyBool_Check(value.ptr())) {
+    PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value.ptr());
+    throw nb::python_error();
+  }
+  return value.is(Py_True);
+}
+
 // All of a prompt but its tokens, which are read last: converting the rest may run Python code.
-Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots) {
+Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots,
+                       nb::handle read_cache = Py_True) {
   std::string_view bytes = bytes_argument(name, "namespace", 0);
   const std::int64_t slots = slots_argument(num_slots);
-  return {nullptr, 0, bytes, extras_argument(extras), slots};
+  const bool reads = bool_argument(read_cache, "read_cache");
+  return {nullptr, 0, bytes, extras_argument(extras), slots, reads};
 }
 
 Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT64_MAX) {
@@ -74,8 +85,8 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
 }
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                 nb::handle num_slots) {
-  Prompt prompt = prompt_argument(name, extras, num_slots);
+                 nb::handle num_slots, nb::handle read_cache) {
+  Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway())
     self.read([&](const Sequences& core) {
@@ -91,7 +102,7 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
-  const MatchResult found = self.core.match(to_look_up(self, prompt, values));
+  const MatchResult found = self.core.match(with_tokens(prompt, values, self.most_matched()));
   const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
   const Known& python = known();
@@ -112,8 +123,8 @@ nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle ext
 }
 
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-              nb::handle num_slots) {
-  Prompt prompt = prompt_argument(name, extras, num_slots);
+              nb::handle num_slots, nb::handle read_cache) {
+  Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
         return core.can_fit(values.size(), prompt.num_slots, prompt.name);
@@ -215,9 +226,44 @@ double time_set(Core& self) {
 
 void preempt(Core& self, nb::handle handle) { self.core.preempt(handle_argument(handle)); }
 
-void resume(Core& self, nb::handle handle, nb::handle num_slots) {
+void resume(Core& self, nb::handle handle, nb::handle num_slots, nb::handle read_cache) {
   const std::int64_t h = handle_argument(handle);
-  self.core.resume(h, slots_argument(num_slots));
+  const std::int64_t slots = slots_argument(num_slots);
+  self.core.resume(h, slots, bool_argument(read_cache, "read_cache"));
+}
+
+std::int64_t reset_prefix_cache(Core& self, nb::handle reset_hit_rate) {
+  return self.core.reset_prefix_cache(bool_argument(reset_hit_rate, "reset_hit_rate"));
+}
+
+void reset_hit_rate(Core& self) { self.core.reset_hit_rate(); }
+
+// (requests, query_tokens, hit_tokens)
+nb::tuple recent_hits(Core& self) {
+  const auto sums = self.read([](const Sequences& core) { return core.recent_hits().sums(); });
+  return nb::make_tuple(sums.requests, sums.query_tokens, sums.hit_tokens);
+}
+
+std::int64_t num_common_prefix_blocks(Core& self, nb::handle handles) {
+  if (handles.is_none()) return self.core.num_common_prefix_blocks();
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  rows.read();
+  return self.core.num_common_prefix_blocks(rows.data(), rows.size());
+}
+
+// The digests are complete before any object is made of them: that may run the garbage collector,
+// and with it code that calls the manager.
+nb::list block_digests(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  const std::int64_t count = self.core.num_digests(with_tokens(prompt, values));
+  const auto size = static_cast<std::size_t>(self.core.blocks().digest_size);
+  std::vector<std::uint8_t> digests(static_cast<std::size_t>(count) * size);
+  self.core.block_digests(prompt, digests.data());
+  nb::list result = made(nb::list());
+  for (std::size_t at = 0; at < digests.size(); at += size)
+    result.append(made(nb::bytes(digests.data() + at, size)));
+  return result;
 }
 
 void copies_applied(Core& self, nb::handle ticket) {
@@ -371,6 +417,7 @@ nb::dict stats(Core& self) {
         {"expired_blocks", counts.expired},
         {"evicted_pinned_blocks", counts.pinned_evicted},
         {"touched_blocks", n.touched_blocks},
+        {"forgotten_blocks", n.forgotten_blocks},
     });
   });
   nb::dict d = made(nb::dict());
@@ -469,9 +516,15 @@ void set_debug(Core& self, nb::handle level) {
 int debug(Core& self) { return self.core.debug(); }
 
 // The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
-void wait_for_call(std::mutex& mutex) {
-  const nb::gil_scoped_release released;
-  mutex.lock();
+// Signals are looked at now and then: a handler may throw, as that of Ctrl-C does.
+bool wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
+  constexpr std::chrono::milliseconds kPatience{20};
+  {
+    const nb::gil_scoped_release released;
+    if (mutex.try_lock_for(kPatience)) return true;
+  }
+  if (may_be_interrupted && PyErr_CheckSignals()) throw nb::python_error();
+  return false;
 }
 
 }  // namespace
@@ -500,8 +553,8 @@ NB_MODULE(_core, m) {
            nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
-                   "num_slots: object, /) -> int"),
-           any(), any(), any(), any())
+                   "num_slots: object, read_cache: object, /) -> int"),
+           any(), any(), any(), any(), any())
       .def("match", match,
            nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
                    "blockmgr.blocks.Match"),
@@ -513,8 +566,8 @@ NB_MODULE(_core, m) {
            any(), any(), any())
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
-                   "num_slots: object, /) -> int"),
-           any(), any(), any(), any())
+                   "num_slots: object, read_cache: object, /) -> int"),
+           any(), any(), any(), any(), any())
       .def("reserve", checked<reserve>,
            nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
       .def("append", checked<append>,
@@ -559,7 +612,20 @@ NB_MODULE(_core, m) {
       .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
            any())
       .def("resume", checked<resume>,
-           nb::sig("def resume(self, handle: object, num_slots: object, /) -> None"), any(), any())
+           nb::sig("def resume(self, handle: object, num_slots: object, read_cache: object, /) "
+                   "-> None"),
+           any(), any(), any())
+      .def("reset_prefix_cache", checked<reset_prefix_cache>,
+           nb::sig("def reset_prefix_cache(self, reset_hit_rate: object, /) -> int"), any())
+      .def("reset_hit_rate", checked<reset_hit_rate>)
+      .def("recent_hits", recent_hits,
+           nb::sig("def recent_hits(self, /) -> tuple[int, int, int]"))
+      .def("num_common_prefix_blocks", num_common_prefix_blocks,
+           nb::sig("def num_common_prefix_blocks(self, handles: object, /) -> int"), any())
+      .def("block_digests", block_digests,
+           nb::sig("def block_digests(self, tokens: object, namespace: object, extras: object, /) "
+                   "-> list[bytes]"),
+           any(), any(), any())
       .def("decode", checked<decode>,
            nb::sig("def decode(self, handles: object, tokens: object, /) -> " BM_ARRAY("int64")),
            any(), any())

@@ -208,6 +208,7 @@ struct Known {
   PyObject* step;
   PyObject* ticket;
   PyObject* reentrancy;
+  PyObject* fork;
   PyObject* invariant;
   PyObject* copy;
 };

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kMaxStepsInFlight = 200;
 constexpr int kMaxPlaces = 1 << 30;
+constexpr int kMaxWindow = 1 << 24;
 
 // Memory that an array shares. It keeps only that alive, not the manager: arrays take no part in
 // garbage collection, so a cycle through one that held the manager would never be found.
@@ -39,11 +40,11 @@ nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& 
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view(self.core.tables(), nb::make_tuple(config.max_seqs, config.row_width));
+  return shared_view(self.core.shown_tables(), nb::make_tuple(config.max_seqs, config.row_width));
 }
 
 nb::object seq_lens(Core& self) {
-  return shared_view(self.core.lengths(), nb::make_tuple(self.core.config().max_seqs));
+  return shared_view(self.core.shown_lengths(), nb::make_tuple(self.core.config().max_seqs));
 }
 
 void bind_shared_memory(nb::module_& m) {
@@ -94,6 +95,7 @@ void init_core(Core* self, nb::dict options) {
         {std::string(bytes_argument(quota[0], "quotas", 0)), static_cast<int>(blocks)});
   }
   config.ghost_blocks = whole("ghost_blocks", 0, std::max(0, kMaxPlaces - config.num_blocks));
+  config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
   new (self)
       Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
 }

@@ -24,6 +24,8 @@ PyObject* class_of(ErrorKind kind) {
       return python.step;
     case ErrorKind::kTicket:
       return python.ticket;
+    case ErrorKind::kFork:
+      return python.fork;
     default:
       return python.reentrancy;
   }
@@ -60,6 +62,7 @@ void know_python() {
             error("StepError"),
             error("TicketError"),
             error("ReentrancyError"),
+            error("ForkError"),
             error("InvariantError"),
             error("CopyError")};
 }

@@ -54,6 +54,10 @@ void PythonPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   tell([&] { policy_.attr("on_uncached")(b, evicted); });
 }
 
+void PythonPolicy::on_moved(BlockId from, BlockId to) noexcept {
+  tell([&] { policy_.attr("on_moved")(from, to); });
+}
+
 BlockId PythonPolicy::victim() noexcept {
   BlockId victim = kNoBlock;
   tell([&] {

@@ -20,6 +20,7 @@ class PythonPolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override;
   BlockId victim() noexcept override;
   void on_refused(BlockId victim) noexcept override;
 

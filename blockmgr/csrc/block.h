@@ -38,34 +38,37 @@ inline constexpr std::uint32_t root_index(NodeId node) {
 // sequence or promised to a future one.
 //
 // ref_count counts block tables. Pins are every other reason to keep a block: it is the root of a
-// pending copy, an end of a copy in flight, the parent of a used cached block, or the cached twin
-// of a private block. So a pin never makes a block look shared, and since a used block pins its
-// parent, a parent becomes idle after its last child does: the idle queue has children before
-// parents, and evicting its head never orphans a cached block.
+// pending copy, an end of a copy in flight, or the parent of a used cached block. So a pin never
+// makes a block look shared, and since a used block pins its parent, a parent becomes idle after
+// its last child does: the idle queue has children before parents, and evicting its head never
+// orphans a cached block.
+//
+// With append-only deduplication an owned block can have a cached twin: the block with the same
+// content that stands for it in the chain. Both are named by a table. When the last table lets go
+// of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
 struct alignas(64) Block {
   std::uint32_t ref_count = 0;
   std::uint32_t pins = 0;
   // Links of the one list the block is in: free, idle or a fence when unused, the pending copies
-  // when it is the destination of one.
+  // when it is the destination of one, the unwritten blocks when unwritten is not 0.
   BlockId prev = kNoBlock;
   BlockId next = kNoBlock;
   BlockId hint = kNoBlock;  // child last registered or matched; a guess that is always verified
   BlockId skip = 0;         // a descendant some generations on; only ever prefetched
-  // Keyed: the node before this block in its prefix. Owned: the cached twin that stands for it
-  // in the chain (append-only deduplication), or kNoBlock.
+  // Keyed: the node before this block in its prefix. Owned: the cached twin, or kNoBlock.
   NodeId parent = kNoBlock;
   std::uint32_t parent_generation = 0;
 
   std::uint32_t generation = 0;  // grows whenever the block loses its content
   BlockId first_child = kNoBlock;
-  BlockId prev_sibling = kNoBlock;
-  BlockId next_sibling = kNoBlock;
+  BlockId prev_sibling = kNoBlock;  // keyed: among the children of its parent; owned and with a
+  BlockId next_sibling = kNoBlock;  // cached twin: among that block's twins
   std::uint32_t extras = 0;         // interned extra keys of this block
   BlockId copy_source = kNoBlock;   // root of the pending copy into this block
   std::uint16_t key_tokens = 0;     // tokens the key covers; fewer than block_size: a cached tail
   std::uint16_t copy_tokens = 0;    // leading tokens of the pending copy
-  std::uint16_t promoted_step = 0;  // low bits of the step that promoted it; a wrong match only
-                                    // costs a copy that could have been planned
+  std::uint16_t unwritten = 0;      // trailing tokens of a full block that the forward of this step
+                                    // has yet to write: it was committed early
   std::uint8_t fence = 0;           // number of the fence list the block waits in; 0: none
   std::uint8_t in_flight = 0;       // destination of a copy that was taken and not resolved
 

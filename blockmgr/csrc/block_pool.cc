@@ -334,9 +334,9 @@ void BlockPool::copies_aborted(std::int64_t ticket) {
 }
 
 void BlockPool::return_copies(std::int64_t ticket) noexcept {
-  const Held held(monitor_);
+  const Held held(monitor_, Held::Afterwards());
   // Unless another thread has guessed the number, and resolved it.
-  if (!copies_.in_flight() || ticket != last_ticket_) return;
+  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
   copies_.aborted();
   --last_ticket_;
 }

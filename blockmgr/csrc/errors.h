@@ -16,6 +16,7 @@ enum class ErrorKind {
   kStep,
   kTicket,
   kReentrancy,
+  kFork,
 };
 
 struct Error : std::runtime_error {

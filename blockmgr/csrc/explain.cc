@@ -114,7 +114,8 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
     }
   }
   const std::int64_t evicted = pool_.partition(partition_of(root)).num_evicted;
-  const bool all_known = reuse ? !reuse->num_forgotten() : !evicted;
+  const bool all_known =
+      !counters_.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
   Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
   auto keys = prompt.extras.begin();
   for (std::int64_t i = found.num_full; i < limit; ++i) {

@@ -8,13 +8,19 @@ namespace blockmgr {
 
 namespace {
 
-// Copies a table a cache line at a time. Rows start at any multiple of four bytes, where the
-// library's copy of some kilobytes (rep movsb) takes six times as long.
-void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) {
+// Copies a table to two places, a cache line at a time. Rows start at any multiple of four bytes,
+// where the library's copy of some kilobytes (rep movsb) takes six times as long.
+void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to,
+                std::int32_t* also_to) {
   constexpr std::int64_t kLine = 16;
   std::int64_t i = 0;
-  for (; i + kLine <= count; i += kLine) std::memcpy(to + i, from + i, kLine * sizeof *to);
-  for (; i < count; ++i) to[i] = from[i];
+  for (; i + kLine <= count; i += kLine) {
+    std::int32_t line[kLine];
+    std::memcpy(line, from + i, sizeof line);
+    std::memcpy(to + i, line, sizeof line);
+    std::memcpy(also_to + i, line, sizeof line);
+  }
+  for (; i < count; ++i) to[i] = also_to[i] = from[i];
 }
 
 }  // namespace
@@ -62,8 +68,8 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
     child = model;
     child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
     index_.retain_root(child.root);
-    copy_table(from, model.num_blocks, table_at(index));
-    set_length(child);
+    copy_table(from, model.num_blocks, table_at(index), shown_at(index));
+    show_length(child);
   }
   counters_.forks += count;
   return true;
@@ -131,8 +137,9 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     release_blocks(s, next.num_kept);
     index_.release_root(s.root);
     s = std::move(next.state);
-    copy_table(next.blocks.data(), static_cast<std::int64_t>(next.blocks.size()), table(s));
-    set_length(s);
+    copy_table(next.blocks.data(), static_cast<std::int64_t>(next.blocks.size()), table(s),
+               shown_at(row_of(s)));
+    show_length(s);
   }
 }
 

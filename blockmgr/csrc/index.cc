@@ -1,6 +1,7 @@
 #include "index.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace blockmgr {
 
@@ -178,6 +179,38 @@ void PrefixIndex::erase(BlockId b) noexcept {
   ++block.generation;
   --num_keyed_;
   if (is_root(parent)) release_root(root_index(parent));
+}
+
+void PrefixIndex::move(BlockId from, BlockId to) noexcept {
+  Block& source = blocks_[from];
+  Block& target = blocks_[to];
+  const std::uint8_t* digest = blocks_.digest(from);
+  buckets_.erase(from, digest);
+  std::memcpy(blocks_.digest(to), digest, static_cast<std::size_t>(blocks_.digest_size));
+  buckets_.insert(to, digest);
+
+  const NodeId parent = source.parent;
+  target.parent = parent;
+  target.parent_generation = source.parent_generation;
+  target.extras = std::exchange(source.extras, 0u);
+  target.key_tokens = std::exchange(source.key_tokens, std::uint16_t{0});
+  target.hint = std::exchange(source.hint, kNoBlock);
+  target.skip = source.skip;
+  target.prev_sibling = source.prev_sibling;
+  target.next_sibling = source.next_sibling;
+  BlockId& head = is_root(parent) ? roots_[root_index(parent)].first_child
+                                  : blocks_[parent].first_child;
+  (target.prev_sibling >= 0 ? blocks_[target.prev_sibling].next_sibling : head) = to;
+  if (target.next_sibling >= 0) blocks_[target.next_sibling].prev_sibling = to;
+  if (hint(parent) == from) set_hint(parent, to);
+
+  target.first_child = std::exchange(source.first_child, kNoBlock);
+  for (BlockId b = target.first_child; b >= 0; b = blocks_[b].next_sibling) {
+    blocks_[b].parent = to;
+    blocks_[b].parent_generation = target.generation;
+  }
+  source.parent = kNoBlock;
+  ++source.generation;
 }
 
 std::size_t PrefixIndex::memory() const {

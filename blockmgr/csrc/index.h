@@ -85,6 +85,9 @@ class PrefixIndex {
   void insert_tail(BlockId b, const Key& key, int num_tokens) noexcept;
   // Takes the key away. The block must have no children.
   void erase(BlockId b) noexcept;
+  // The key of a full block, its children and its place among its siblings pass to a block with
+  // the same tokens that has no key.
+  void move(BlockId from, BlockId to) noexcept;
 
   BlockId hint(NodeId node) const {
     return is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint;

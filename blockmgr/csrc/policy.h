@@ -58,6 +58,9 @@ class Policy {
     on_used(b);
     on_idle(b);
   }
+  // The key of a used block, with its children and with what is known of it, has passed to another
+  // used one with the same content, which was not cached.
+  virtual void on_moved(BlockId from, BlockId to) noexcept = 0;
   // The block, idle or used, loses its content or its key. It has no cached children.
   virtual void on_uncached(BlockId b, bool evicted) noexcept = 0;
   // An idle block without cached children; kNoBlock leaves the choice to the pool, which takes the

@@ -2,6 +2,7 @@
 // from blocks like it, and leaves the choice to LRU while that does better.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "aged_lists.h"
@@ -34,6 +35,9 @@ class AdaptivePolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = std::exchange(facts(from), Facts{});
+  }
   BlockId victim() noexcept override;
 
   std::size_t memory() const override;

@@ -26,6 +26,7 @@ class ArcPolicy : public Policy {
   void on_idle(BlockId b) noexcept override { queues_.push_back(b); }
   void on_used(BlockId b) noexcept override { queues_.unlink(b); }
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
   BlockId victim() noexcept override;
 
   std::int64_t num_steps() const override;

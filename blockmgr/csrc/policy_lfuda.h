@@ -4,6 +4,7 @@
 // for Web Proxy Caches", Performance Evaluation Review 27(4), 2000, section 4.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "policy.h"
@@ -22,6 +23,9 @@ class LfudaPolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override { remove(b); }
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = std::exchange(facts(from), Facts{});
+  }
   BlockId victim() noexcept override { return cursor_.find(blocks_, heap_[0]); }
 
   std::int64_t num_steps() const override { return cursor_.steps(); }

@@ -25,6 +25,10 @@ class S3FifoPolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = facts(from);
+    queues_.replace(from, to);
+  }
   BlockId victim() noexcept override;
 
   std::int64_t num_steps() const override;

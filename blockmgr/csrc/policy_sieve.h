@@ -23,6 +23,11 @@ class SievePolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    if (hand_ == from) hand_ = to;
+    facts(to) = facts(from);
+    queue_.replace(from, to);
+  }
   BlockId victim() noexcept override;
 
   std::int64_t num_steps() const override { return steps_ + cursor_.steps(); }

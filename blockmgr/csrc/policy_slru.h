@@ -21,6 +21,7 @@ class SlruPolicy : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override { queues_.unlink(b); }
   void on_uncached(BlockId b, bool) noexcept override { queues_.leave(b); }
+  void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
   BlockId victim() noexcept override;
 
   std::int64_t num_steps() const override;

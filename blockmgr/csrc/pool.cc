@@ -23,7 +23,7 @@ Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
       common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)),
       idles_unheard_(!common_.policy) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
-  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 3 + i);
+  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 4 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
 }
 
@@ -127,7 +127,7 @@ BlockId Pool::evict_from(Partition& own) noexcept {
   return b;
 }
 
-// A used block keeps its cached parent, or its cached twin, used: see block.h. A sequence comes to
+// A used block keeps its cached parent used: see block.h. A sequence comes to
 // a block through what is before it, so the parent is used already; whoever holds single blocks may
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
@@ -180,6 +180,7 @@ std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count) noex
     if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
     const BlockId b = table[count - 1];
     Block& block = records[b];
+    if (twins_ && block.ref_count == 1) break;
     if (block.ref_count + block.pins == 1) {
       const NodeId parent = block.parent;
       if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
@@ -194,7 +195,6 @@ std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count) noex
 void Pool::unuse(BlockId b) noexcept {
   for (;;) {
     const NodeId parent = blocks_[b].parent;
-    if (!blocks_[b].keyed()) blocks_[b].parent = kNoBlock;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
     if (reuse_) [[unlikely]]
       tell_unused(b, open_fence_);
@@ -282,6 +282,7 @@ void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
 }
 
 void Pool::forget(BlockId b) noexcept {
+  while (first_twin(b) >= 0) drop_twin(first_twin(b));
   const bool used = blocks_[b].used();
   const NodeId parent = blocks_[b].parent;
   const int fence = blocks_[b].fence;
@@ -324,19 +325,8 @@ std::int64_t Pool::num_evicted() const {
 std::size_t Pool::memory() const {
   const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
   return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
-         (reuse_ ? reuse_->memory() : 0) +
+         (reuse_ ? reuse_->memory() : 0) + (twins_ ? twins_->bytes() : 0) +
          sum([](const Partition& p) { return p.policy ? p.policy->memory() : 0; });
-}
-
-void Pool::set_twin(BlockId b, BlockId twin) noexcept {
-  pin(twin);
-  blocks_[b].parent = twin;
-}
-
-void Pool::drop_twin(BlockId b) noexcept {
-  const BlockId twin = blocks_[b].parent;
-  blocks_[b].parent = kNoBlock;
-  if (twin >= 0) unpin(twin);
 }
 
 void Pool::take_over(BlockId tail) noexcept {

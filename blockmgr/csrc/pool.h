@@ -28,10 +28,11 @@ class Pool {
   // idle blocks are given up least recently used first.
   Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
        std::unique_ptr<Policy> policy);
-  // Records needed past the last block: free list, idle list, pending copies, fences, and two for
-  // each partition.
-  static int num_lists(int num_fences, int num_apart) { return 3 + num_fences + 2 * num_apart; }
+  // Records needed past the last block: free list, idle list, pending copies, unwritten blocks,
+  // fences, and two for each partition.
+  static int num_lists(int num_fences, int num_apart) { return 4 + num_fences + 2 * num_apart; }
   BlockId copies_sentinel() const { return blocks_.count + 2; }
+  BlockId unwritten_sentinel() const { return blocks_.count + 3; }
 
   int capacity() const { return blocks_.count - num_reserved_; }
   int available() const {
@@ -97,6 +98,8 @@ class Pool {
     if (debug_) [[unlikely]]
       if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
     --block.ref_count;
+    if (twins_ && !block.ref_count) [[unlikely]]
+      part_from_twins(b);
     if (block.used()) return;
     // The usual case without a call: a cached block whose parent is released after it, nobody to be
     // told.
@@ -165,9 +168,20 @@ class Pool {
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(BlockId b) noexcept;
-  // Remembers the cached twin that stands for a private block, and keeps it.
-  void set_twin(BlockId b, BlockId twin) noexcept;
+  // With append-only deduplication. Before anything is taken.
+  void keep_twins() {
+    twins_ = std::make_unique<ZeroedArray<BlockId>>(static_cast<std::size_t>(blocks_.count));
+  }
+  // The cached block stands for this private one, with the same content, from here on; or, if no
+  // table names it, its key passes to the private one.
+  void set_twin(BlockId b, BlockId cached) noexcept;
+  // Before a private block comes to differ from its cached twin, if it has one.
   void drop_twin(BlockId b) noexcept;
+  // The private blocks that a cached one stands for, the last to become so first.
+  template <class Visit>
+  void each_twin(BlockId cached, Visit visit) const {
+    for (BlockId b = first_twin(cached); b >= 0; b = blocks_[b].next_sibling) visit(b);
+  }
   // Makes an idle tail the private block of one table, its tokens in place.
   void take_over(BlockId tail) noexcept;
 
@@ -206,6 +220,14 @@ class Pool {
   }
   // Remembers the first thing that does not hold. Nothing here may throw.
   bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
+  BlockId first_twin(BlockId b) const {
+    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoBlock;
+  }
+  void set_first_twin(BlockId b, BlockId twin) noexcept {
+    (*twins_)[static_cast<std::size_t>(b)] = twin + 1;
+  }
+  void part_from_twins(BlockId b) noexcept;
+  void hand_over(BlockId from, BlockId to) noexcept;
   void poison(BlockId b) noexcept;
   void check_taken(BlockId b) noexcept;
   void use(BlockId b) noexcept;
@@ -234,6 +256,9 @@ class Pool {
   std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
   int num_queued_ = 0;                       // free and idle blocks; with partitions only
   std::unique_ptr<ReuseTracker> reuse_;
+  // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
+  // there are none.
+  std::unique_ptr<ZeroedArray<BlockId>> twins_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
   // No fence is open, without which no block is fenced; nobody is to be told, and none are apart.

@@ -23,9 +23,9 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
 
 // Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
 // anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
-// its digest.
-void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed) {
-  if (!digester_) return;
+// its digest. written_now: leading tokens that are in memory before this step's forward.
+void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now) {
+  if (!digester_ || s.outdated) return;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
@@ -49,6 +49,13 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed) {
       index_.digest(before, key.extras, key.tokens, out);
       node = may_be_cached ? index_.find(key, out) : kNoBlock;
     }
+    // What is in memory is not given up for what this step's forward has yet to write: as long as
+    // it lasts, the sequence could not be copied from any more. A later commit merges them.
+    if (node >= 0 && node != t[i] && blocks_[node].unwritten &&
+        (i + 1) * config_.block_size <= written_now) {
+      promotions_.back().until = i;
+      return;
+    }
   }
 }
 
@@ -56,7 +63,7 @@ void Sequences::promote(const Promotion& promotion) noexcept {
   Sequence& s = *promotion.sequence;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
-  std::int32_t* t = table(s);
+  const std::int32_t* t = table(s);
   pool_.enter(s.partition, s.context);
   NodeId node = chain_node(s, s.num_chained);
   for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
@@ -83,17 +90,26 @@ void Sequences::promote(const Promotion& promotion) noexcept {
     if (cached >= 0) {
       index_.set_hint(node, cached);
       deduplicate(promotion, i, cached);
-      node = cached;
+      node = blocks_[b].keyed() ? b : cached;
       continue;
     }
     if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
     pool_.promote(b, key, digest);
-    block.promoted_step = static_cast<std::uint16_t>(step_);
+    note_unwritten(s, i, b);
     if (i >= kSkip) blocks_[t[i - kSkip]].skip = b;
     ++counters_.promoted_blocks;
     node = b;
   }
   s.num_chained = static_cast<std::int32_t>(promotion.until);
+}
+
+// The forward of this step fills the block if its sequence was committed early.
+void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept {
+  const std::int64_t size = config_.block_size;
+  const std::int64_t filled = std::clamp<std::int64_t>(written(s) - logical * size, 0, size);
+  if (filled == size) return;
+  blocks_[b].unwritten = static_cast<std::uint16_t>(size - filled);
+  unwritten_.push_back(b);
 }
 
 // Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
@@ -115,18 +131,45 @@ void Sequences::reserve_remaps() {
 
 void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
                             BlockId cached) noexcept {
-  std::int32_t* t = table_at(promotion.row);
-  const BlockId own = t[logical];
+  const BlockId own = table_at(promotion.row)[logical];
   ++counters_.deduplicated_blocks;
   if (retention_) retention_->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
+    if (blocks_[own].keyed()) note_unwritten(*promotion.sequence, logical, own);
     return;
   }
-  t[logical] = cached;
+  set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
   pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted
+}
+
+Sequences::Remaps Sequences::remaps() {
+  Call call(*this);
+  if (!remaps_lost_) return {remaps_, remaps_version_};
+  Remaps all{{}, remaps_version_};
+  for (const Sequence& s : sequences_) {
+    const std::int64_t index = row_of(s);
+    for (std::int32_t i = 0; i < s.num_blocks; ++i)
+      all.records.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
+  }
+  return all;
+}
+
+bool Sequences::drop_remaps(std::int64_t version) {
+  Call call(*this);
+  if (version != remaps_version_) return false;
+  remaps_.clear();
+  remaps_lost_ = false;
+  return true;
+}
+
+std::vector<RemapRecord> Sequences::take_remaps() {
+  for (;;) {
+    Remaps taken = remaps();
+    if (drop_remaps(taken.version)) return std::move(taken.records);
+  }
 }
 
 void Sequences::commit(Handle handle, std::int64_t num_computed) {
@@ -140,12 +183,12 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
                     std::to_string(most) + "], got " + std::to_string(num_computed));
   digests_.clear();
   promotions_.clear();
-  plan_promotion(s, num_computed);
+  plan_promotion(s, num_computed, written(s));
   reserve_remaps();
 
-  if (config_.early_commit && s.committed_step != step_) {
-    s.committed_step = step_;
-    s.num_written = s.num_computed;
+  if (config_.early_commit && s.early_step != step_) {
+    s.early_step = step_;
+    s.num_settled = s.num_written = s.num_computed;
   }
   s.num_computed = num_computed;
   for (const Promotion& promotion : promotions_) promote(promotion);

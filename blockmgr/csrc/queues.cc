@@ -54,8 +54,9 @@ void Queues::fingerprint(std::string& out) const {
 
 BlockId LeafCursor::find(const Blocks& blocks, BlockId chosen) noexcept {
   BlockId b = chosen;
-  // Generations grow when a block loses its content, and the parent of a cached block never
-  // changes; so what was below stays below for as long as both are the same.
+  // Generations grow when a block loses its content or its key, and a cached block gets another
+  // parent only when that one has lost it; so what was below stays below for as long as both are
+  // the same.
   if (chosen == chosen_ && blocks[chosen].generation == chosen_generation_ &&
       blocks[start_].generation == start_generation_)
     b = start_;

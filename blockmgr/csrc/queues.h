@@ -64,6 +64,16 @@ class Queues {
     nodes_[at(node.next)].prev = node.prev;
     node.prev = node.next = kNoBlock;
   }
+  // A block that is no member takes the place of one.
+  void replace(BlockId from, BlockId to) noexcept {
+    Node& node = nodes_[at(from)];
+    nodes_[at(to)] = node;
+    if (linked(from)) {
+      nodes_[at(node.prev)].next = to;
+      nodes_[at(node.next)].prev = to;
+    }
+    node = {kNoBlock, kNoBlock, kNone};
+  }
   // The oldest linked member, or end(queue); what follows a linked member, likewise.
   BlockId front(int queue) const { return nodes_[at(end(queue))].next; }
   BlockId after(BlockId b) const { return nodes_[at(b)].next; }

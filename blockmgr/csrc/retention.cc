@@ -1,10 +1,7 @@
 #include "retention.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
-
-#include "audit.h"
 
 namespace blockmgr {
 
@@ -188,6 +185,24 @@ void RetainingPolicy::on_touched(BlockId b) noexcept {
   if (base_ && below_base(k.level)) base_->on_touched(b);
 }
 
+void RetainingPolicy::on_moved(BlockId from, BlockId to) noexcept {
+  Kept& old = at(from);
+  Kept& k = at(to);
+  const int retention = old.retention;
+  const double until = old.until;
+  forget_retention(from);
+  forget_retention(to);
+  k.children = std::exchange(old.children, {});
+  k.hint = std::exchange(old.hint, std::uint8_t{kNormal});
+  k.level = std::exchange(old.level, kNormal);
+  k.cached = std::exchange(old.cached, false);
+  k.first_pin = std::exchange(old.first_pin, -1);
+  for (std::int32_t i = k.first_pin; i >= 0; i = pins_[static_cast<std::size_t>(i)].next)
+    pins_[static_cast<std::size_t>(i)].tail = to;
+  if (retention != kNoLevel) retain(to, retention, until);
+  if (base_) base_->on_moved(from, to);
+}
+
 void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
@@ -203,9 +218,9 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   while (k.first_pin >= 0) {
     Pin& pin = pins_[static_cast<std::size_t>(k.first_pin)];
     const std::int32_t slot = std::exchange(k.first_pin, pin.next);
-    pin.tail = std::max(parent, kNoBlock);
+    pin.tail = kNoBlock;
     --pin.num_cached;
-    if (parent >= 0) pin.next = std::exchange(at(parent).first_pin, slot);
+    if (parent >= 0) link_pin(slot, parent);
   }
   forget_retention(b);
   const Level level = k.level;
@@ -280,13 +295,22 @@ std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcep
   ++num_pins_;
   // The number grows with every use of the record, so that a pin given back stays unknown.
   pin.id = id;
-  pin.tail = tail;
+  pin.tail = kNoBlock;
   pin.num_blocks = pin.num_cached = static_cast<std::int32_t>(num_blocks);
   if (tail >= 0) {
-    pin.next = std::exchange(at(tail).first_pin, slot);
+    link_pin(slot, tail);
     refresh(tail);
   }
   return pin.id;
+}
+
+// Makes the pin the first of those that end at this block.
+void RetainingPolicy::link_pin(std::int32_t slot, BlockId tail) noexcept {
+  Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  pin.tail = tail;
+  pin.prev = -1;
+  pin.next = std::exchange(at(tail).first_pin, slot);
+  if (pin.next >= 0) pins_[static_cast<std::size_t>(pin.next)].prev = slot;
 }
 
 const RetainingPolicy::Pin* RetainingPolicy::find_pin(std::int64_t id) const {
@@ -300,110 +324,15 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
   const auto slot = static_cast<std::int32_t>(id & 0xffffffff);
   Pin& pin = pins_[static_cast<std::size_t>(slot)];
   if (pin.tail >= 0) {
-    std::int32_t* link = &at(pin.tail).first_pin;
-    while (*link != slot) link = &pins_[static_cast<std::size_t>(*link)].next;
-    *link = pin.next;
+    (pin.prev >= 0 ? pins_[static_cast<std::size_t>(pin.prev)].next : at(pin.tail).first_pin) =
+        pin.next;
+    if (pin.next >= 0) pins_[static_cast<std::size_t>(pin.next)].prev = pin.prev;
     refresh(pin.tail);
   }
   pin.num_blocks = -1;
   pin.tail = kNoBlock;
   pin.next = std::exchange(first_unused_, slot);
   --num_pins_;
-}
-
-// Books.
-
-std::size_t RetainingPolicy::memory() const {
-  std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
-  total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
-  total += strays_.memory();
-  return total + (base_ ? base_->memory() : 0);
-}
-
-void RetainingPolicy::audit(BlockAudit& audit) const {
-  const auto count = static_cast<std::size_t>(blocks_.count);
-  std::vector<int> due(count, kLow);
-  std::vector<std::array<std::uint32_t, kNumLevels>> children(count);
-  std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    if (!blocks_[b].keyed()) continue;
-    int own = is_current(b) ? at(b).retention : at(b).hint;
-    if (at(b).first_pin >= 0) own = kPinned;
-    for (NodeId up = b; up >= 0 && due[static_cast<std::size_t>(up)] < own; up = blocks_[up].parent)
-      due[static_cast<std::size_t>(up)] = own;
-    ++cached[at(b).level];
-    if (blocks_[b].parent >= 0)
-      ++children[static_cast<std::size_t>(blocks_[b].parent)][at(b).level];
-  }
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    const Kept& k = at(b);
-    const bool keyed = blocks_[b].keyed();
-    const std::string who = BlockAudit::name(b);
-    const bool is_idle = keyed && !blocks_[b].used() && !blocks_[b].fence;
-    audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
-    audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
-    audit.expect(!k.found, who + " was found and never used");
-    audit.expect(k.children == children[static_cast<std::size_t>(b)],
-                 who + " miscounts its children by level");
-    audit.expect(keyed || k.first_pin < 0, who + " is pinned and not cached");
-    if (keyed)
-      audit.expect(k.level == due[static_cast<std::size_t>(b)],
-                   who + " is at level " + std::to_string(k.level) + ", should be at " +
-                       std::to_string(due[static_cast<std::size_t>(b)]));
-    idle[k.level] += k.idle;
-    strays[k.level] += order_positions_[static_cast<std::size_t>(b)] >= 0;
-    const bool waits = deadline_positions_[static_cast<std::size_t>(b)] >= 0;
-    audit.expect(!waits || k.until > now_, who + " is retained beyond its time");
-    audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
-                 who + " has a retention without its end, or an end without it");
-    const NodeId parent = blocks_[b].parent;
-    if (k.idle && parent >= 0 && at(parent).idle)
-      audit.expect(at(parent).order > k.order, who + " would go after its parent");
-  }
-  for (int level = 0; level < kNumLevels; ++level) {
-    const List& list = lists_[static_cast<std::size_t>(level)];
-    const std::string who = "level " + std::to_string(level);
-    audit.expect(
-        num_cached_[static_cast<std::size_t>(level)] == cached[static_cast<std::size_t>(level)],
-        who + " miscounts its blocks");
-    audit.expect(list.num_idle == idle[static_cast<std::size_t>(level)],
-                 who + " miscounts its idle blocks");
-    std::int64_t queued = strays[static_cast<std::size_t>(level)];
-    for (BlockId b = list.front; b >= 0; b = at(b).next, ++queued) {
-      audit.expect(at(b).idle && at(b).level == level,
-                   BlockAudit::name(b) + " is queued at the wrong level");
-      audit.expect(at(b).next < 0 ? list.back == b
-                                  : at(b).order < at(at(b).next).order && at(at(b).next).prev == b,
-                   who + " is out of order at " + BlockAudit::name(b));
-      if (queued > blocks_.count) break;
-    }
-    audit.expect(queued == list.num_idle, who + " has lost an idle block");
-  }
-  std::int64_t live = 0;
-  for (const Pin& pin : pins_) {
-    if (pin.id == 0 || pin.num_blocks < 0) continue;
-    ++live;
-    std::int32_t depth = 0;
-    for (NodeId b = pin.tail; b >= 0; b = blocks_[b].parent) ++depth;
-    audit.expect(depth == pin.num_cached, "a pin has another length than its chain");
-  }
-  audit.expect(live == num_pins_, "the number of pins is wrong");
-  audit.expect(num_cached_[kPinned] <= max_pinned_, "more blocks are pinned than the budget has");
-  // The policy below takes what lies above the normal level for used, which its audit does not.
-  const bool all_below = !idle[kExpected] && !idle[kHigh] && !idle[kPinned];
-  if (base_ && all_below) base_->audit(audit);
-}
-
-void RetainingPolicy::fingerprint(std::string& out) const {
-  put_numbers(out, std::bit_cast<std::int64_t>(now_), counts_.expired, counts_.pinned_evicted,
-              num_pins_, first_unused_);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    const Kept& k = at(b);
-    put_numbers(out, k.level, k.hint, k.first_pin, is_current(b) ? k.retention : kNoLevel,
-                std::bit_cast<std::int64_t>(k.until), k.idle ? k.order : 0);
-  }
-  for (const Pin& pin : pins_) put_numbers(out, pin.id, pin.tail, pin.num_blocks, pin.num_cached);
-  if (base_) base_->fingerprint(out);
 }
 
 }  // namespace blockmgr

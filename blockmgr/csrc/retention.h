@@ -45,6 +45,7 @@ class RetainingPolicy final : public Policy {
     std::int64_t id = 0;
     BlockId tail = kNoBlock;      // deepest block that is still cached
     std::int32_t next = -1;       // of the pins that end there; of unused records
+    std::int32_t prev = -1;       // of the pins that end there; -1: the first
     std::int32_t num_blocks = 0;  // when it was made
     std::int32_t num_cached = 0;
   };
@@ -64,6 +65,7 @@ class RetainingPolicy final : public Policy {
   void on_idle(BlockId b) noexcept override;
   void on_used(BlockId b) noexcept override;
   void on_touched(BlockId b) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
   BlockId victim() noexcept override;
   std::int64_t num_steps() const override { return base_ ? base_->num_steps() : 0; }
@@ -142,7 +144,7 @@ class RetainingPolicy final : public Policy {
   // The first of this level, the lowest that has any.
   BlockId front(Level level) const;
   void forget_retention(BlockId b) noexcept;
-  void unlink_pin(Pin& pin) noexcept;
+  void link_pin(std::int32_t slot, BlockId tail) noexcept;
 
   std::unique_ptr<Policy> base_;
   std::uint32_t context_ = 0;

@@ -163,6 +163,20 @@ void ReuseTracker::resolve(std::int32_t ghost) noexcept {
   last_resolved_ = ghost;
 }
 
+void ReuseTracker::forget_ghosts() noexcept {
+  while (first_resolved_ >= 0) {
+    const std::int32_t ghost = first_resolved_;
+    unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+    remove_ghost(ghost);
+  }
+  for (Tick t = 0; t < next_; ++t) {
+    const std::int32_t what = at_[t];
+    if (what >= 0 || what == kHole) continue;
+    if (what > kAnonymous) remove_ghost(-(what + 1));
+    make_hole(t);
+  }
+}
+
 void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
                          std::int64_t num_ghosts, std::int64_t num_tokens) noexcept {
   query_tokens_ += num_tokens;

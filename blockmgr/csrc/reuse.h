@@ -82,6 +82,8 @@ class ReuseTracker {
   // A sequence is about to compute this ghost's content again; larger pools have it in use instead.
   // The ghost stands nowhere from here on, and is known until the content is cached.
   void resolve(std::int32_t ghost) noexcept;
+  // The blocks that were cached have been forgotten, by pools of all sizes, and so are the ghosts.
+  void forget_ghosts() noexcept;
   // Counts a look-up: full blocks that were found, and the ghosts that follow them.
   void count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
              std::int64_t num_ghosts, std::int64_t num_tokens) noexcept;

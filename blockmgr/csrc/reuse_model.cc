@@ -203,10 +203,10 @@ std::size_t ReuseModel::memory() const {
 // The counts decide every later fit; the worths and levels, what happens until then.
 void ReuseModel::fingerprint(std::string& out) const {
   for (const auto* values : {&hits_, &ended_, &worth_, &cell_ended_, &cell_hits_, &factor_})
-    for (std::size_t i = 0; i < values->size(); ++i)
-      if ((*values)[i] > 0) {
-        put_numbers(out, i);
-        out.append(reinterpret_cast<const char*>(&(*values)[i]), sizeof(double));
+    for (const double& value : *values)
+      if (value > 0) {
+        put_numbers(out, &value - values->data());
+        out.append(reinterpret_cast<const char*>(&value), sizeof value);
       }
 }
 

@@ -40,14 +40,17 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
             make_eviction(config, common_capacity(config), make)),
       copies_(blocks_, pool_),
+      unwritten_(blocks_, pool_.unwritten_sentinel()),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),
-      lengths_(static_cast<std::size_t>(config.max_seqs)),
+      shown_tables_(tables_.size()),
+      shown_lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_(static_cast<std::size_t>(config.row_width)),
       ghosts_(config.ghost_blocks ? found_.size() : 0),
       max_remaps_(remap_limit(config)),
-      first_generation_(next_first_generation()) {
+      first_generation_(next_first_generation()),
+      recent_hits_(config.hit_rate_window) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
   unused_rows_.reserve(sequences_.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
@@ -56,6 +59,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
   if (config.ghost_blocks && digester_)
     pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
                                                 !pool_.policy()));
+  if (!config.remap && digester_) pool_.keep_twins();
   set_apart(config);
   measure();
 }
@@ -138,6 +142,31 @@ void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
                     "step's copies first");
 }
 
+// What is counted as computed changes only downwards here: the sequence loses tokens, or is to
+// compute them again.
+void Sequences::limit_computed(Sequence& s, std::int64_t most) noexcept {
+  s.num_computed = std::min(s.num_computed, most);
+  s.num_settled = std::min(s.num_settled, most);
+  s.num_written = std::min(s.num_written, most);
+}
+
+// Before a write into this block that would copy it. A prompt may have found what others committed
+// in this step: it is there for the forward, and not for the copies before it. Whoever writes would
+// have to compute it again without being told so. What the sequence committed itself it takes back,
+// unless the forward that writes it may be under way.
+void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const {
+  const std::int64_t start = logical * config_.block_size;
+  const std::int64_t kept = copies_.in_flight() ? s.num_computed : settled(s);
+  if (kept <= std::max(written(s), start)) return;
+  throw Error(ErrorKind::kStep,
+              std::string("cannot ") + call + " sequence " +
+                  std::to_string(handle_of(row_of(s))) + ": positions " +
+                  std::to_string(std::max(written(s), start)) + " to " +
+                  std::to_string(kept - 1) +
+                  " of the block to copy are written by this step's forward; take and apply the "
+                  "step's copies first");
+}
+
 // With early commits, what is committed between taking a plan and applying it could be meant for
 // the forward to come or for the one after; the difference decides what may be copied from.
 void Sequences::refuse_open_ticket(const char* call) const {
@@ -147,8 +176,8 @@ void Sequences::refuse_open_ticket(const char* call) const {
                                       std::to_string(last_ticket_) + " is not resolved");
 }
 
-void Sequences::set_length(const Sequence& s) {
-  lengths_[static_cast<std::size_t>(row_of(s))] =
+void Sequences::show_length(const Sequence& s) noexcept {
+  shown_lengths_[static_cast<std::size_t>(row_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
 }
 
@@ -159,7 +188,7 @@ void Sequences::drop_reference(BlockId b) noexcept {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
-  std::int32_t* t = table(s);
+  const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
   pool_.enter(s.partition, s.context);
   if (count <= 0) return;
@@ -168,7 +197,7 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   } else {
     pool_.release_table(t + keep, count);
   }
-  std::fill_n(t + keep, count, 0);
+  std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
 }
 
@@ -188,7 +217,7 @@ void Sequences::end(Sequence& s) noexcept {
   s = Sequence();
   s.generation = generation ? generation : 1;
   s.mark = mark;
-  set_length(s);
+  show_length(s);
   unused_rows_.push_back(static_cast<std::int32_t>(row_of(s)));
 }
 
@@ -204,10 +233,11 @@ void Sequences::preempt(Handle handle) {
   s.waiting.swap(tokens);
   s.waiting_start = 0;
   s.state = Sequence::kPreempted;
+  s.outdated = false;  // it will compute all of it anew
   s.num_chained = 0;
-  s.num_computed = s.num_cached = s.num_written = 0;
-  s.committed_step = -1;
-  set_length(s);
+  s.num_computed = s.num_cached = 0;
+  s.early_step = -1;
+  show_length(s);
   ++counters_.preemptions;
 }
 
@@ -227,11 +257,11 @@ void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
   }
   release_blocks(s, blocks_for(num_tokens));
   s.num_tokens = num_tokens;
-  s.num_computed = std::min(s.num_computed, num_tokens);
+  limit_computed(s, num_tokens);
   s.num_cached = std::min(s.num_cached, num_tokens);
   s.num_chained =
       std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config_.block_size));
-  set_length(s);
+  show_length(s);
 }
 
 void Sequences::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
@@ -296,6 +326,9 @@ void Sequences::copies_applied(std::int64_t ticket) {
   Call call(*this);
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   copies_.applied();
+  for (BlockId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
+    blocks_[b].unwritten = 0;
+  unwritten_.clear();
   ++step_;
 }
 
@@ -318,9 +351,9 @@ void Sequences::copies_aborted(std::int64_t ticket) {
 }
 
 void Sequences::return_copies(std::int64_t ticket) noexcept {
-  const Held held(monitor_);
+  const Held held(monitor_, Held::Afterwards());
   // Unless another thread has guessed the number, and resolved it.
-  if (!copies_.in_flight() || ticket != last_ticket_) return;
+  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
   abort_copies(ticket);
   --last_ticket_;
 }
@@ -340,33 +373,6 @@ void Sequences::complete(std::int64_t ticket) {
   if (open_steps_.empty()) pool_.set_fence(0);
 }
 
-Sequences::Remaps Sequences::remaps() {
-  Call call(*this);
-  if (!remaps_lost_) return {remaps_, remaps_version_};
-  Remaps all{{}, remaps_version_};
-  for (const Sequence& s : sequences_) {
-    const std::int64_t index = row_of(s);
-    for (std::int32_t i = 0; i < s.num_blocks; ++i)
-      all.records.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
-  }
-  return all;
-}
-
-bool Sequences::drop_remaps(std::int64_t version) {
-  Call call(*this);
-  if (version != remaps_version_) return false;
-  remaps_.clear();
-  remaps_lost_ = false;
-  return true;
-}
-
-std::vector<RemapRecord> Sequences::take_remaps() {
-  for (;;) {
-    Remaps taken = remaps();
-    if (drop_remaps(taken.version)) return std::move(taken.records);
-  }
-}
-
 void Sequences::set_debug(int level) {
   Call call(*this);
   pool_.set_debug(level > 0);
@@ -374,8 +380,9 @@ void Sequences::set_debug(int level) {
 }
 
 std::vector<std::string> Sequences::findings() {
-  Call call(*this);
+  const Held held(monitor_, Held::Afterwards());
   std::vector<std::string> found;
+  if (!held) return found;
   if (std::string fault = pool_.take_fault(); !fault.empty()) found.push_back(std::move(fault));
   if (debug_ > 1)
     for (std::string& violation : violations()) found.push_back(std::move(violation));
@@ -384,11 +391,14 @@ std::vector<std::string> Sequences::findings() {
 
 std::size_t Sequences::memory() const {
   std::size_t total =
-      blocks_.bytes() + index_.memory() + pool_.memory() + tables_.bytes() + lengths_.bytes();
+      blocks_.bytes() + index_.memory() + pool_.memory() + 2 * tables_.bytes();
+  total += shown_lengths_.bytes();
   total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
   total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
-  total += leaving_.capacity() * sizeof(BlockId) + remaps_.capacity() * sizeof(RemapRecord);
+  total += (leaving_.capacity() + rewritten_.capacity()) * sizeof(BlockId);
+  total += remaps_.capacity() * sizeof(RemapRecord);
+  total += recent_hits_.bytes();
   total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);

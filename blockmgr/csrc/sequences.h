@@ -20,6 +20,7 @@
 #include "index.h"
 #include "monitor.h"
 #include "pool.h"
+#include "recent_hits.h"
 #include "retention.h"
 
 namespace blockmgr {
@@ -49,6 +50,7 @@ struct Config {
   bool retention = false;
   int max_pinned_blocks = 0;
   std::vector<Quota> quotas;
+  int hit_rate_window = 0;  // requests that recent_hits looks back on
 };
 
 struct Prompt {
@@ -57,6 +59,7 @@ struct Prompt {
   std::string_view name;   // of the namespace
   ExtrasBytes extras;      // by logical block, sorted
   std::int64_t num_slots;  // 0: as many as tokens
+  bool read_cache = true;  // false: nothing of it is to be found
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -116,6 +119,7 @@ struct Counters {
   std::int64_t forks = 0;
   std::int64_t preemptions = 0;
   std::int64_t touched_blocks = 0;
+  std::int64_t forgotten_blocks = 0;
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -130,17 +134,20 @@ struct Sequence {
 
   std::uint32_t generation = 1;
   State state = kUnused;
+  bool outdated = false;  // it runs on K/V that nobody else may find any more: see detach
+  std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
   std::int64_t num_tokens = 0;
   std::int64_t num_computed = 0;
   std::int64_t num_cached = 0;
-  std::int64_t num_written = 0;  // early commit: num_computed when committed_step began
-  std::int64_t committed_step = -1;
+  // With early commit, in the step of this number; in any other step both are num_computed.
+  std::int64_t early_step = -1;
+  std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
+  std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
-  std::uint32_t context = 0;    // of the eviction policy
-  std::uint16_t partition = 0;  // of the pool: the root's
-  std::uint64_t mark = 0;       // of the last batch that named this row: finds duplicates
+  std::uint32_t context = 0;  // of the eviction policy
+  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
   std::size_t waiting_start = 0;
@@ -190,7 +197,7 @@ class Sequences {
   // Likewise, and says whether the blocks will be used again.
   void free(Handle handle, bool expect_reuse);
   void preempt(Handle handle);
-  void resume(Handle handle, std::int64_t num_slots);
+  void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
 
   // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
@@ -207,6 +214,19 @@ class Sequences {
   void set_time(double seconds);
   double time() const { return retaining("time").now(); }
   const RetainingPolicy* retention() const { return retention_; }
+
+  // prefixes.cc
+  // Makes all that is cached unfindable for good, whatever it is in use for. The blocks that were.
+  std::int64_t reset_prefix_cache(bool reset_hit_rate);
+  void reset_hit_rate();
+  // Leading whole computed blocks that all of these sequences have in their tables; or all that
+  // run.
+  std::int64_t num_common_prefix_blocks(const Handle* handles, std::int64_t count);
+  std::int64_t num_common_prefix_blocks();
+  // Whole blocks of a prompt, and their digests, into out. Throws what the digest function throws.
+  std::int64_t num_digests(const Prompt& prompt) const;
+  void block_digests(const Prompt& prompt, std::uint8_t* out);
+  const RecentHits& recent_hits() const { return recent_hits_; }
 
   // The plan's copies stay valid until the ticket is resolved.
   void check_take() const;
@@ -233,6 +253,7 @@ class Sequences {
                     std::int64_t* slots) const;
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
+  // The blocks of a row, as many as its sequence has; what follows them means nothing.
   std::int32_t* table_at(std::int64_t row) const {
     return tables_.data() + row * config_.row_width;
   }
@@ -251,8 +272,9 @@ class Sequences {
   // Held by every call that is not const. Whoever reads holds it as well.
   Monitor& monitor() const { return monitor_; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
-  const ZeroedArray<std::int32_t>& tables() const { return tables_; }
-  const ZeroedArray<std::int32_t>& lengths() const { return lengths_; }
+  // For callers, who may write to them: nothing here ever reads them back.
+  const ZeroedArray<std::int32_t>& shown_tables() const { return shown_tables_; }
+  const ZeroedArray<std::int32_t>& shown_lengths() const { return shown_lengths_; }
   std::size_t memory() const;
 
   // How much each call checks, at run time: 0 its arguments; 1 also each step it makes, with freed
@@ -311,13 +333,30 @@ class Sequences {
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
   std::int32_t* table(const Sequence& s) const { return table_at(row_of(s)); }
-  bool committed_ahead(const Sequence& s) const {
-    return config_.early_commit && s.committed_step == step_ && s.num_computed > s.num_written;
+  bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
+  std::int64_t settled(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_settled : s.num_computed;
   }
+  std::int64_t written(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_written : s.num_computed;
+  }
+  void limit_computed(Sequence& s, std::int64_t most) noexcept;
   void refuse_ahead(const Sequence& s, const char* call) const;
+  void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
   void refuse_open_ticket(const char* call) const;
   void check_fork(const Sequence& parent, std::int64_t count) const;
-  void set_length(const Sequence& s);
+  void set_entry(std::int64_t row, std::int64_t logical, BlockId b) noexcept {
+    const std::int64_t at = row * config_.row_width + logical;
+    tables_[static_cast<std::size_t>(at)] = shown_tables_[static_cast<std::size_t>(at)] = b;
+  }
+  std::int32_t* shown_at(std::int64_t row) const {
+    return shown_tables_.data() + row * config_.row_width;
+  }
+  // Shows callers these entries of a row.
+  void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
+    std::copy_n(table_at(row) + from, count, shown_at(row) + from);
+  }
+  void show_length(const Sequence& s) noexcept;
   // Blocks that a sequence can have at the most.
   std::int64_t longest(int partition) const {
     return std::min(config_.row_width, pool_.partition(partition).capacity);
@@ -344,6 +383,7 @@ class Sequences {
 
   // admission.cc
   Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
+  std::int64_t written_of(const Found& found) const;
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
   Demand demand(const Found& found, std::int64_t slots) const;
@@ -354,7 +394,8 @@ class Sequences {
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots,
                                      int partition) const;
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                       const ExtrasIds* extras, std::int64_t watermark, Demand& demand);
+                       const ExtrasIds* extras, std::int64_t watermark, bool read_cache,
+                       Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
   std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                            const Found& found);
@@ -367,6 +408,11 @@ class Sequences {
   bool is_covered(const Key& key, int num_tokens) const;
   void supersede_tails(const Key& key, int num_tokens) noexcept;
 
+  // prefixes.cc
+  void detach(Sequence& s) noexcept;
+  std::int64_t common_with(const Sequence& s, const std::int32_t*& first,
+                           std::int64_t common) const;
+
   // explain.cc
   class Elsewhere;
   std::int64_t num_uncommitted(const Prompt& prompt, std::int64_t limit, std::uint32_t root,
@@ -376,16 +422,17 @@ class Sequences {
   // growth.cc
   bool must_copy(const Sequence& s, std::int64_t logical) const;
   void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
-  std::int64_t copyable(const Sequence& s) const;
-  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens);
+  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, const char* call);
+  void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
   std::int64_t count_decode(const Handle* handles, std::int64_t count);
   void check_needs() const;
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
-  void plan_promotion(Sequence& s, std::int64_t num_computed);
+  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now);
   void promote(const Promotion& promotion) noexcept;
+  void note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept;
   void reserve_remaps();
   void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
 
@@ -396,20 +443,23 @@ class Sequences {
   RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   Pool pool_;
   CopyTracker copies_;
+  BlockList unwritten_;                    // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
   std::int64_t fits_anyway_ = 0;           // both constant, so that no call has to be waited for
   std::int64_t most_tokens_ = 0;
 
   std::vector<Sequence> sequences_;
   std::vector<std::int32_t> unused_rows_;
-  ZeroedArray<std::int32_t> tables_;   // [max_seqs, row_width], 0 past a sequence's blocks
-  ZeroedArray<std::int32_t> lengths_;  // [max_seqs]
+  ZeroedArray<std::int32_t> tables_;         // [max_seqs, row_width]
+  ZeroedArray<std::int32_t> shown_tables_;   // the same, but 0 past a sequence's blocks
+  ZeroedArray<std::int32_t> shown_lengths_;  // [max_seqs]
 
   ZeroedArray<BlockId> found_;         // scratch of find_prefix
   ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts
   std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
   std::vector<Promotion> promotions_;  // scratch of commit and decode
   std::vector<BlockId> leaving_;       // scratch of decode
+  std::vector<BlockId> rewritten_;     // scratch of decode: written in place, and twins until then
   std::vector<std::int64_t> needs_;    // scratch of decode: by partition; empty without quotas
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
@@ -428,6 +478,7 @@ class Sequences {
   mutable Monitor monitor_{"manager"};
   int debug_ = 0;
   Counters counters_;
+  RecentHits recent_hits_;
 };
 
 class Sequences::Call {

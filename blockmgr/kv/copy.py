@@ -16,7 +16,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError, LayoutError, MissingExtraError, TicketError
 from blockmgr.kv import ops
 from blockmgr.kv.copy_torch import TorchCopier
-from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers
+from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers, no_reduce
 from blockmgr.kv.registration import Registration, form_of, place_of, register
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ class KVBlocks:
     launched; a call neither waits for the device nor allocates, unless eight lists are on
     their way already: then it waits for the oldest of them.
 
-    One thread at a time. The tensors are kept alive, and must keep their memory.
+    One thread at a time. The tensors are kept alive, and must keep their memory: a call that finds
+    a storage freed or exchanged raises a ``LayoutError`` and copies nothing. (``copy_pairs`` and
+    ``copy_buffer`` look at the tensors' addresses on each call that is not in a graph.) They must
+    not require gradients. Nothing here can be pickled or copied: it stands for memory.
 
     Args:
         segments: Out of ``segments_from``, of all tensors that belong to a block, in any order.
@@ -113,6 +116,8 @@ class KVBlocks:
         self._place, self._form = place_of(self._tensors), form_of(self._tensors)
         self._bytes_per_block = self._registered.bytes_per_block
         self._no_limit = torch.tensor([NO_LIMIT], dtype=torch.int32, device=self.device)
+
+    __reduce__ = no_reduce
 
     @property
     def num_blocks(self) -> int:
@@ -174,6 +179,7 @@ class KVBlocks:
             TypeError: Not a plan.
         """
         self._refuse_twice(plan)
+        self._registered.check_memory()
         rows = self._copier.stage()
         total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, rows)
         self._launch(total, self._checker, self._registered, self._registered)
@@ -218,6 +224,7 @@ class KVBlocks:
             raise ValueError(f"semantics must be 'sequential' or 'simultaneous', got {semantics!r}")
         in_order = semantics == "sequential"
         starts, moves = order_copies(*columns_of(pairs), self.num_blocks, in_order)
+        self._registered.check_memory()
         if len(moves):
             self._copier.stage()
             self._copier.move(starts, moves)
@@ -234,6 +241,7 @@ class KVBlocks:
             TypeError: ``blocks`` does not hold integers.
         """
         ids = integers(blocks, "blocks", 1)
+        self._registered.check_memory()
         total = self._checker.check_blocks(ids, self._copier.stage())
         self._launch(total, self._checker, self._registered, self._registered)
 
@@ -260,6 +268,8 @@ class KVBlocks:
         if other is self:
             raise ValueError("other must be another pool; copy_blocks copies within one")
         self._registered.check_alike(other._registered)
+        self._registered.check_memory()
+        other._registered.check_memory()
         runner = self._runner(other)
         rows = runner._copier.stage()
         checker = self._to.get(other)
@@ -306,6 +316,7 @@ class KVBlocks:
     def _fill(self, rows: torch.Tensor, plan: CopyPlan) -> None:
         """Puts a plan into the rows of a buffer."""
         self._refuse_twice(plan)
+        self._registered.check_memory()
         staged = self._copier.stage()
         total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, staged)
         if total >= len(rows):

@@ -206,7 +206,8 @@ def _segments_of(name: str, tensor: torch.Tensor, axes: tuple[str, ...]) -> list
             rest.append(axis)
     rest.sort(key=lambda axis: axis.stride)
     rows = _choose_rows(rest, element, tensor, block)
-    segments = _spread(name, tensor, block, rows)
+    tokens = tensor.shape[axes.index("token")] if "token" in axes else 0
+    segments = _spread(name, tensor, block, rows, tokens)
     if not spread_out(element, ((axis.size, axis.stride) for axis in (block, *rest))):
         check_disjoint(segments)
     return segments
@@ -245,7 +246,7 @@ def _cut(rest: list[Axis], element: int, *, stop_at_token: bool) -> Rows:
     return Rows(row_bytes, token_bytes, tuple(outer))
 
 
-def _spread(name: str, tensor: torch.Tensor, block: Axis, rows: Rows) -> list[Segment]:
+def _spread(name: str, tensor: torch.Tensor, block: Axis, rows: Rows, tokens: int) -> list[Segment]:
     """One segment with the most rows, repeated over every other axis outside the rows."""
     inner = max(rows.outer, key=lambda axis: axis.size, default=Axis("", 1, rows.row_bytes))
     others = [axis for axis in rows.outer if axis is not inner]
@@ -262,6 +263,7 @@ def _spread(name: str, tensor: torch.Tensor, block: Axis, rows: Rows) -> list[Se
             row_bytes=rows.row_bytes,
             num_blocks=block.size,
             token_bytes=rows.token_bytes,
+            block_tokens=tokens,
         )
         for i, place in enumerate(places)
     ]

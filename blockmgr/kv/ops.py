@@ -38,6 +38,8 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
     moved = place_of(tensors) != place
     if moved and form_of(tensors) != form:
         raise RuntimeError("the tensors are not laid out as they were registered")
+    if moved and not all(tensor.data_ptr() for tensor in tensors):
+        raise RuntimeError("the memory of a tensor was freed after it was registered")
     if not chunks:  # the torch backend
         views = views_of(tensors, table, num_blocks, access_bytes)
         rows = pairs[: max(0, int(count))].cpu().numpy().copy()

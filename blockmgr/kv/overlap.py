@@ -118,6 +118,11 @@ def _check_alike(segment: Segment, first: Segment, block_size: int) -> None:
             f"a row of {segment.row_bytes} bytes holds {segment.row_bytes // segment.token_bytes}"
             f" tokens of {segment.token_bytes} bytes, block_size is {block_size}",
         )
+    if segment.block_tokens not in (0, block_size):
+        raise LayoutError(
+            segment.name,
+            f"a block holds {segment.block_tokens} tokens, block_size is {block_size}",
+        )
 
 
 def _canonical(segment: Segment) -> Segment:

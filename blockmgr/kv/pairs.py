@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ __all__ = [
     "columns_of",
     "integers",
     "make_ring",
+    "no_reduce",
     "on_device",
 ]
 
@@ -35,6 +36,12 @@ RING_SIZE = 8
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Where a kernel has to be launched from: Triton launches on the current device."""
     return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
+def no_reduce(owner: object) -> NoReturn:
+    """A ``__reduce__`` for what stands for memory of this process: no pickle and no copy of it."""
+    name = type(owner).__name__
+    raise TypeError(f"{name} cannot be pickled or copied: it stands for memory of this process")
 
 
 class Event(Protocol):
@@ -171,6 +178,8 @@ class PairBuffer:
         self.pairs = rows[1:]
         self._rows = rows
         self._fill = fill
+
+    __reduce__ = no_reduce
 
     @property
     def max_pairs(self) -> int:

@@ -14,7 +14,7 @@ from blockmgr.errors import LayoutError
 from blockmgr.kv.layout import Segment, check_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["COLUMNS", "WIDTHS", "Column", "Registration", "form_of", "place_of", "register"]
 
@@ -57,6 +57,9 @@ class Registration:
         access_bytes: Width that every address, stride and length of a copy is a multiple of.
         tensors: What the segments lie in, one tensor for each storage.
         table: ``int64[num_segments, COLUMNS]`` on the host.
+        names: Of the caller's tensors, each once.
+        begins: ``data_ptr`` of each: asking a method that is at hand takes half the time.
+        addresses: What that was when it was registered.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +68,19 @@ class Registration:
     access_bytes: int
     tensors: list[torch.Tensor]
     table: torch.Tensor
+    names: list[str]
+    begins: list[Callable[[], int]]
+    addresses: list[int]
+
+    def check_memory(self) -> None:
+        """Raises a ``LayoutError`` if a tensor's storage was freed or exchanged since.
+
+        A copy would read and write whatever lies there today, or what nobody else sees any more.
+        """
+        if [data_ptr() for data_ptr in self.begins] == self.addresses:
+            return
+        at = next(i for i, was in enumerate(self.addresses) if self.begins[i]() != was)
+        raise LayoutError(self.names[at], "its memory was freed or exchanged after registration")
 
     @property
     def device(self) -> torch.device:
@@ -136,6 +152,7 @@ def register(
                 segment.name,
                 f"allows accesses of {_widest(segment)} bytes, access_bytes is {width}",
             )
+    theirs = list({id(segment.tensor): segment for segment in reversed(unique)}.values())
     tensors = _tensors_over(unique)
     places = {_storage(tensor): i for i, tensor in enumerate(tensors)}
     rows = [
@@ -158,6 +175,9 @@ def register(
         access_bytes=width,
         tensors=tensors,
         table=torch.tensor(rows, dtype=torch.int64),
+        names=[segment.name for segment in theirs],
+        begins=[segment.tensor.data_ptr for segment in theirs],
+        addresses=[segment.tensor.data_ptr() for segment in theirs],
     )
 
 

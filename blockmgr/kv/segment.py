@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from blockmgr.arguments import integer
 from blockmgr.errors import LayoutError
@@ -12,6 +13,7 @@ from blockmgr.errors import LayoutError
 __all__ = ["Segment"]
 
 SIZES = ("block_stride", "num_rows", "row_stride", "row_bytes", "num_blocks")
+TOKENS = ("token_bytes", "block_tokens")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -42,10 +44,12 @@ class Segment:
         num_blocks: Blocks, ids ``[0, num_blocks)``.
         offset: From ``tensor.data_ptr()`` to block 0. May point anywhere in the storage.
         token_bytes: From a token to the next within a row; 0 if rows are never split.
+        block_tokens: Tokens a block; 0 if the layout does not say.
 
     Raises:
-        LayoutError: A size is below 1, rows overlap, tokens do not divide a row, the base is not
-            aligned to the element size, or bytes lie outside the storage.
+        LayoutError: A size is below 1, rows overlap, tokens do not divide a row or are not
+            ``block_tokens``, the base is not aligned to the element size, or bytes lie outside the
+            storage.
         TypeError: A value is of the wrong type.
     """
 
@@ -58,12 +62,13 @@ class Segment:
     num_blocks: int
     offset: int = 0
     token_bytes: int = 0
+    block_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise TypeError(f"name must be a str, got {self.name!r}")
         check_tensor(self.name, self.tensor)
-        for field in (*SIZES, "offset", "token_bytes"):
+        for field in (*SIZES, "offset", *TOKENS):
             object.__setattr__(self, field, integer(field, getattr(self, field)))
         for field in SIZES:
             if (size := getattr(self, field)) < 1:
@@ -77,12 +82,20 @@ class Segment:
                 self.name,
                 f"rows overlap: row_stride {self.row_stride} is below row_bytes {self.row_bytes}",
             )
-        if self.token_bytes < 0:
-            raise LayoutError(self.name, f"token_bytes must be at least 0, got {self.token_bytes}")
+        for field in TOKENS:
+            if (size := getattr(self, field)) < 0:
+                raise LayoutError(self.name, f"{field} must be at least 0, got {size}")
         if self.token_bytes and self.row_bytes % self.token_bytes:
             raise LayoutError(
                 self.name,
                 f"row_bytes {self.row_bytes} is no multiple of token_bytes {self.token_bytes}",
+            )
+        tokens = self.row_bytes // self.token_bytes if self.token_bytes else self.block_tokens
+        if self.block_tokens not in (0, tokens):
+            raise LayoutError(
+                self.name,
+                f"a row holds {tokens} tokens of {self.token_bytes} bytes, block_tokens is "
+                f"{self.block_tokens}",
             )
 
     def _check_range(self) -> None:
@@ -137,3 +150,17 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise LayoutError(name, "a meta tensor has no memory")
     if tensor.numel() == 0:
         raise LayoutError(name, f"the tensor is empty: shape {tuple(tensor.shape)}")
+    if isinstance(tensor, FakeTensor):
+        raise LayoutError(name, "a fake tensor has no memory")
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:  # inside torch.func.vmap or grad; or a wrapper of other tensors
+        message = "has no memory of its own: it is made by a transform or wraps other tensors"
+        raise LayoutError(name, message) from error
+    if not address:
+        raise LayoutError(name, "its memory has been freed, or wraps other tensors")
+    if tensor.requires_grad:
+        raise LayoutError(
+            name,
+            "requires gradients, which a copy would make wrong unnoticed; register tensor.detach()",
+        )

@@ -64,9 +64,15 @@ class PagedTensors:
             "latent": shape.latent_dim or 0,
         }
         lengths = [sizes[axis] for axis in axes]
+        at = axes.index("block")
+        if at:
+            # Of a single block, K and V would touch and be one row: then it could not be swapped
+            # with a pool of more blocks. The room of a second one keeps them apart.
+            lengths[at] = max(num_blocks, 2)
 
         def zeros() -> torch.Tensor:
-            return torch.zeros(lengths, dtype=shape.dtype, device=device, pin_memory=pin_memory)
+            room = torch.zeros(lengths, dtype=shape.dtype, device=device, pin_memory=pin_memory)
+            return room.narrow(at, 0, num_blocks) if num_blocks < lengths[at] else room
 
         layers: list[LayerTensors]
         allocated: list[LayerTensors] | torch.Tensor

@@ -9,13 +9,14 @@ apart, and so a replay with blocks of 512 tokens counts the same hits as before,
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from blockmgr.files import replacing
 from blockmgr.lab.trace import TOKENS_PER_HASH_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from blockmgr.lab.trace import Request, Trace
 
@@ -33,16 +34,16 @@ def write_mooncake(trace: Trace, path: str | Path) -> None:
         path: File to write.
 
     Raises:
-        ValueError: There are more distinct runs of 512 tokens than the format has ids.
-        OSError: The file cannot be written.
+        ValueError: There are more distinct runs of 512 tokens than the format has ids; or ``path``
+            is a symbolic link or a folder.
+        OSError: The file cannot be written; what was there is as it was.
 
     Cost: O(tokens) time; memory for the distinct runs.
 
     Source: Qin et al., "Mooncake", FAST 2025, and the traces released with it.
     """
-    lines = list(_lines(trace))  # before the file is opened: too many ids must leave none behind
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
+    with replacing(path) as file:
+        file.writelines(line.encode() + b"\n" for line in _lines(trace))
 
 
 def _lines(trace: Trace) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,8 +11,12 @@ import numpy.typing as npt
 
 from blockmgr import __version__
 from blockmgr.errors import MissingExtraError
+from blockmgr.files import check_output, replacing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from matplotlib.axes import Axes
 
     from blockmgr.lab.replay import ReplayResult
@@ -49,17 +53,20 @@ COLUMNS: Final = (
 )
 
 
-def check_path(path: str | Path) -> Path:
-    """``path`` if a plot can be saved there, by its suffix and its folder.
+def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) -> Path:
+    """``path`` if a plot can be saved there, and its data beside it as ``.csv``.
+
+    Args:
+        path: Picture to write.
+        inputs: Files that are read, which must not be replaced; None stands for no file.
 
     Raises:
-        ValueError: The suffix is neither ``.png`` nor ``.svg``, or there is no such folder.
+        ValueError: The suffix is neither ``.png`` nor ``.svg``, there is no such folder, or one of
+            the two files is a folder, a symbolic link or one of ``inputs``.
     """
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"plot must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
-    if not target.parent.is_dir():
-        raise ValueError(f"plot must go into a folder that exists, got {str(target.parent)!r}")
+    others = tuple(inputs)
+    target = check_output(path, suffixes=SUFFIXES, inputs=others, name="plot")
+    check_output(target.with_suffix(".csv"), inputs=others, name="the data of the plot")
     return target
 
 
@@ -74,8 +81,8 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
         The picture and the CSV.
 
     Raises:
-        ValueError: The suffix is neither ``.png`` nor ``.svg``.
-        OSError: A file cannot be written.
+        ValueError: As ``check_path`` does.
+        OSError: A file cannot be written; what was there is as it was.
     """
     picture = check_path(path)
     data = picture.with_suffix(".csv")
@@ -85,7 +92,8 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
         _draw(figure.add_subplot(), study)
         kind = picture.suffix.lower().lstrip(".")
         stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
-        figure.savefig(picture, format=kind, metadata=stamp)
+        with replacing(picture) as file:
+            figure.savefig(file, format=kind, metadata=stamp)
     _write_csv(study, data)
     return picture, data
 
@@ -118,7 +126,9 @@ def _draw(axes: Axes, study: Study) -> None:
         f"pool size (blocks of {study.config.block_size} tokens, share of the working set)"
     )
     axes.set_ylabel("token hit rate")
-    axes.set_title(f"{study.trace}: hit rate over pool size", loc="left", color=INK, pad=10)
+    title = f"{study.trace}: hit rate over pool size"
+    # A dollar in the name of a file begins no formula.
+    axes.set_title(title, loc="left", color=INK, pad=10, parse_math=False)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, length=3)
@@ -163,18 +173,20 @@ def _tick(result: ReplayResult, capacity: Capacity) -> str:
 
 
 def _write_csv(study: Study, path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(COLUMNS)
-        for capacity, result in zip(study.capacities, study.results, strict=True):
-            rows.writerow(
-                (
-                    capacity.text,
-                    result.num_blocks,
-                    result.query_tokens,
-                    result.hit_tokens,
-                    result.hit_rate,
-                    result.evictions,
-                    study.attainable.hit_rate,
-                )
+    text = StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for capacity, result in zip(study.capacities, study.results, strict=True):
+        rows.writerow(
+            (
+                capacity.text,
+                result.num_blocks,
+                result.query_tokens,
+                result.hit_tokens,
+                result.hit_rate,
+                result.evictions,
+                study.attainable.hit_rate,
             )
+        )
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())

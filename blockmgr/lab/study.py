@@ -38,6 +38,10 @@ class Capacity:
             return self.value
         return max(1, int(self.value * working_set_blocks))
 
+    def equals(self, other: Capacity) -> bool:
+        """Whether both ask for the same, however that was written; 100% is not 1 block."""
+        return (type(self.value), self.value) == (type(other.value), other.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -67,12 +71,16 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
     """Capacities from a list such as ``"5%,10%,4096"``.
 
     Raises:
-        ValueError: An item is neither a percentage nor a block count above 0.
+        ValueError: An item is neither a percentage nor a block count above 0, or there twice.
 
     >>> [capacity.blocks(1000) for capacity in parse_capacities("2.5%,64")]
     [25, 64]
     """
-    return tuple(_parse_capacity(item.strip()) for item in text.split(","))
+    sizes = tuple(_parse_capacity(item.strip()) for item in text.split(","))
+    for number, size in enumerate(sizes):
+        if any(size.equals(other) for other in sizes[:number]):
+            raise ValueError(f"capacities must differ, got {size.text!r} twice")
+    return sizes
 
 
 def attainable(trace: Trace, config: ReplayConfig) -> Attainable:

@@ -8,9 +8,12 @@ are.
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -192,15 +195,21 @@ class _Workers:
     def __enter__(self) -> _Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if error is not None:
+            # Nobody waits for what they are at, which may take minutes.
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
         """For each task, a function and what it takes after the trace: what it returns."""
         if self._pool is None:
             return list(self._run_here(tasks))
-        futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
+        with _uninterrupted():
+            futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -215,6 +224,31 @@ class _Workers:
         for function, *arguments in tasks:
             yield function(self._trace, *arguments)
             self._advance()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold SIGINT back, and let processes that are started meanwhile never see one.
+
+    A terminal sends it to all of them. The one that waits for the others ends them; on their own
+    they would each end in a traceback, wherever their imports or replays had got to.
+    """
+    seen: list[tuple[int, Any]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    # Python handles a signal in the main thread, whichever thread got it: the mask alone would not
+    # hold it back there, and a process that was just started would be in nobody's list.
+    holds = callable(handler) and threading.current_thread() is threading.main_thread()
+    if holds:
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if holds:
+            signal.signal(signal.SIGINT, handler)
+    if seen and callable(handler):
+        handler(*seen[0])
 
 
 _traces: list[Trace] = []

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr.errors import TraceFormatError
+from blockmgr.files import MAX_LINE_BYTES, bounded_lines, printable, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,30 +184,36 @@ class Trace:
             )
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Trace:
     """The requests of a trace file, Mooncake's or blockmgr's own.
 
+    Args:
+        path: File to read; its name, with what cannot be printed as escapes, is the trace's.
+        max_line_bytes: Longest line to accept; no more of a line is ever held.
+
     Raises:
-        TraceFormatError: A line is not what the format says; names line and column.
+        TraceFormatError: A line is too long or not what the format says; names line and column.
         OSError: The file cannot be read.
 
     Cost: O(file size) time; memory for the ids, not for the tokens they stand for.
     """
-    requests = tuple(_requests(str(path)))
-    return Trace(Path(path).name, requests)
+    requests = tuple(_requests(str(path), max_line_bytes))
+    return Trace(printable(Path(path).name), requests)
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write ``trace`` in blockmgr's own format, which keeps outputs and namespaces.
 
     Raises:
-        OSError: The file cannot be written.
+        ValueError: ``path`` is a symbolic link or a folder; or a request takes a line longer than
+            ``read_trace`` accepts.
+        OSError: The file cannot be written; what was there is as it was.
 
     Cost: O(tokens) time and file size: prompts known by ids are written in full.
     """
-    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
-        file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
-        for request in trace.requests:
+    with replacing(path) as file:
+        file.write(json.dumps({"format": FORMAT, "version": VERSION}).encode() + b"\n")
+        for number, request in enumerate(trace.requests, start=1):
             record = {
                 "arrival_ms": request.arrival_ms,
                 "namespace": request.namespace.hex(),
@@ -214,30 +221,35 @@ def write_trace(trace: Trace, path: str | Path) -> None:
                 "outputs": [output.tolist() for output in request.outputs],
                 "tokens": request.tokens().tolist(),
             }
-            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+            line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(
+                    f"request {number} takes a line of {len(line)} bytes, more than the "
+                    f"{MAX_LINE_BYTES} that are read"
+                )
+            file.write(line)
 
 
-def _requests(path: str) -> Iterator[Request]:
+def _requests(path: str, max_line_bytes: int) -> Iterator[Request]:
     """Read a file line by line, so that only the requests are ever held."""
     own = False
     parents: dict[int, tuple[int | None, int]] = {}
     earliest = 0
     number = 0
-    with Path(path).open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            line = _Line(path, number, raw)
-            if number == 1 and "format" in line.record:
-                line.header()
-                own = True
-                continue
-            arrival = "arrival_ms" if own else "timestamp"
-            request = line.own_request() if own else line.mooncake_request(parents)
-            if request.arrival_ms < earliest:
-                raise line.error(
-                    arrival, f"{arrival} {request.arrival_ms}", f"at least {earliest}, as before"
-                )
-            earliest = request.arrival_ms
-            yield request
+    for number, raw in bounded_lines(path, max_line_bytes):
+        line = _Line(path, number, raw)
+        if number == 1 and "format" in line.record:
+            line.header()
+            own = True
+            continue
+        arrival = "arrival_ms" if own else "timestamp"
+        request = line.own_request() if own else line.mooncake_request(parents)
+        if request.arrival_ms < earliest:
+            raise line.error(
+                arrival, f"{arrival} {request.arrival_ms}", f"at least {earliest}, as before"
+            )
+        earliest = request.arrival_ms
+        yield request
     if number == int(own):
         raise TraceFormatError(path, number + 1, 1, "the end of the file", "a request")
 

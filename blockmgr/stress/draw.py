@@ -67,6 +67,7 @@ class Draw:
             "extras": extras,
             "num_slots": slots,
             "commit": rng.random() < 0.5,
+            "read_cache": rng.random() < 0.9,
         }
 
     def next_turn(self) -> Record:
@@ -137,7 +138,12 @@ class Draw:
 
     def resume(self) -> Record:
         """With all its slots, or only some."""
-        return {"num_slots": self.rng.choice([None, None, 1, 9])}
+        slots = self.rng.choice([None, None, 1, 9])
+        return {"num_slots": slots, "read_cache": self.rng.random() < 0.9}
+
+    def reset(self) -> Record:
+        """The cache, and now and then what it says of its last requests."""
+        return {"reset_hit_rate": self.rng.random() < 0.5}
 
     def nonsense(self) -> Record:
         """A call on a sequence that is gone."""

@@ -17,6 +17,7 @@ import numpy as np
 from blockmgr.blocks import BlockState
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from blockmgr.manager import BlockManager
+from blockmgr.stress.habits import Habits
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.oracle import Device, Step, Work
 
@@ -55,6 +56,11 @@ class Entry:
     tokens: list[int]
     prefixes: list[int]
     start: int = 0  # first position the next forward has to write
+    # What an engine remembers that does not look it up: where it left off, what it committed ahead
+    # of the next forward, and the slots it was given.
+    left_off: int = 0
+    promise: int = 0
+    handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
     running: bool = True
     version: int = 0  # grows when tokens are taken back
     written: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # slot of each position
@@ -83,6 +89,7 @@ class LockStep:
         seed: int = 0,
         check_every: int = 1,
         detectors: str = "IKD",
+        habits: Habits | None = None,
     ) -> None:
         self.detectors = detectors
         self.manager = manager(**config)
@@ -105,6 +112,19 @@ class LockStep:
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
+        self.habits = habits or Habits()
+        self.skip_steps(self.habits.first_step)
+
+    def skip_steps(self, count: int) -> None:
+        """Launches that many steps with nothing in them."""
+        take, applied = self.manager.take_copies, self.manager.copies_applied
+        for _ in range(count):
+            ticket = take().ticket
+            applied(ticket)
+            if self.in_flight_limit:
+                self.manager.complete(ticket)
+        if self.model is not None:
+            self.model.last_ticket += count
 
     # ---- calling both -------------------------------------------------------------------
 
@@ -136,8 +156,8 @@ class LockStep:
         gone, and checks that it was somebody idle without children.
         """
         facts, names = self.manager.blocks(), self.model_names()
-        cached = (BlockState.CACHED, BlockState.IDLE, BlockState.FENCED)
-        gone = [b for b in idle if facts.state[names[b.id]] not in cached]
+        # Whoever goes is taken by the sequence that needs the room.
+        gone = [b for b in idle if facts.state[names[b.id]] == BlockState.OWNED]
         parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
         leaves = [block for block in gone if block.content not in parents]
         if not leaves:
@@ -180,6 +200,10 @@ class LockStep:
         if ours != theirs:
             different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
             raise DivergenceError(f"stats (manager, model): {different}")
+        for name in ("recent_hits", "num_common_prefix_blocks"):
+            seen, due = (getattr(m, name)() for m in (self.manager, self.model))
+            if seen != due:
+                raise DivergenceError(f"{name} (manager, model): {seen}, {due}")
         for namespace in (*self.model.config.quotas, NOBODY):
             usage, due = (m.quota_usage(namespace) for m in (self.manager, self.model))
             if usage != due:

@@ -20,8 +20,8 @@ from blockmgr.errors import (
     StepError,
 )
 from blockmgr.stress.model_admission import Plan, common, token_list, whole
+from blockmgr.stress.model_cache import CacheModel
 from blockmgr.stress.model_pool import Block, Content, Seq, chain
-from blockmgr.stress.model_retention import RetentionModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelManager", "Plan", "common"]
 
 
-class ModelManager(RetentionModel):
+class ModelManager(CacheModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- one sequence -------------------------------------------------------------------
@@ -51,13 +51,23 @@ class ModelManager(RetentionModel):
                 seq.blocks[index].twin = None  # about to differ from it
             return
         shared = seq.blocks[index]
-        safe = min(seq.settled, seq.num_computed_tokens)
-        brought = 0 if self.is_ahead(shared) else max(0, safe - start)
+        brought = max(0, min(seq.written, seq.num_computed_tokens) - start)
         if brought:
             self.record(shared, fresh, brought)
         # What cannot be copied, because it is not written yet, is computed again.
-        seq.num_computed_tokens = min(seq.num_computed_tokens, start + brought)
+        self.limit_computed(seq, start + brought)
         seq.blocks[index] = fresh
+
+    def limit_computed(self, seq: Seq, most: int) -> None:
+        seq.num_computed_tokens = min(seq.num_computed_tokens, most)
+        seq.settled, seq.written = min(seq.settled, most), min(seq.written, most)
+
+    def check_written(self, seq: Seq) -> None:
+        """What a copy has to bring must be there before the forward of this step."""
+        start = len(seq.tokens) // self.size * self.size
+        kept = seq.settled if self.taken is None else seq.num_computed_tokens
+        if kept > max(seq.written, start):
+            raise StepError(f"sequence {seq.handle} rests on what this step's forward writes")
 
     def grow(self, seqs: list[Seq], slots: list[int], write: bool = True) -> None:
         """Slots for every sequence, and the next token's block private: all of it or nothing."""
@@ -66,6 +76,8 @@ class ModelManager(RetentionModel):
         for seq, num_slots in zip(seqs, slots, strict=True):
             self.check_fits(seq, num_slots)
             shared = self.must_copy(seq, moving) if write else None
+            if shared is not None:
+                self.check_written(seq)
             moving += [shared] if shared else []
             more = max(0, -(-num_slots // self.size) - len(seq.blocks))
             wanted.append((more, shared is not None))
@@ -100,7 +112,8 @@ class ModelManager(RetentionModel):
         self.check_no_open_ticket()
         high = min(seq.num_tokens, seq.num_slots)
         n = whole("num_computed_tokens", num_computed_tokens, seq.num_computed_tokens, high)
-        seq.settled = min(seq.settled, seq.num_computed_tokens) if self.config.early_commit else n
+        if not self.config.early_commit:
+            seq.settled = seq.written = n
         seq.num_computed_tokens = n
         self.promote(seq)
 
@@ -110,13 +123,18 @@ class ModelManager(RetentionModel):
 
     def promote(self, seq: Seq) -> None:
         """Makes full computed blocks findable, in order, and merges what is cached already."""
-        full = seq.num_computed_tokens // self.size if self.config.prefix_caching else 0
+        caches = self.config.prefix_caching and not seq.outdated
+        full = seq.num_computed_tokens // self.size if caches else 0
         while seq.promoted < full and not self.unresolved(seq.blocks[seq.promoted]):
             index, block = seq.promoted, seq.blocks[seq.promoted]
             content = seq.content(index + 1)
             twin = self.find(content)
+            written = min(max(seq.written - index * self.size, 0), self.size)
+            if twin not in (None, block) and twin.unwritten and written == self.size:
+                return  # what is in memory is not given up for what is yet to be written
             if twin is None:
                 self.publish(block, content)
+                block.unwritten = self.size - written
                 self.count["promoted_blocks"] += 1
             elif twin is not block and self.config.dedup == "remap":
                 self.inherit(block, twin)
@@ -125,8 +143,12 @@ class ModelManager(RetentionModel):
                 self.count["deduplicated_blocks"] += 1
             elif twin is not block and block.twin is not twin:
                 self.inherit(block, twin)
-                block.twin = twin
                 self.count["deduplicated_blocks"] += 1
+                if self.references(twin):
+                    block.twin, block.twinned = twin, next(self.clock)
+                else:
+                    self.move(twin, block)
+                    block.unwritten = self.size - written
             seq.promoted += 1
             self.settle_down()
 
@@ -136,7 +158,7 @@ class ModelManager(RetentionModel):
         for tail in self.children((content[0], content[1][:-1]), extras):
             if len(tail.tokens) < self.size and tail.tokens == tokens[: len(tail.tokens)]:
                 self.forget(tail)
-        block.content, block.linked, block.step = content, next(self.clock), self.step
+        block.content, block.linked = content, next(self.clock)
 
     def truncate(self, handle: int, num_tokens: int) -> None:
         seq = self.running(handle)
@@ -147,8 +169,7 @@ class ModelManager(RetentionModel):
         while len(seq.blocks) > -(-n // self.size):
             seq.blocks.pop()
             self.settle_down()
-        seq.num_computed_tokens = min(seq.num_computed_tokens, n)
-        seq.settled = min(seq.settled, n)
+        self.limit_computed(seq, n)
         seq.num_cached_tokens = min(seq.num_cached_tokens, n)
         seq.promoted = min(seq.promoted, n // self.size)
 
@@ -164,7 +185,9 @@ class ModelManager(RetentionModel):
         child.namespace, child.extras = parent.namespace, dict(parent.extras)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_tokens = parent.num_cached_tokens
-        child.settled, child.promoted = parent.settled, parent.promoted
+        child.settled, child.written = parent.settled, parent.written
+        child.promoted = parent.promoted
+        child.outdated = parent.outdated
 
     def fork(self, handle: int, n: int = 1) -> list[int]:
         parent = self.running(handle)
@@ -226,7 +249,7 @@ class ModelManager(RetentionModel):
         start = seq.promoted * self.size
         n = seq.num_computed_tokens - start
         least = self.config.min_partial_tokens if self.config.prefix_caching else 0
-        if not least or not least <= n < self.size:
+        if seq.outdated or not least or not least <= n < self.size:
             return
         block = seq.blocks[seq.promoted]
         if self.references(block) > 1 or block.content is not None or self.unresolved(block):
@@ -237,17 +260,17 @@ class ModelManager(RetentionModel):
         siblings = self.children((content[0], content[1][:-1]), extras)
         if all(sibling.tokens[:n] != tokens for sibling in siblings):
             self.publish(block, content)
-            block.step = -1  # nothing in it is ahead of a forward
             self.count["cached_tails"] += 1
 
     def preempt(self, handle: int) -> None:
         seq = self.running(handle)
         self.release(seq)
-        seq.num_computed_tokens = seq.num_cached_tokens = seq.settled = seq.promoted = 0
-        seq.is_preempted = True
+        seq.num_computed_tokens = seq.num_cached_tokens = seq.promoted = 0
+        seq.settled = seq.written = 0
+        seq.is_preempted, seq.outdated = True, False
         self.count["preemptions"] += 1
 
-    def resume(self, handle: int, *, num_slots: int | None = None) -> None:
+    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
         seq = self.sequence(handle)
         if not seq.is_preempted:
             raise SequenceStateError(f"sequence {handle} is running")
@@ -255,12 +278,15 @@ class ModelManager(RetentionModel):
         # What grew past the watermark must be able to come back to an empty pool.
         share = self.share(seq.namespace)
         spare = self.limit(share) - -(-max(seq.num_tokens, slots) // self.size)
-        plan = self.fitting_plan(seq, slots, min(self.watermark(share), spare))
-        self.settle_in(seq, plan, "resumed_")
+        held_back = min(self.watermark(share), spare)
+        plan = self.fitting_plan(seq, slots, held_back, read_cache)
+        self.settle_in(seq, plan, "resumed_" if read_cache else None)
 
     def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
         self.check_no_open_ticket()
-        seqs, new = [], [int(t) for t in tokens]
+        seqs: list[Seq] = []
+        moving: list[Block] = []
+        new = [int(t) for t in tokens]
         for handle in handles:
             seq = self.running(int(handle))
             if seq in seqs:
@@ -269,21 +295,33 @@ class ModelManager(RetentionModel):
                 raise SequenceStateError(f"sequence {handle} has tokens without slots")
             self.check_not_promised(seq)
             self.check_fits(seq, seq.num_tokens + 1)
+            shared = self.must_copy(seq, moving)
+            if shared is not None:
+                moving.append(shared)
+                self.check_written(seq)
+                self.check_brought(seq, shared)
             seqs.append(seq)
-        before = [seq.num_computed_tokens for seq in seqs], [seq.settled for seq in seqs]
+        before = [(seq.num_computed_tokens, seq.settled, seq.written) for seq in seqs]
         for seq in seqs:
-            seq.num_computed_tokens = seq.settled = seq.num_tokens
+            seq.num_computed_tokens = seq.settled = seq.written = seq.num_tokens
         try:
             self.grow(seqs, [seq.num_tokens + 1 for seq in seqs])
         except OutOfBlocksError:
-            for seq, computed, settled in zip(seqs, *before, strict=True):
-                seq.num_computed_tokens, seq.settled = computed, settled
+            for seq, (computed, settled, written) in zip(seqs, before, strict=True):
+                seq.num_computed_tokens, seq.settled, seq.written = computed, settled, written
             raise
         for seq, token in zip(seqs, new, strict=True):
             self.promote(seq)
             seq.tokens.append(token)
         ends = [self.slot_mapping(s.handle, s.num_tokens - 1, s.num_tokens)[0] for s in seqs]
         return np.array(ends, np.int64)
+
+    def check_brought(self, seq: Seq, shared: Block) -> None:
+        """No token of a block counts as computed that a pending copy into it does not bring."""
+        offset = len(seq.tokens) % self.size
+        for copy in self.pending:
+            if copy.destination is shared and copy.num_tokens < offset:
+                raise StepError(f"sequence {seq.handle} waits for a copy")
 
     def take_remaps(self) -> list[Remap]:
         taken, self.remaps = self.remaps, []

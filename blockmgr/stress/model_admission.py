@@ -85,8 +85,8 @@ class ModelAdmission(ModelPool):
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
         """The child that begins most like the tokens; among equals the last that was linked."""
-        candidates = [b for b in self.children(parent, extras) if not self.is_ahead(b)]
-        lengths = [common(child.tokens, tokens) for child in candidates]
+        candidates = self.children(parent, extras)
+        lengths = [common(child.written, tokens) for child in candidates]
         least = self.config.min_partial_tokens
         if not least or not lengths or max(lengths) < least:
             return None
@@ -97,11 +97,11 @@ class ModelAdmission(ModelPool):
         is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
         return is_whole and tail in self.idle()
 
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True) -> Plan:
+    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
         """The longest cached prefix, and what it takes to admit the sequence with it."""
         hits: list[Block] = []
         last = len(seq.tokens) - 1  # never served: one token is always left to compute
-        while (len(hits) + 1) * self.size <= last:
+        while read and (len(hits) + 1) * self.size <= last:
             hit = self.find(seq.content(len(hits) + 1))
             if hit is None:
                 break
@@ -109,7 +109,7 @@ class ModelAdmission(ModelPool):
         num_blocks = -(-num_slots // self.size)
         rest = seq.tokens[len(hits) * self.size : last]
         source = None
-        if partial and num_blocks > len(hits):
+        if read and partial and num_blocks > len(hits):
             extras = seq.extras.get(len(hits), b"")
             source = self.best_child(seq.content(len(hits)), extras, rest)
         take_over = source is not None and self.can_be_taken_over(source, rest)
@@ -117,14 +117,14 @@ class ModelAdmission(ModelPool):
         idle = self.idle()
         acquired = hits if source is None else [*hits, source]
         needed = num_blocks - len(hits) - take_over + sum(b in idle for b in acquired)
-        num_partial = 0 if source is None else common(source.tokens, rest)
+        num_partial = 0 if source is None else common(source.written, rest)
         return Plan(hits, source, num_partial, take_over, num_blocks, needed)
 
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int) -> Plan:
+    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
         """The best plan there is room for: a copy holds its source as well as its destination."""
         available = self.available(self.share(seq.namespace))
         for partial in (True, False):
-            plan = self.plan(seq, num_slots, partial)
+            plan = self.plan(seq, num_slots, partial, read)
             if plan.needed == 0 or plan.needed <= available - watermark:
                 return plan
         raise OutOfBlocksError(plan.needed, available, watermark)
@@ -134,7 +134,7 @@ class ModelAdmission(ModelPool):
         if -(-num_slots // self.size) > min(self.width, most):
             raise NeverFitsError(f"{num_slots} slots never fit")
 
-    def settle_in(self, seq: Seq, plan: Plan, counters: str) -> None:
+    def settle_in(self, seq: Seq, plan: Plan, counters: str | None) -> None:
         seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
         self.seqs[seq.handle] = seq
         for block in plan.hits:
@@ -153,11 +153,17 @@ class ModelAdmission(ModelPool):
             self.record(plan.source, seq.blocks[len(plan.hits)], plan.num_partial)
         self.settle_down()
         seq.num_computed_tokens = len(plan.hits) * self.size + plan.num_partial
-        seq.num_cached_tokens = seq.settled = seq.num_computed_tokens
+        seq.num_cached_tokens = seq.settled = seq.written = seq.num_computed_tokens
+        for index, block in enumerate(plan.hits):
+            if block.unwritten:
+                seq.written = min(seq.written, (index + 1) * self.size - block.unwritten)
+        if counters is None:
+            return
         self.count[f"{counters}query_tokens"] += len(seq.tokens)
         self.count[f"{counters}hit_tokens"] += seq.num_cached_tokens
         if not counters:
             self.count["partial_hit_tokens"] += plan.num_partial
+            self.lookups.append((len(seq.tokens), seq.num_cached_tokens))
 
     def checked_slots(self, seq: Seq, num_slots: int | None, watermark: int) -> int:
         length = len(seq.tokens)
@@ -182,13 +188,14 @@ class ModelAdmission(ModelPool):
         namespace: object = b"",
         extras: object = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> int:
         seq = self.prompt(tokens, namespace, extras)
         watermark = self.watermark(self.share(seq.namespace))
         slots = self.checked_slots(seq, num_slots, watermark)
         [seq.handle] = self.new_rows(1)
-        plan = self.fitting_plan(seq, slots, watermark)
-        self.settle_in(seq, plan, "")
+        plan = self.fitting_plan(seq, slots, watermark, read_cache)
+        self.settle_in(seq, plan, "" if read_cache else None)
         return seq.handle
 
     def check_row(self, seq: Seq) -> None:
@@ -199,7 +206,6 @@ class ModelAdmission(ModelPool):
         self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
     ) -> Match:
         seq = self.prompt(tokens, namespace, extras)
-        self.check_row(seq)
         plan = self.plan(seq, len(seq.tokens))
         num_cached = len(plan.hits) * self.size + plan.num_partial
         return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))
@@ -211,13 +217,14 @@ class ModelAdmission(ModelPool):
         namespace: object = b"",
         extras: object = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> Admission:
         seq = self.prompt(tokens, namespace, extras)
         watermark = self.watermark(self.share(seq.namespace))
         try:
             slots = self.checked_slots(seq, num_slots, watermark)
             self.new_rows(1)
-            self.fitting_plan(seq, slots, watermark)
+            self.fitting_plan(seq, slots, watermark, read_cache)
         except NeverFitsError:
             return Admission.NEVER
         except (OutOfSequencesError, OutOfBlocksError):

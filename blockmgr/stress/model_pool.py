@@ -39,9 +39,10 @@ class Block:
     serial: int
     content: Content | None = None  # set: findable
     twin: Block | None = None  # the cached block with the same content, if this one is private
+    twinned: int = 0  # when it got that twin
     stamp: int | None = None  # when it fell out of use; None: in use
     linked: int = 0  # when it became findable
-    step: int = -1  # the step it became findable in
+    unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
     retention: tuple[int, float] | None = None  # a level, and the time it ends
     hint: int = Priority.NORMAL  # what its last user said of its next use
     fence: int = 0  # the ticket that must complete before it is handed out
@@ -51,6 +52,11 @@ class Block:
     def tokens(self) -> tuple[int, ...]:
         assert self.content is not None
         return self.content[1][-1][1]
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Its tokens that a copy of this step can bring."""
+        return self.tokens[: len(self.tokens) - self.unwritten]
 
 
 @dataclass(eq=False)
@@ -66,8 +72,10 @@ class Seq:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     settled: int = 0  # computed tokens that were not committed early in this step
+    written: int = 0  # of those, what is in memory before the forward of this step
     promoted: int = 0  # leading blocks that are cached, or twins of cached ones
     is_preempted: bool = False
+    outdated: bool = False  # goes on with K/V from before the cache was reset
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
@@ -113,11 +121,12 @@ class ModelPool:
         self.generations = [0] * self.config.max_seqs
         self.pending: list[Copy] = []
         self.taken: list[Copy] | None = None  # None: no ticket open
-        self.last_ticket = self.step = 0
+        self.last_ticket = 0
         self.in_flight: list[int] = []  # tickets that are not complete
         self.remaps: list[Remap] = []
         self.clock = itertools.count(1)
         self.count = dict.fromkeys(Stats.__dataclass_fields__, 0)
+        self.lookups: list[tuple[int, int]] = []  # prompt tokens and hit tokens of each request
 
     # ---- blocks -------------------------------------------------------------------------
 
@@ -126,7 +135,7 @@ class ModelPool:
         return sum(table.count(block) for table in [*tables, self.leaving])
 
     def used(self) -> list[Block]:
-        """Blocks in a table or pinned by a copy, and what those stand on: parents and twins."""
+        """Blocks in a table or pinned by a copy, and the parents of those."""
         roots = [block for seq in self.seqs.values() for block in seq.blocks] + self.leaving
         roots += [copy.source for copy in self.pending]
         roots += [end for c in self.taken or () for end in (c.source, c.destination)]
@@ -136,8 +145,6 @@ class ModelPool:
             if block in found:
                 continue
             found[block] = None
-            if block.twin is not None:
-                roots.append(block.twin)
             if block.content is not None and len(block.content[1]) > 1:
                 parent = self.find((block.content[0], block.content[1][:-1]))
                 assert parent is not None, "a cached block outlived its parent"
@@ -149,6 +156,7 @@ class ModelPool:
         dead = [copy for copy in self.pending if not self.references(copy.destination)]
         self.count["cancelled_copies"] += len(dead)
         self.pending = [copy for copy in self.pending if copy not in dead]
+        self.part_twins()
         used = self.used()
         for block in used:
             block.stamp = None
@@ -158,6 +166,27 @@ class ModelPool:
             block.stamp, block.fence = next(self.clock), self.fence()
             if block.content is None:
                 self.forget(block)
+
+    def part_twins(self) -> None:
+        """No block is kept for a twin: with its last table gone, a twin is the cached one."""
+        for block in self.live:
+            if block.twin is not None and not self.references(block):
+                block.twin = None
+        for block in list(self.live):
+            if block.content is not None and not self.references(block):
+                twins = [other for other in self.live if other.twin is block]
+                if twins:
+                    self.move(block, max(twins, key=lambda other: other.twinned))
+
+    def move(self, block: Block, to: Block) -> None:
+        """All that a cached block is passes to one with the same content that is in use."""
+        to.content, to.linked = block.content, block.linked
+        to.retention, to.hint = block.retention, block.hint
+        to.twin = None
+        for other in self.live:
+            if other.twin is block:
+                other.twin = to
+        self.forget(block)
 
     def fence(self) -> int:
         return self.in_flight[-1] if self.in_flight else 0
@@ -264,10 +293,6 @@ class ModelPool:
         self.live.append(block)
         return block
 
-    def is_ahead(self, block: Block) -> bool:
-        """Promoted in this step, perhaps ahead of the forward that fills it."""
-        return self.config.early_commit and block.content is not None and block.step == self.step
-
     # ---- copies and steps ---------------------------------------------------------------
 
     def take_copies(self) -> CopyPlan:
@@ -293,9 +318,11 @@ class ModelPool:
             del copies[0]
             self.settle_down()
         self.taken = None
-        self.step += 1  # the forward that comes now writes what was committed ahead of it
+        # The forward that comes now writes what was committed ahead of it.
+        for block in self.live:
+            block.unwritten = 0
         for seq in self.seqs.values():
-            seq.settled = seq.num_computed_tokens
+            seq.settled = seq.written = seq.num_computed_tokens
 
     def copies_aborted(self, ticket: int) -> None:
         again, later = self.resolve(ticket), self.pending
@@ -363,6 +390,9 @@ class ModelPool:
         assert all((block.stamp is None) == (block in used) for block in self.live)
         assert len({block.id for block in self.live}) == len(self.live) <= self.capacity
         contents = [block.content for block in self.live if block.content]
+        for block in self.live:
+            kept = block.twin is None or (block.twin.content and self.references(block.twin))
+            assert kept, "a block is kept for its twin alone"
         assert len(set(contents)) == len(contents)
         for share in (None, *self.config.quotas):
             assert 0 <= self.free_of(share) <= len(self.free_ids())

@@ -96,6 +96,11 @@ class RetentionModel(ModelAdmission):
         if block.retention is not None:
             cached.retention = max(cached.retention or (-1, 0.0), block.retention)
 
+    def move(self, block: Block, to: Block) -> None:
+        super().move(block, to)
+        for held in self.pins.values():
+            held.blocks = [to if other is block else other for other in held.blocks]
+
     # ---- calls --------------------------------------------------------------------------
 
     def end_of(self, ttl: float | None) -> float:

@@ -49,6 +49,7 @@ class Work:
     slots: Slots
     prefixes: npt.NDArray[np.int64]
     start: int
+    handed: Slots | None = None  # where it writes, if it does not ask again; None: where it reads
 
 
 @dataclass
@@ -88,7 +89,8 @@ class Device:
     def _run(self, step: Step) -> None:
         self._copy(step)
         for work in step.work:
-            self.cells[work.slots[work.start :]] = work.prefixes[work.start :]
+            written = work.slots if work.handed is None else work.handed
+            self.cells[written[work.start :]] = work.prefixes[work.start :]
         for work in step.work if self.check else ():
             wrong = np.flatnonzero(self.cells[work.slots] != work.prefixes)
             if len(wrong):

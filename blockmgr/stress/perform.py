@@ -20,6 +20,16 @@ def perform(world: World, record: Record) -> None:
         OPERATIONS[op](world, record)
     elif world.entries:
         ON_ENTRY[op](world, world.entries[record["entry"] % len(world.entries)], record)
+    if world.habits.eager and world.early and world.open is None:
+        _commit_ahead(world, record)
+
+
+def _commit_ahead(world: World, record: Record) -> None:
+    """Whatever this step's forward will write, but for what the engine does not think of."""
+    for index, entry in enumerate(world.entries):
+        computed = world.manager.sequence(entry.handle).num_computed_tokens
+        if entry.running and (record["entry"] + index) % 4 and world.committable(entry) > computed:
+            world.commit(entry, world.committable(entry))
 
 
 def finish_up(world: World) -> None:
@@ -38,7 +48,8 @@ def finish_up(world: World) -> None:
 def _admit(world: World, record: Record) -> None:
     extras = record["extras"] and {int(k): v.encode() for k, v in record["extras"].items()}
     tokens, namespace = list(record["tokens"]), record["namespace"].encode()
-    entry = world.admit(tokens, namespace, extras, record["num_slots"])
+    reads = record.get("read_cache", True)
+    entry = world.admit(tokens, namespace, extras, record["num_slots"], reads)
     if entry is not None and world.early and record["commit"]:
         world.commit(entry, world.committable(entry))
 
@@ -95,7 +106,12 @@ def _take_remaps(world: World, record: Record) -> None:
 def _resume(world: World, record: Record) -> None:
     waiting = [entry for entry in world.entries if not entry.running]
     if waiting:
-        world.resume(waiting[record["entry"] % len(waiting)], record["num_slots"])
+        entry = waiting[record["entry"] % len(waiting)]
+        world.resume(entry, record["num_slots"], record.get("read_cache", True))
+
+
+def _reset(world: World, record: Record) -> None:
+    world.reset(reset_hit_rate=record["reset_hit_rate"])
 
 
 def _nonsense(world: World, record: Record) -> None:
@@ -144,7 +160,12 @@ def _branch(world: World, entry: Entry, record: Record) -> None:
 
 
 def _free(world: World, entry: Entry, record: Record) -> None:
+    row = world.manager.row(entry.handle)
     world.free(entry)
+    if world.habits.refills and entry not in world.entries:
+        after = world.admit(entry.tokens[: 1 + record["entry"] % len(entry.tokens)])
+        if after is not None and world.manager.row(after.handle) != row:
+            raise AssertionError("another row was taken than the one given back last")
 
 
 def _preempt(world: World, entry: Entry, record: Record) -> None:
@@ -162,6 +183,7 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "complete": _complete,
     "take_remaps": _take_remaps,
     "resume": _resume,
+    "reset": _reset,
     "nonsense": _nonsense,
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {

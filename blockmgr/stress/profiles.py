@@ -32,6 +32,7 @@ BALANCED = {
     "preempt": 3,
     "resume": 5,
     "take_remaps": 1,
+    "reset": 0.5,
     "nonsense": 1,
 }
 """How often each operation is drawn, unless a profile says otherwise."""
@@ -149,4 +150,5 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
         "early_commit": rng.random() < 0.3,
         "null_block": null_block,
         "debug": rng.choice([0, 0, 0, 1]),
+        "hit_rate_window": rng.choice([0, 1, 5, 1000]),
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
 from blockmgr.stress.draw import Draw, Record
+from blockmgr.stress.habits import Habits, draw_habits
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.perform import finish_up, perform
 from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
@@ -42,7 +43,7 @@ class Plan:
         default: With the options that ``BlockManager`` has by default.
         minutes: Stop after this long; 0 for never.
         manager: What is under test.
-        options: Overrides of the drawn configuration.
+        options: Overrides of the drawn configuration; ``habits`` is that of the engine.
     """
 
     ops: int
@@ -105,9 +106,11 @@ class CountingWorld(World):
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> CountingWorld:
-    """A world for a configuration whose digest is given by name."""
+    """A world for a configuration whose digest is given by name, with the engine's habits."""
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
+    habits = Habits(**config.get("habits", {}))
+    config = {name: value for name, value in config.items() if name != "habits"}
     if not modelled:
         detectors = detectors.replace("D", "")
     world = CountingWorld(
@@ -117,6 +120,7 @@ def build_world(
         seed=seed,
         check_every=1 if config["num_blocks"] <= 64 else 100 if modelled else 1000,
         detectors=detectors,
+        habits=habits,
     )
     world.counts = Counter()
     return world
@@ -129,7 +133,7 @@ class Run:
         rng = random.Random(f"{profile}:{seed}")
         self.profile, self.seed, self.detectors = profile, seed, plan.detectors
         self.config = draw_config(rng, PROFILES[profile], default=plan.default)
-        self.config |= plan.options
+        self.config |= {"habits": draw_habits(rng)} | plan.options
         self.draw = Draw(rng, profile)
         self.records: list[Record] = []
         self.world = build_world(self.config, seed, plan.detectors, plan.manager)

@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from blockmgr.errors import TraceFormatError
+from blockmgr.files import MAX_LINE_BYTES, bounded_lines, replacing
 from blockmgr.stress.profiles import DIGESTS
 
 if TYPE_CHECKING:
@@ -70,22 +72,31 @@ def write_case(path: Path, case: Case, violation: object) -> None:
         "violation": repr(violation),
     }
     lines = [json.dumps(record) for record in [head, *case.records]]
-    path.write_text("\n".join(lines) + "\n")
+    with replacing(path) as file:
+        file.writelines(line.encode() + b"\n" for line in lines)
 
 
-def read_case(path: Path) -> Case:
+def read_case(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Case:
     """Reads such a file.
 
+    Args:
+        path: File to read.
+        max_line_bytes: Longest line to accept; no more of a line is ever held.
+
     Raises:
+        TraceFormatError: A line is too long; names it.
         ValueError: It is none; the message names the file.
         OSError: It cannot be read.
     """
     try:
-        head, *records = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = bounded_lines(path, max_line_bytes)
+        head, *records = [json.loads(line.decode()) for _, line in lines]
         if head["format"] != FORMAT or head["config"]["digest"] not in DIGESTS:
             raise ValueError(f"format {head['format']!r}")
         if not all(isinstance(record["entry"], int) for record in records):
             raise ValueError("an operation names no sequence")
         return Case(head["config"], head["seed"], head["detectors"], records)
+    except TraceFormatError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no run of blockmgr.stress: {error}") from error

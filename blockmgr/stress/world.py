@@ -32,10 +32,14 @@ class World(LockStep):
         namespace: bytes = b"",
         extras: Mapping[int, bytes] | None = None,
         num_slots: int | None = None,
+        read_cache: bool = True,
     ) -> Entry | None:
         key = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
+        if not read_cache:
+            key["read_cache"] = False
         promise = self.both("can_admit", [tokens], [tokens], **key)
         self.match(tokens, namespace, extras)
+        self.same_digests(tokens, namespace, extras)
         answer = self.both("admit", [tokens], [tokens], **key)
         if promise is not None and (promise[0] is Admission.NOW) != (answer is not None):
             raise DivergenceError(f"can_admit said {promise[0]}, admit {answer}")
@@ -48,10 +52,15 @@ class World(LockStep):
         extend_prefixes(prefixes, tokens, self.size, namespace, extras or {})
         handle, twin = answer
         entry = Entry(handle, twin, namespace, dict(extras or {}), list(tokens), prefixes)
-        entry.start = self.manager.sequence(entry.handle).num_cached_tokens
+        self.begin_entry(entry)
         self.entries.append(entry)
         self.settle()
         return entry
+
+    def begin_entry(self, entry: Entry) -> None:
+        """An admission says how much is cached."""
+        entry.start = entry.left_off = self.manager.sequence(entry.handle).num_cached_tokens
+        self.hand(entry)
 
     def match(
         self, tokens: list[int], namespace: bytes = b"", extras: Mapping[int, bytes] | None = None
@@ -66,10 +75,22 @@ class World(LockStep):
         self.same_blocks(ours.block_ids.tolist(), theirs.block_ids.tolist(), "match")
         return answer
 
-    def resume(self, entry: Entry, num_slots: int | None = None) -> None:
-        if self.both("resume", [entry.handle], [entry.twin], num_slots=num_slots):
+    def same_digests(
+        self, tokens: list[int], namespace: bytes, extras: Mapping[int, bytes] | None
+    ) -> None:
+        answer = self.both("block_digests", [tokens], [tokens], namespace=namespace, extras=extras)
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"block_digests({tokens}): {answer[0]}, expected {answer[1]}")
+
+    def reset(self, *, reset_hit_rate: bool = True) -> None:
+        """The cache forgets everything, and whoever runs goes on."""
+        self.same_answer("reset_prefix_cache", [], reset_hit_rate=reset_hit_rate)
+
+    def resume(self, entry: Entry, num_slots: int | None = None, read_cache: bool = True) -> None:
+        key = {} if read_cache else {"read_cache": False}
+        if self.both("resume", [entry.handle], [entry.twin], num_slots=num_slots, **key):
             entry.running = True
-            entry.start = self.manager.sequence(entry.handle).num_cached_tokens
+            self.begin_entry(entry)
         self.settle()
 
     # ---- one sequence -------------------------------------------------------------------
@@ -80,6 +101,7 @@ class World(LockStep):
     def append(self, entry: Entry, tokens: list[int]) -> None:
         if self.on("append", entry, tokens):
             self.extend(entry, tokens)
+            self.hand_anew(entry)
         self.settle()
 
     def extend(self, entry: Entry, tokens: list[int]) -> None:
@@ -87,15 +109,49 @@ class World(LockStep):
         extend_prefixes(entry.prefixes, tokens, self.size, entry.namespace, entry.extras)
 
     def reserve(self, entry: Entry, num_slots: int) -> None:
-        self.on("reserve", entry, num_slots)
+        if self.on("reserve", entry, num_slots):
+            self.hand_anew(entry)
         self.settle()
+
+    # ---- what an engine remembers -------------------------------------------------------
+
+    def first_to_write(self, entry: Entry) -> int:
+        """The first position that the next forward of the sequence writes."""
+        if not self.habits.looks_up:
+            return entry.left_off
+        start = entry.start
+        return start if self.early else int(self.manager.sequence(entry.handle).num_computed_tokens)
+
+    def hand(self, entry: Entry) -> None:
+        """The slots of all that is not written, as the last call on the sequence left them."""
+        if self.habits.writes != "as_handed":
+            return
+        view = self.manager.sequence(entry.handle)
+        end = min(view.num_tokens, view.num_slots)
+        start = min(entry.left_off, end)
+        slots = self.slots(entry, start, end)
+        known = np.zeros(start, np.int64)
+        known[: len(entry.handed)] = entry.handed[:start]
+        entry.handed = np.concatenate((known, slots))
+
+    def hand_anew(self, entry: Entry) -> None:
+        """Growth may have moved the sequence to another block, without what it promised."""
+        entry.promise = 0
+        self.hand(entry)
+
+    def slots(self, entry: Entry, start: int, stop: int) -> Any:
+        if not self.habits.by_row:
+            return self.manager.slot_mapping(entry.handle, start, stop)
+        table = self.manager.block_tables[self.manager.row(entry.handle)].astype(np.int64)
+        positions = np.arange(start, stop)
+        return table[positions // self.size] * self.size + positions % self.size
 
     def written_until(self, entry: Entry) -> int:
         """How far the K/V of the sequence is in memory, in the slots it has at the moment."""
         view = self.manager.sequence(entry.handle)
         if view.is_preempted:
             return 0
-        start = entry.start if self.early else view.num_computed_tokens
+        start = self.first_to_write(entry)
         stop = max(start, min(view.num_tokens, view.num_slots, len(entry.written)))
         slots = self.manager.slot_mapping(entry.handle, start, stop)
         matching = slots == entry.written[start:stop]
@@ -114,14 +170,21 @@ class World(LockStep):
         n, slots = num_computed_tokens, min(view.num_tokens, view.num_slots)
         if view.num_computed_tokens <= n <= slots and not view.is_preempted:
             n = min(n, self.committable(entry))
-        if self.on("commit", entry, n) and not self.early:
-            entry.start = n
+        if self.on("commit", entry, n):
+            if self.early:
+                entry.promise = n
+                self.hand(entry)  # whoever commits early asks for its slots afterwards
+            else:
+                entry.start = entry.left_off = n
         self.settle()
 
     def truncate(self, entry: Entry, num_tokens: int) -> None:
         if self.on("truncate", entry, num_tokens):
             del entry.tokens[num_tokens:], entry.prefixes[num_tokens:]
             entry.written = entry.written[:num_tokens]
+            entry.left_off = min(entry.left_off, num_tokens)
+            entry.promise = min(entry.promise, num_tokens)
+            self.hand(entry)
             entry.version += 1
         self.settle()
 
@@ -146,6 +209,7 @@ class World(LockStep):
         child.namespace, child.extras = parent.namespace, parent.extras
         child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes)
         child.start, child.written = parent.start, parent.written
+        child.left_off, child.handed, child.promise = parent.left_off, parent.handed, 0
         child.version += 1
 
     def reparent(self, entries: list[Entry], parents: list[int]) -> None:
@@ -170,6 +234,7 @@ class World(LockStep):
     def preempt(self, entry: Entry) -> None:
         if self.on("preempt", entry):
             entry.start, entry.written, entry.running = 0, entry.written[:0], False
+            entry.left_off, entry.promise, entry.handed = 0, 0, entry.handed[:0]
             entry.version += 1
         self.settle()
 
@@ -188,9 +253,14 @@ class World(LockStep):
         theirs = np.array([e.twin for e, _ in ready], np.int64)
         answer = self.both("decode", [ours, new], [theirs, new])
         for (entry, token), slot in zip(ready, answer[0] if answer else (), strict=False):
-            entry.start = len(entry.tokens)
+            entry.start = entry.left_off = len(entry.tokens)
+            entry.promise = 0
             self.extend(entry, [token])
             n = len(entry.tokens)
+            if self.habits.writes == "as_handed":
+                entry.handed = np.append(entry.handed[: n - 1], slot)
+            if self.manager.sequence(entry.handle).num_computed_tokens != n - 1:
+                raise DivergenceError(f"decode left more than a token of {entry.handle} to compute")
             if self.manager.slot_mapping(entry.handle, n - 1, n)[0] != slot:
                 raise DivergenceError(f"decode answered slot {slot} for {entry.handle}")
         self.settle()
@@ -245,13 +315,18 @@ class World(LockStep):
             end = min(view.num_tokens, view.num_slots)
             if end == 0 or (index == skip and not self.early):
                 continue
-            start = entry.start if self.early else view.num_computed_tokens
-            slots = self.manager.slot_mapping(entry.handle, 0, end)
-            prefixes = np.array(entry.prefixes[:end], np.int64)
-            work = Work(f"sequence {entry.handle}", slots, prefixes, start)
+            work = Work(
+                f"sequence {entry.handle}",
+                self.slots(entry, 0, end),
+                np.array(entry.prefixes[:end], np.int64),
+                self.first_to_write(entry),
+                entry.handed if self.habits.writes == "as_handed" else None,
+            )
             launched.step.work.append(work)
             launched.entries.append((entry, entry.version, work))
             entry.start = view.num_computed_tokens
+            if self.early:
+                entry.left_off, entry.promise = max(entry.left_off, entry.promise), 0
         launched.blocks.update(plan.sources.tolist(), plan.destinations.tolist())
         self.open = launched
         self.steps.append(launched)
@@ -332,11 +407,13 @@ class World(LockStep):
         if launched is None:
             return
         self.device.cancel(launched.step)
-        starts = [(entry, work.start) for entry, _, work in launched.entries]
         self.resolve("copies_aborted")
         self.steps.remove(launched)
-        for entry, start in starts:
-            entry.start = min(entry.start, start)
+        for entry, version, work in launched.entries:
+            entry.start = min(entry.start, work.start)
+            if self.early and entry in self.entries and entry.version == version:
+                entry.left_off = min(entry.left_off, work.start)
+                self.hand(entry)
         if self.early:  # what was promised must be computed by the very next step
             self.step()
 

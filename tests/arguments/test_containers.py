@@ -28,6 +28,7 @@ from tests.arguments.containers import (
     NotApplicable,
     Number,
     Stop,
+    endless,
     fail,
     stop,
 )
@@ -142,7 +143,7 @@ def mappings() -> Iterator[Kind]:
     for made in (dict, OrderedDict, UserDict, ChainMap, MappingProxyType, Keys):
         yield kind(made.__name__, made, SAME)
     odd: dict[str, tuple[Callable[..., Any], Due]] = {
-        "__iter__ endless": (lambda self: iter(int, 1), REFUSED),
+        "__iter__ endless": (endless, REFUSED),
         "__iter__ interrupted": (stop, RAISED),
         "__iter__ failing": (fail, RAISED),
         "__len__ interrupted": (stop, RAISED),

@@ -270,15 +270,6 @@ def test_plot_writes_a_picture_and_its_data(run: Run, tmp_path: Path) -> None:
     assert f"wrote {target}" in result.stderr
 
 
-def test_a_plot_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    link = tmp_path / "curve.png"
-    link.symlink_to(tmp_path / "no" / "such" / "folder.png")
-    result = run(*SMALL, "--plot", link)
-    assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1].startswith("error: ")
-
-
 def test_a_missing_extra_is_one_line_and_exit_2(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

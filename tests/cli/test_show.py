@@ -218,14 +218,6 @@ def test_a_malformed_trace_is_bad_input(run: Run, tmp_path: Path) -> None:
     assert result.stderr == f"error: {path}:1:1: found a list, expected a JSON object\n"
 
 
-def test_a_file_that_cannot_be_written_is_bad_input(run: Run, tmp_path: Path) -> None:
-    link = tmp_path / "map.html"
-    link.symlink_to(tmp_path / "no" / "such" / "folder.html")
-    result = run(*SMALL, "-o", link)
-    assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1].startswith("error: ")
-
-
 def test_states_have_colours_on_a_terminal_and_none_where_they_are_not_wanted(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

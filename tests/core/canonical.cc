@@ -77,6 +77,7 @@ class Naming {
     for (const Token token : entry.tokens) put_token(token);
     put(s.num_computed);
     put(s.num_chained);
+    put(s.outdated);
     put(s.num_blocks);
     for (int i = 0; i < s.num_blocks; ++i) put_block_name(table[i]);
     put(entry.start);
@@ -185,6 +186,8 @@ class Naming {
       put_block_name(block.parent);
     }
     put_children(block.first_child);
+    core_.pool().each_twin(b, [this](BlockId twin) { put_block_name(twin); });
+    put(-1);
   }
 
   const World& world_;

@@ -25,17 +25,19 @@ struct Commits {
 template struct Commits<&Pool::take, &Pool::take_idle, &Pool::victim, &Pool::acquire,
                         &Pool::release, &Pool::pin, &Pool::unpin, &Pool::admitted, &Pool::hit,
                         &Pool::enter, &Pool::promote, &Pool::promote_tail, &Pool::forget,
-                        &Pool::set_twin, &Pool::drop_twin, &Pool::take_over, &Pool::move_fence>;
+                        &Pool::set_twin, &Pool::drop_twin, &Pool::part_from_twins,
+                        &Pool::hand_over, &Pool::take_over, &Pool::move_fence>;
 template struct Commits<&PrefixIndex::retain_root, &PrefixIndex::release_root, &PrefixIndex::insert,
-                        &PrefixIndex::insert_tail, &PrefixIndex::erase>;
+                        &PrefixIndex::insert_tail, &PrefixIndex::erase, &PrefixIndex::move>;
 template struct Commits<&Interner::retain, &Interner::release>;
 template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::take,
                         &CopyTracker::applied, &CopyTracker::aborted>;
 template struct Commits<&Policy::admitted, &Policy::enter, &Policy::on_cached, &Policy::on_hit,
-                        &Policy::on_idle, &Policy::on_used, &Policy::on_uncached, &Policy::victim>;
+                        &Policy::on_idle, &Policy::on_used, &Policy::on_moved, &Policy::on_uncached,
+                        &Policy::victim>;
 template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,
                         &Sequences::drop_reference, &Sequences::cache_tail,
                         &Sequences::supersede_tails, &Sequences::make_private, &Sequences::promote,
-                        &Sequences::deduplicate>;
+                        &Sequences::deduplicate, &Sequences::note_unwritten, &Sequences::limit_computed>;
 
 }  // namespace blockmgr::testing

@@ -53,6 +53,8 @@ struct Work {
   std::vector<std::int64_t> slots;
   std::vector<Prefix> prefixes;
   std::int64_t start;
+  // Where an engine that does not ask again writes; empty: where it reads.
+  std::vector<std::int64_t> handed = {};
 };
 
 // A word that a copy brings to a sequence, which counts it as computed.
@@ -83,7 +85,8 @@ class Device {
                         " brings what was not in memory at word " + std::to_string(b.word));
     for (const Work& w : work)
       for (auto i = static_cast<std::size_t>(w.start); i < w.slots.size(); ++i)
-        cells_[static_cast<std::size_t>(w.slots[i])] = w.prefixes[i];
+        cells_[static_cast<std::size_t>(w.handed.empty() ? w.slots[i] : w.handed[i])] =
+            w.prefixes[i];
     for (const Work& w : work)
       for (std::size_t i = 0; i < w.slots.size(); ++i)
         if (cells_[static_cast<std::size_t>(w.slots[i])] != w.prefixes[i])

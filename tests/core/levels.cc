@@ -1,6 +1,7 @@
 #include "levels.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 
 namespace blockmgr::testing {
@@ -47,7 +48,63 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   return due;
 }
 
+// What each full cached block holds, told by its prefix from the root on; 0 for any other.
+std::vector<std::size_t> Levels::contents() const {
+  const Blocks& blocks = core_.blocks();
+  std::vector<std::size_t> contents(said_.size());
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    if (blocks[b].key_tokens != blocks.block_size) continue;
+    std::string path;
+    NodeId node = b;
+    for (; node >= 0; node = blocks[node].parent) {
+      path += std::to_string(blocks[node].extras) + ':';
+      for (int i = 0; i < blocks.block_size; ++i)
+        path += std::to_string(blocks.tokens(node)[i]) + ' ';
+    }
+    contents[static_cast<std::size_t>(b)] =
+        std::hash<std::string>()(path + std::to_string(node)) | 1;
+  }
+  return contents;
+}
+
+// With append-only tables a key can pass to a block with the same content. What lost its key then
+// is named by no table; what was evicted, by that of whoever took it.
+void Levels::follow_moves() {
+  const std::vector<std::size_t> now = contents();
+  for (BlockId from = 0; from < core_.blocks().count; ++from) {
+    const Block& gone = core_.blocks()[from];
+    if (!at(from).content || gone.keyed() || gone.ref_count) continue;
+    for (BlockId to = 0; to < core_.blocks().count; ++to)
+      if (now[static_cast<std::size_t>(to)] == at(from).content && !at(to).content) move(from, to);
+  }
+}
+
+void Levels::move(BlockId from, BlockId to) {
+  Said& given = at(from);
+  Said& own = at(to);
+  if (given.generation != given.old_generation) given.retention = kNoLevel;
+  const bool has_own = own.merging && own.retention != kNoLevel &&
+                       own.generation == core_.blocks()[to].generation;
+  if (!has_own || std::pair(own.retention, own.until) <= std::pair(given.retention, given.until)) {
+    own.retention = given.retention;
+    own.until = given.until;
+  }
+  own.generation = core_.blocks()[to].generation;
+  own.hint = given.hint;
+  own.keyed = true;
+  given.was_idle = false;  // it was not given up
+  given.moved_to = to;
+  for (auto& [id, chain] : pins_)
+    for (std::size_t i = 0; i < chain.blocks.size(); ++i)
+      if (chain.blocks[i] == from && chain.generations[i] == given.old_generation) {
+        chain.blocks[i] = to;
+        chain.generations[i] = own.generation;
+      }
+}
+
 void Levels::before_call() {
+  const std::vector<std::size_t> cached =
+      core_.config().remap ? std::vector<std::size_t>(said_.size()) : contents();
   const std::vector<bool> ends = pin_ends();
   const std::vector<int> levels = due(ends);
   for (BlockId b = 0; b < core_.blocks().count; ++b) {
@@ -57,10 +114,14 @@ void Levels::before_call() {
     said.was_idle = is_idle(b);
     said.was_full = core_.blocks()[b].key_tokens == core_.config().block_size;
     said.old_generation = core_.blocks()[b].generation;
+    said.content = cached[static_cast<std::size_t>(b)];
+    said.merging = false;
+    said.moved_to = b;
   }
 }
 
 void Levels::after_call(double now) {
+  if (!core_.config().remap) follow_moves();
   int highest_gone = kLow;
   int lowest_left = kNumLevels;
   for (BlockId b = 0; b < core_.blocks().count; ++b) {

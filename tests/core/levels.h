@@ -18,6 +18,10 @@ class Levels {
   void before_call();
   void after_call(double now);
 
+  // The block was merged with a cached one in this call, or is the one that is cached now.
+  void merging(BlockId b) { at(b).merging = true; }
+  // The block that the key of this one has passed to in the last call; else the block itself.
+  BlockId current(BlockId b) const { return b < 0 ? b : at(b).moved_to; }
   void found(const std::vector<BlockId>& blocks);  // by an admission: hints are used up
   void retain(BlockId b, int level, double until);
   void inherit(BlockId from, BlockId cached);
@@ -47,6 +51,10 @@ class Levels {
     std::uint32_t old_generation = 0;
     bool was_idle = false;
     bool was_full = false;
+    std::size_t content = 0;  // a hash of the whole prefix; 0: not cached
+    // In the call.
+    bool merging = false;
+    BlockId moved_to = kNoBlock;
   };
   struct Chain {
     std::vector<BlockId> blocks;
@@ -55,6 +63,9 @@ class Levels {
   Said& at(BlockId b) { return said_[static_cast<std::size_t>(b)]; }
   const Said& at(BlockId b) const { return said_[static_cast<std::size_t>(b)]; }
   bool is_idle(BlockId b) const;
+  std::vector<std::size_t> contents() const;
+  void follow_moves();
+  void move(BlockId from, BlockId to);
   std::vector<bool> pin_ends() const;
   std::vector<int> due(const std::vector<bool>& ends) const;
   int own_level(BlockId b, bool pinned) const;

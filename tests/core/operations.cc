@@ -172,6 +172,22 @@ void add_part_steps(Operations& all, const Names&) {
   all.push_back({"copies applied", [](World& world) { world.resolve(); }});
 }
 
+void add_resets(Operations& all, const Names&) {
+  all.push_back({"reset", [](World& world) { world.reset(true); }});
+}
+
+// Admissions that find nothing.
+void add_unread(Operations& all, const Names& names) {
+  for (const Token second : {Token{0}, Token{1}})
+    for (const int name : names)
+      all.push_back({"admit 00" + std::to_string(second) + " unread in " + std::to_string(name),
+                     [=](World& world) { world.admit({0, 0, second}, name, 0, 0, false); }});
+}
+
+// Not among "all": they are in nobody's way, and would multiply what there is to do.
+const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
+    {"reset", add_resets}, {"unread", add_unread}};
+
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
     {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},
     {"lookahead", add_look_aheads}, {"decode", add_decodes},       {"reparent", add_reparents},
@@ -190,8 +206,9 @@ std::vector<Operation> make_operations(const std::string& wanted, const Names& n
     const std::size_t end = std::min(wanted.find('+', at), wanted.size());
     const std::string family = wanted.substr(at, end - at);
     if (family != "few") {
-      if (!kFamilies.count(family)) throw std::invalid_argument("no operations: " + family);
-      kFamilies.at(family)(all, names);
+      const auto& families = kMoreFamilies.count(family) ? kMoreFamilies : kFamilies;
+      if (!families.count(family)) throw std::invalid_argument("no operations: " + family);
+      families.at(family)(all, names);
     }
     at = end + 1;
   }

@@ -8,7 +8,7 @@ namespace blockmgr::testing {
 namespace {
 
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
-                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0};
+                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1};
 
 }  // namespace
 
@@ -159,6 +159,9 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   settings.check_every = capacity <= 16 ? 1 : capacity <= 64 ? 4 : 16;
   settings.snapshot_every = capacity <= 16 ? 4 : 8;
   draw_levels(bytes, profile, capacity, settings);
+  config.hit_rate_window = bytes.below(4);
+  settings.scribbles = bytes.one_in(4);
+  settings.habits = draw_habits(bytes);
   // As most managers are, which take short cuts: nobody has to hear of a block that changes hands.
   if (bytes.one_in(4)) {
     config.eviction = "lru";
@@ -168,6 +171,18 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
     settings.debug = 0;
   }
   return settings;
+}
+
+Habits Play::draw_habits(Bytes& bytes) {
+  Habits habits;
+  habits.writes = static_cast<Writes>(bytes.below(static_cast<int>(Writes::kNumWrites)));
+  habits.by_row = bytes.one_in(2);
+  habits.refills = bytes.one_in(3);
+  habits.eager = bytes.one_in(2);
+  // Now and then so many steps that a counter of 16 or of 32 bits starts anew within the run.
+  const int before = bytes.between(0, 24);
+  if (bytes.one_in(4)) habits.first_step = (1ll << (bytes.one_in(2) ? 16 : 32)) - before;
+  return habits;
 }
 
 // Quotas, or what none of them goes together with.
@@ -226,7 +241,12 @@ std::string Play::config() const {
          std::to_string(settings_.debug) + ", retention " + std::to_string(c.retention) +
          ", max_pinned_blocks " + std::to_string(c.max_pinned_blocks) + ", ghost_blocks " +
          std::to_string(c.ghost_blocks) + ", quotas " + std::to_string(c.quotas.size()) +
-         ", witness " + std::to_string(settings_.witness);
+         ", witness " + std::to_string(settings_.witness) + ", writes " +
+         std::to_string(static_cast<int>(settings_.habits.writes)) + ", by_row " +
+         std::to_string(settings_.habits.by_row) + ", refills " +
+         std::to_string(settings_.habits.refills) + ", eager " +
+         std::to_string(settings_.habits.eager) + ", first_step " +
+         std::to_string(settings_.habits.first_step);
 }
 
 EntryPtr Play::any_entry() {
@@ -243,52 +263,61 @@ std::vector<Token> Play::tokens(int longest) {
 
 bool Play::move() {
   if (bytes_.done()) return false;
+  move_once();
+  if (settings_.habits.eager && world_.early() && !world_.open()) commit_ahead();
+  return true;
+}
+
+// Whatever this step's forward will write, but for what an engine may not have thought of yet.
+void Play::commit_ahead() {
+  const std::vector<EntryPtr> entries = world_.entries();
+  for (const EntryPtr& entry : entries)
+    if (entry->running && world_.committable(*entry) > world_.num_computed(*entry) &&
+        !bytes_.one_in(4))
+      world_.commit(*entry, world_.committable(*entry));
+}
+
+void Play::move_once() {
   const auto move = static_cast<Move>(table_[bytes_.next()]);
   switch (move) {
     case kMoveAdmit:
-      admit();
-      return true;
+      return admit();
     case kMoveStep:
       world_.step(bytes_.one_in(3) ? static_cast<std::size_t>(bytes_.below(2)) : SIZE_MAX,
                   bytes_.one_in(4));
-      return true;
+      return;
     case kMoveBegin:
       world_.begin(SIZE_MAX, bytes_.one_in(2));
-      return true;
+      return;
     case kMoveFinish:
-      finish();
-      return true;
+      return finish();
     case kMoveAbort:
-      abort();
-      return true;
+      return abort();
     case kMoveComplete:
       if (settings_.core.steps_in_flight)
         world_.complete(static_cast<std::size_t>(bytes_.between(1, 2)));
-      return true;
+      return;
     case kMoveRemaps:
-      world_.take_remaps();
-      return true;
+      return world_.take_remaps();
     case kMoveNonsense:
-      nonsense();
-      return true;
+      return nonsense();
+    case kMoveReset:
+      return world_.reset(bytes_.one_in(2));
     case kMoveDecode:
-      decode();
-      return true;
+      return decode();
     case kMoveReparent:
-      reparent();
-      return true;
+      return reparent();
     case kMoveResume:
-      resume();
-      return true;
+      return resume();
     case kMoveUnpin:
       if (settings_.core.retention) world_.unpin(bytes_.next());
-      return true;
+      return;
     case kMoveTime: {
       // Now and then so far ahead that a short retention ends before it has begun.
       static constexpr double kSteps[] = {0, 1, 1, 1, 2, 3, -1, 0x1p60};
       if (settings_.core.retention)
         world_.set_time(world_.core().time() + kSteps[bytes_.below(bytes_.one_in(16) ? 8 : 7)]);
-      return true;
+      return;
     }
     default:
       break;
@@ -298,7 +327,6 @@ bool Play::move() {
   } else {
     admit();
   }
-  return true;
 }
 
 void Play::with_entry(Move move, const EntryPtr& entry) {
@@ -322,7 +350,9 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
     case kMoveBranch:
       return branch(entry);
     case kMoveFree:
-      return world_.free(entry);
+      world_.free(entry);
+      if (settings_.habits.refills && !entry->alive) admit();
+      return;
     case kMovePreempt:
       return world_.preempt(*entry);
     case kMoveRetain:
@@ -339,6 +369,7 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
       return regrow(entry);
     case kMoveEnd:
       if (settings_.core.retention) world_.end(entry, bytes_.one_in(2));
+      if (settings_.habits.refills && !entry->alive) admit();
       return;
     case kMoveFailing:
       world_.fail_digest(bytes_.between(1, 4));
@@ -364,7 +395,8 @@ void Play::admit() {
   const int extras = bytes_.one_in(5) ? bytes_.below(kNumExtras) : 0;
   const auto length = static_cast<int>(prompt.size());
   const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, length + 6) : 0;
-  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots);
+  const bool read_cache = !bytes_.one_in(12);
+  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots, read_cache);
   if (entry && world_.early() && bytes_.one_in(2))
     world_.commit(*entry, world_.committable(*entry));
 }
@@ -461,7 +493,8 @@ void Play::resume() {
   const EntryPtr& entry =
       waiting[static_cast<std::size_t>(bytes_.below(static_cast<int>(waiting.size())))];
   static constexpr int kSlots[] = {0, 0, 1, 9};
-  world_.resume(*entry, kSlots[bytes_.below(4)]);
+  const int slots = kSlots[bytes_.below(4)];
+  world_.resume(*entry, slots, !bytes_.one_in(8));
 }
 
 void Play::retain(const EntryPtr& entry) {

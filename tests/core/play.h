@@ -41,6 +41,7 @@ enum Move {
   kMoveEnd,
   kMoveTwins,
   kMoveRegrow,
+  kMoveReset,
   kNumMoves
 };
 
@@ -79,6 +80,7 @@ class Play {
  private:
   static Settings draw(Bytes& bytes, const Profile& profile, Trial* trial);
   static void draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings);
+  static Habits draw_habits(Bytes& bytes);
   void weigh();
   EntryPtr any_entry();
   std::vector<Token> tokens(int longest);
@@ -98,6 +100,8 @@ class Play {
   void crowd();
   void regrow(const EntryPtr& entry);
   void with_entry(Move move, const EntryPtr& entry);
+  void move_once();
+  void commit_ahead();
 
   Bytes& bytes_;
   const Profile& profile_;

@@ -50,6 +50,11 @@ class Witness final : public Policy {
     if (state(b) != kIdle) fault_ = "what is not idle is touched";
     if (base_) base_->on_touched(b);
   }
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    move(to, kUnknown, kUsed, "what is cached takes over a key");
+    move(from, kUsed, kUnknown, "a key passes from a block that is not in use");
+    if (base_) base_->on_moved(from, to);
+  }
   void on_uncached(BlockId b, bool evicted) noexcept override {
     if (state(b) == kUnknown) fault_ = "what was not cached is lost";
     if (evicted && state(b) != kIdle) fault_ = "what is in use is evicted";

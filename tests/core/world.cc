@@ -59,7 +59,8 @@ const char* name_of(Op op) {
       "admit",  "can_admit",     "match",   "resume",   "reserve",  "append",
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
-      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time"};
+      "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
+      "reset",  "common prefix"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
@@ -77,13 +78,18 @@ World::World(const Settings& settings, Counts* counts)
     : settings_(settings),
       asked_(settings),
       config_(settings_.core),
+      habits_(settings_.habits),
       digester_(make_digester(settings)),
       core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, &witness_)),
       levels_(core_, settings.core.num_blocks),
       device_(settings.core.num_blocks, settings.core.block_size),
       counts_(counts),
+      promised_(static_cast<std::size_t>(settings.core.num_blocks)),
+      num_applied_(settings.habits.first_step),
+      last_ticket_(settings.habits.first_step),
       tables_(static_cast<std::size_t>(settings.core.num_blocks)) {
   core_.set_debug(settings.debug);
+  skip_steps(core_, habits_.first_step);
 }
 
 Outcome World::outcome_of(const Call& run) {
@@ -123,6 +129,8 @@ Outcome World::outcome_of(const Call& run) {
         return kWrongTicket;
       case ErrorKind::kReentrancy:
         return kReentered;
+      case ErrorKind::kFork:
+        break;
     }
     throw;
   }
@@ -233,11 +241,6 @@ MatchResult World::found_for(const Entry& entry) {
   return match;
 }
 
-bool World::ahead(const Entry& entry) const {
-  const Sequence& s = view(entry);
-  return early() && s.committed_step == num_applied_ && s.num_computed > s.num_written;
-}
-
 Prompt World::prompt(const std::vector<Token>& tokens, int name, int extras,
                      std::int64_t slots) const {
   return {tokens.data(), static_cast<std::int64_t>(tokens.size()), kNames[name], kExtras[extras],
@@ -260,13 +263,16 @@ void World::extend(Entry& entry, const std::vector<Token>& tokens) {
 void World::settle() {
   for (const EntryPtr& entry : entries_)
     entry->start = std::min(entry->start, view(*entry).num_computed);
+  if (settings_.scribbles) scribble();
   if (calls_ % settings_.check_every == 0) check();
 }
 
 // ---- admission ----------------------------------------------------------------------------------
 
-EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots) {
-  const Prompt asked = prompt(tokens, name, extras, num_slots);
+EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
+                      bool read_cache) {
+  Prompt asked = prompt(tokens, name, extras, num_slots);
+  asked.read_cache = read_cache;
   const std::int64_t most = std::max(asked.num_tokens, num_slots);
   const std::int64_t held_back = watermark_of(name, INT64_MAX);
   const std::int64_t room = capacity_of(name) - held_back;
@@ -277,9 +283,9 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   call(kCanAdmit, bit(kDone), [&] { promise = core_.can_admit(asked); });
   EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
   MatchResult match;
-  const bool too_long = blocks_for(asked.num_tokens) > config_.row_width;
-  call(kMatch, bit(too_long ? kNeverFits : kDone), [&] { match = core_.match(asked); });
+  call(kMatch, bit(kDone), [&] { match = core_.match(asked); });
   if (digester_) digester_->fails_in = fails_in;
+  if (!read_cache) match = MatchResult();
 
   const std::int64_t needed =
       never ? 0 : needed_for(match, num_slots ? num_slots : asked.num_tokens);
@@ -306,19 +312,38 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   entry->extras = extras;
   extend(*entry, tokens);
   note_found(*entry, match, hits_before);
-  entry->start = s.num_cached;
+  entry->start = entry->left_off = s.num_cached;
+  note_kept(*entry, match);
+  hand(*entry);
   entries_.push_back(entry);
   expect_private(*entry, s.num_cached);
   settle();
   return entry;
 }
 
-void World::resume(Entry& entry, std::int64_t num_slots) {
+// Whoever runs goes on; nothing that was findable is, and nothing that they compute will be.
+void World::reset(bool reset_hit_rate) {
+  bool promised = false;
+  for (const EntryPtr& entry : entries_) promised |= ahead(*entry);
+  std::int64_t count = 0;
+  const std::int64_t cached = core_.index().num_keyed();
+  if (call(kReset, bit(promised ? kStepRefused : kDone),
+           [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
+    EXPECT(count == cached, "a reset misstates what it has forgotten");
+    EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
+    EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
+           "requests are remembered after a reset");
+    for (const EntryPtr& entry : entries_) entry->outdated = entry->running;
+  }
+  settle();
+}
+
+void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
   const auto length = static_cast<std::int64_t>(entry.tokens.size());
   const std::int64_t most = blocks_for(std::max(length, num_slots));
   const bool never = most > longest(entry);
   MatchResult match;
-  if (!entry.running && !never) match = found_for(entry);
+  if (!entry.running && !never && read_cache) match = found_for(entry);
   const std::int64_t needed = needed_for(match, num_slots ? num_slots : length);
   const std::int64_t held_back = watermark_of(entry.name, capacity_of(entry.name) - most);
   const bool fits = needed == 0 || needed <= available_to(entry.name) - held_back;
@@ -328,10 +353,12 @@ void World::resume(Entry& entry, std::int64_t num_slots) {
                                          : kOutOfBlocks);
   const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
   touching(entry.name);
-  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots); }) == kDone) {
+  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots, read_cache); }) == kDone) {
     entry.running = true;
-    entry.start = view(entry).num_cached;
+    entry.start = entry.left_off = view(entry).num_cached;
     EXPECT(entry.start < length, "no token is left to compute");
+    note_kept(entry, match);
+    hand(entry);
     note_found(entry, match, hits_before);
     expect_private(entry, entry.start);
   }
@@ -349,7 +376,9 @@ World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - s.num_blocks, 0);
   if (std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks) {
     const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
-    needed += block.ref_count > 1 || block.keyed();
+    const bool copies = block.ref_count > 1 || block.keyed();
+    if (copies && lacks_words(entry, logical)) return bit(kStepRefused);
+    needed += copies;
   }
   return bit(needed <= available_to(entry.name) ? kDone : kOutOfBlocks);
 }
@@ -362,6 +391,9 @@ void World::reserve(Entry& entry, std::int64_t num_slots) {
   if (call(kReserve, due, [&] { core_.reserve(entry.handle, num_slots); }) == kDone) {
     EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
     if (num_slots > length) expect_private(entry, length);
+    entry.promise = 0;  // it may have moved to another block, without what it promised
+    limit_kept(entry);
+    hand(entry);
   }
   settle();
 }
@@ -374,6 +406,9 @@ void World::append(Entry& entry, const std::vector<Token>& tokens) {
   if (call(kAppend, due, [&] { core_.append(entry.handle, tokens.data(), count); }) == kDone) {
     extend(entry, tokens);
     expect_private(entry, before);
+    entry.promise = 0;
+    limit_kept(entry);
+    hand(entry);
   }
   settle();
 }
@@ -381,7 +416,7 @@ void World::append(Entry& entry, const std::vector<Token>& tokens) {
 std::int64_t World::written_until(const Entry& entry) const {
   const Sequence& s = view(entry);
   if (s.state == Sequence::kPreempted) return 0;
-  const std::int64_t start = early() ? entry.start : s.num_computed;
+  const std::int64_t start = first_to_write(entry);
   const std::int64_t stop =
       std::min({s.num_tokens, slots_of(entry), static_cast<std::int64_t>(entry.written.size())});
   const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
@@ -409,8 +444,22 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
                       : in_range         ? kDone
                                          : kBadValue;
   const auto run = [&] { core_.commit(entry.handle, num_computed); };
+  const std::vector<bool> was_keyed = keyed();
+  Entry committed = entry;
+  begin_early(committed);
   touching(entry.name);
-  if (call(kCommit, bit(due), run) == kDone && !early()) entry.start = num_computed;
+  if (call(kCommit, bit(due), run) == kDone) {
+    if (early()) {
+      entry.early_step = committed.early_step;
+      entry.settled = committed.settled;
+      entry.kept = committed.kept;
+      entry.promise = num_computed;
+      note_promised(entry, was_keyed);
+      hand(entry);  // whoever commits early asks for its slots afterwards: they may be others
+    } else {
+      entry.start = entry.left_off = num_computed;
+    }
+  }
   settle();
 }
 
@@ -427,6 +476,10 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
     entry.tokens.resize(length);
     entry.prefixes.resize(length);
     if (entry.written.size() > length) entry.written.resize(length);
+    entry.left_off = std::min(entry.left_off, num_tokens);
+    entry.promise = std::min(entry.promise, num_tokens);
+    limit_kept(entry);
+    hand(entry);
     ++entry.version;
     entry.cut = std::min(entry.cut, num_tokens);
     EXPECT(view(entry).num_blocks <= blocks_for(num_tokens), "truncate left blocks behind");
@@ -441,7 +494,14 @@ void World::become_fork(Entry& child, const Entry& parent) {
   child.prefixes = parent.prefixes;
   child.written = parent.written;
   child.start = parent.start;
+  child.left_off = parent.left_off;
+  child.promise = 0;
+  child.handed = parent.handed;
+  child.early_step = parent.early_step;
+  child.settled = parent.settled;
+  child.kept = parent.kept;
   child.cut = parent.cut;
+  child.outdated = parent.outdated;
   ++child.version;
 }
 
@@ -521,28 +581,36 @@ void World::preempt(Entry& entry) {
   const Outcome due = !entry.running ? kWrongState : ahead(entry) ? kStepRefused : kDone;
   touching(entry.name);
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
-    entry.start = 0;
+    entry.start = entry.left_off = entry.promise = 0;
+    entry.early_step = -1;
+    entry.handed.clear();
     entry.written.clear();
-    entry.running = false;
+    entry.running = entry.outdated = false;
     ++entry.version;
   }
   settle();
 }
 
-// Blocks of a partition that a batch takes. Of those who share one, the last keeps it.
+// Whether the next token of a member of a batch needs a copy of the block it goes to. Of those who
+// share one, the last keeps it; left counts who has not moved away yet.
+bool World::copies_for(const Entry& entry, std::map<BlockId, std::uint32_t>& left) const {
+  const auto logical = static_cast<std::int64_t>(entry.tokens.size()) / config_.block_size;
+  if (logical >= view(entry).num_blocks) return false;
+  const BlockId b = core_.table_at(Sequences::row_of(entry.handle))[logical];
+  const Block& block = core_.blocks()[b];
+  std::uint32_t& sharers = left.try_emplace(b, block.ref_count).first->second;
+  const bool copies = block.keyed() || sharers > 1;
+  if (copies) --sharers;
+  return copies;
+}
+
+// Blocks of a partition that a batch takes.
 std::int64_t World::needed_by(const std::vector<EntryPtr>& entries, int partition) const {
   std::map<BlockId, std::uint32_t> left;
   std::int64_t needed = 0;
   for (const EntryPtr& entry : entries) {
     const auto logical = static_cast<std::int64_t>(entry->tokens.size()) / config_.block_size;
-    bool takes = logical >= view(*entry).num_blocks;
-    if (!takes) {
-      const BlockId b = core_.table_at(Sequences::row_of(entry->handle))[logical];
-      const Block& block = core_.blocks()[b];
-      std::uint32_t& sharers = left.try_emplace(b, block.ref_count).first->second;
-      takes = block.keyed() || sharers > 1;
-      if (takes) --sharers;
-    }
+    const bool takes = logical >= view(*entry).num_blocks || copies_for(*entry, left);
     needed += takes && partition_of(entry->name) == partition;
   }
   return needed;
@@ -555,6 +623,7 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
   std::vector<Token> fresh;
   Outcomes due = bit(early() && open_ ? kStepRefused : kDone);
   bool refused = due == bit(kStepRefused);
+  std::map<BlockId, std::uint32_t> left;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const EntryPtr& entry = entries[i];
     const auto length = static_cast<std::int64_t>(entry->tokens.size());
@@ -563,11 +632,13 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
     const bool again = std::find(ready.begin(), ready.end(), entry) != ready.end();
     const std::int64_t logical = length / config_.block_size;
     const bool never = logical >= view(*entry).num_blocks && logical >= longest(*entry);
+    const bool lacks = copies_for(*entry, left) && lacks_words(*entry, logical);
     const Outcome refusal = !entry->running ? kWrongState
                             : again         ? kBadValue
                             : unslotted     ? kWrongState
                             : ahead(*entry) ? kStepRefused
                             : never         ? kNeverFits
+                            : lacks         ? kStepRefused
                                             : kDone;
     if (!refused && refusal != kDone) {
       due = bit(refusal);
@@ -590,9 +661,16 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
     for (std::size_t i = 0; i < ready.size(); ++i) {
       Entry& entry = *ready[i];
       const auto length = static_cast<std::int64_t>(entry.tokens.size());
-      entry.start = length;
+      entry.start = entry.left_off = length;
+      entry.settled = entry.kept = length;
+      entry.promise = 0;
+      if (habits_.writes == Writes::kAsHanded) {
+        entry.handed.resize(static_cast<std::size_t>(length));
+        entry.handed.push_back(slots[i]);
+      }
       extend(entry, {fresh[i]});
       expect_private(entry, length);
+      EXPECT(view(entry).num_computed == length, "decode left more than its token to compute");
       std::int64_t slot = -1;
       core_.slot_mapping(entry.handle, length, length + 1, &slot);
       EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");

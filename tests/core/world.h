@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "device.h"
 #include "digester.h"
+#include "habits.h"
 #include "levels.h"
 #include "sequences.h"
 #include "trial.h"
@@ -48,6 +50,8 @@ enum Op {
   kUnpin,
   kTouch,
   kSetTime,
+  kReset,
+  kCommonPrefix,
   kNumOps
 };
 enum Outcome {
@@ -75,9 +79,11 @@ struct Settings {
   TestDigester::Kind digest = TestDigester::kWide;
   int debug = 0;
   bool witness = false;    // stands before the eviction policy
+  bool scribbles = false;  // the caller writes nonsense to the tables it is shown
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
   Trial* trial = nullptr;  // that every call has to go through
+  Habits habits;
 };
 
 // Namespaces and extra keys that prompts are drawn from.
@@ -92,10 +98,21 @@ struct Entry {
   std::vector<Token> tokens;
   std::vector<Prefix> prefixes;
   std::int64_t start = 0;  // first position the next forward has to write
+  // What an engine remembers that does not look it up: where it left off, what it committed ahead
+  // of the next forward (0: nothing), and the slots it was given, by position.
+  std::int64_t left_off = 0;
+  std::int64_t promise = 0;
+  std::vector<std::int64_t> handed;
+  // With early commits, in the step of this number: what was computed without its part in the
+  // forward to come, and what of that is in memory before it.
+  std::int64_t early_step = -1;
+  std::int64_t settled = 0;
+  std::int64_t kept = 0;
   // From here on, a copy planned before may bring what a truncation took back.
   std::int64_t cut = INT64_MAX;
   bool running = true;
   bool alive = true;
+  bool outdated = false;              // goes on with what the cache has forgotten
   int version = 0;                    // grows when tokens are taken back
   std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
 };
@@ -124,8 +141,10 @@ class World {
   explicit World(const Settings& settings, Counts* counts = nullptr);
   static const std::string& text_of(int name);
 
-  EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots);
-  void resume(Entry& entry, std::int64_t num_slots);
+  EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
+                 bool read_cache = true);
+  void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
+  void reset(bool reset_hit_rate);
   void reserve(Entry& entry, std::int64_t num_slots);
   void append(Entry& entry, const std::vector<Token>& tokens);
   // Commits what the engine may claim; larger claims only where they must be refused.
@@ -171,6 +190,7 @@ class World {
   void check_calls(bool on);
 
   std::int64_t committable(const Entry& entry) const;
+  std::int64_t num_computed(const Entry& entry) const { return view(entry).num_computed; }
   std::int64_t written_until(const Entry& entry) const;
   const std::vector<EntryPtr>& entries() const { return entries_; }
   const std::vector<LaunchPtr>& steps() const { return steps_; }
@@ -181,6 +201,7 @@ class World {
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }
   bool early() const { return config_.early_commit; }
+  const Habits& habits() const { return habits_; }
 
  private:
   using Outcomes = unsigned;
@@ -211,10 +232,22 @@ class World {
   std::vector<std::vector<BlockId>> merging() const;
   void merged(const std::vector<std::vector<BlockId>>& before);
   void note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before);
+  bool copies_for(const Entry& entry, std::map<BlockId, std::uint32_t>& left) const;
   std::int64_t needed_by(const std::vector<EntryPtr>& entries, int partition) const;
   std::vector<Brought> brought_by(const std::vector<Copy>& copies) const;
   std::vector<BlockId> full_prefix(const Entry& entry);
   bool ahead(const Entry& entry) const;
+  void begin_early(Entry& entry) const;
+  std::int64_t settled(const Entry& entry) const;
+  std::int64_t kept(const Entry& entry) const;
+  void limit_kept(Entry& entry) const;
+  void note_kept(Entry& entry, const MatchResult& match) const;
+  void note_promised(const Entry& entry, const std::vector<bool>& was_keyed);
+  std::vector<bool> keyed() const;
+  bool lacks_words(const Entry& entry, std::int64_t logical) const;
+  std::int64_t first_to_write(const Entry& entry) const;
+  void hand(Entry& entry) const;
+  std::vector<EntryPtr> to_launch() const;
   Outcomes due_growth(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
   Prompt prompt(const std::vector<Token>& tokens, int name, int extras, std::int64_t slots) const;
   void extend(Entry& entry, const std::vector<Token>& tokens);
@@ -223,6 +256,9 @@ class World {
   [[noreturn]] void fail(const std::string& otherwise) const;
   void expect_private(const Entry& entry, std::int64_t from);
   void check_entries();
+  void check_shown();
+  void scribble() const;
+  void check_common_prefix();
   void check_cached();
   void check_computed();
   void check_ghosts();
@@ -236,6 +272,7 @@ class World {
   Settings settings_;
   const Settings asked_;
   const Config& config_;
+  const Habits& habits_;
   TestDigester* digester_;
   Witness* witness_ = nullptr;
   Sequences core_;
@@ -249,6 +286,7 @@ class World {
   std::vector<LaunchPtr> queue_;     // launched and not run
   LaunchPtr open_;                   // ticket not resolved
   std::vector<RemapRecord> remaps_;  // that the log should tell of
+  std::vector<int> promised_;        // by block: words at its end that this step's forward writes
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;

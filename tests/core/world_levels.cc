@@ -77,6 +77,7 @@ void World::merged(const std::vector<std::vector<BlockId>>& before) {
       if (table[i] != own)
         remaps_.push_back({entries_[e]->handle, static_cast<std::int32_t>(i), own, table[i]});
       if (!config_.retention) continue;
+      levels_.merging(own);
       if (table[i] != own) {
         levels_.inherit(own, table[i]);
       } else if (twin >= 0) {
@@ -212,7 +213,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
       // A tail that was cached by this call is the sequence's own.
       const BlockId own = table[table.size() - 1 - i];
       const bool tail = chain[i] < 0 && core_.blocks()[own].keyed();
-      const BlockId node = tail ? own : chain[i];
+      const BlockId node = levels_.current(tail ? own : chain[i]);
       if (node < 0) continue;
       if (!expect_reuse) {
         int children = 0;

@@ -1,5 +1,6 @@
 // Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
 #include <algorithm>
+#include <utility>
 
 #include "world.h"
 
@@ -24,23 +25,28 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
     launch->blocks[static_cast<std::size_t>(copy.source)] = true;
     launch->blocks[static_cast<std::size_t>(copy.destination)] = true;
   }
-  for (std::size_t index = 0; index < entries_.size(); ++index) {
-    Entry& entry = *entries_[index];
+  const std::vector<EntryPtr> to_write = to_launch();
+  for (std::size_t index = 0; index < to_write.size(); ++index) {
+    Entry& entry = *to_write[index];
     const Sequence& s = view(entry);
     const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
     for (int i = 0; i < s.num_blocks; ++i)
       launch->blocks[static_cast<std::size_t>(table[i])] = true;
     const std::int64_t end = std::min(s.num_tokens, slots_of(entry));
     if (end == 0 || (index == skip && !early())) continue;
-    const std::int64_t start = early() ? entry.start : s.num_computed;
     Work work{entry.handle,
               std::vector<std::int64_t>(static_cast<std::size_t>(end)),
               {entry.prefixes.begin(), entry.prefixes.begin() + end},
-              start};
+              first_to_write(entry)};
     core_.slot_mapping(entry.handle, 0, end, work.slots.data());
-    launch->parts.push_back({entries_[index], entry.version, launch->work.size()});
+    if (habits_.writes == Writes::kAsHanded) {
+      EXPECT(static_cast<std::int64_t>(entry.handed.size()) == end, "the engine lost a slot");
+      work.handed = entry.handed;
+    }
+    launch->parts.push_back({to_write[index], entry.version, launch->work.size()});
     launch->work.push_back(std::move(work));
     entry.start = s.num_computed;
+    if (early()) entry.left_off = std::max(entry.left_off, std::exchange(entry.promise, 0));
   }
   launch->brought = brought_by(launch->copies);
   open_ = launch;
@@ -75,6 +81,7 @@ void World::resolve() {
   const std::int64_t ticket = open_->ticket;
   call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
   ++num_applied_;
+  std::fill(promised_.begin(), promised_.end(), 0);
   open_ = nullptr;
   for (const EntryPtr& entry : entries_) {
     const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
@@ -155,8 +162,13 @@ void World::abort() {
   remove_step(launch);
   const std::int64_t ticket = launch->ticket;
   call(kAborted, bit(kDone), [&] { core_.copies_aborted(ticket); });
-  for (const Launch::Part& part : launch->parts)
-    part.entry->start = std::min(part.entry->start, launch->work[part.work].start);
+  for (const Launch::Part& part : launch->parts) {
+    const std::int64_t start = launch->work[part.work].start;
+    part.entry->start = std::min(part.entry->start, start);
+    if (!early() || !part.entry->alive || part.entry->version != part.version) continue;
+    part.entry->left_off = std::min(part.entry->left_off, start);
+    hand(*part.entry);
+  }
   settle();
   if (early()) step();  // what was promised must be computed by the very next step
 }
@@ -247,6 +259,8 @@ void World::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
   check_entries();
+  check_shown();
+  check_common_prefix();
   check_cached();
   check_computed();
   check_quotas();
@@ -272,8 +286,70 @@ void World::check_entries() {
     tokens.resize(entry->tokens.size());
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
+    for (std::int32_t i = 0; entry->outdated && i < s.num_blocks; ++i)
+      EXPECT(!core_.blocks()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
+             "what continues a forgotten prefix can be found");
     check_found(*entry);
   }
+}
+
+// What callers are shown is what the books say, and 0 past a sequence's blocks.
+void World::check_shown() {
+  if (settings_.scribbles) return;
+  std::vector<std::int32_t> due(static_cast<std::size_t>(config_.row_width));
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(config_.max_seqs));
+  std::vector<bool> taken(lengths.size());
+  for (const EntryPtr& entry : entries_) {
+    const std::int64_t row = Sequences::row_of(entry->handle);
+    const Sequence& s = view(*entry);
+    std::fill(due.begin(), due.end(), 0);
+    std::copy_n(core_.table_at(row), s.num_blocks, due.begin());
+    EXPECT(std::equal(due.begin(), due.end(),
+                      core_.shown_tables().data() + row * config_.row_width),
+           "a shown table is not the sequence's");
+    taken[static_cast<std::size_t>(row)] = true;
+    lengths[static_cast<std::size_t>(row)] =
+        entry->running ? static_cast<std::int32_t>(s.num_tokens) : 0;
+  }
+  EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths().data()),
+         "a shown length is not the sequence's");
+  for (std::int64_t row = 0; row < config_.max_seqs; ++row) {
+    if (taken[static_cast<std::size_t>(row)]) continue;
+    const std::int32_t* shown = core_.shown_tables().data() + row * config_.row_width;
+    EXPECT(std::all_of(shown, shown + config_.row_width, [](std::int32_t b) { return b == 0; }),
+           "a row without a sequence shows blocks");
+  }
+}
+
+// What a caller may do to the tables it is shown, who can then no longer be told anything by them:
+// ids that are none, and those of others.
+void World::scribble() const {
+  static constexpr std::int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 0, 1, 2};
+  for (std::size_t i = 0; i < core_.shown_tables().size(); ++i)
+    core_.shown_tables()[i] = kNonsense[(i + static_cast<std::size_t>(calls_)) % 6];
+  for (std::size_t i = 0; i < core_.shown_lengths().size(); ++i)
+    core_.shown_lengths()[i] = kNonsense[i % 6];
+}
+
+void World::check_common_prefix() {
+  std::int64_t due = INT64_MAX;
+  const Entry* first = nullptr;
+  std::vector<Handle> handles;
+  for (const EntryPtr& entry : entries_) {
+    if (!entry->running) continue;
+    if (!first) first = entry.get();
+    handles.push_back(entry->handle);
+    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const std::int32_t* other = core_.table_at(Sequences::row_of(first->handle));
+    std::int64_t n = 0;
+    while (n < view(*entry).num_computed / config_.block_size && table[n] == other[n]) ++n;
+    due = std::min(due, n);
+  }
+  if (!first) due = 0;
+  const auto count = static_cast<std::int64_t>(handles.size());
+  EXPECT(core_.num_common_prefix_blocks() == due &&
+             core_.num_common_prefix_blocks(handles.data(), count) == due,
+         "the common prefix is another one");
 }
 
 // What is chained is found: nothing that stands in the books is lost to a look-up.

@@ -249,7 +249,6 @@ APHRODITE = [
         worlds.aphrodite,
         allocate=lambda w: w.port.allocate(w.long),
         allocate_again=lambda w: w.port.allocate(w.first),
-        free=lambda w: w.port.free(w.fourth),
         fork=lambda w: w.port.fork(w.first, w.second),
         swap_in=lambda w: w.port.swap_in(w.first),
         Block_append=lambda w: w.blocks_1[0].append_token_ids([1]),

@@ -328,3 +328,32 @@ def test_strides_that_do_not_nest_may_still_not_overlap() -> None:
     assert_exact(tensor, "block dim")
     outside_the_rows = torch.zeros(16, dtype=torch.uint8).as_strided((2, 3, 2), (8, 2, 3))
     assert_exact(outside_the_rows, "block head dim")
+
+
+@pytest.mark.parametrize("layout", ["block token head dim", "block head dim token", "token block"])
+def test_a_pool_of_other_blocks_than_the_tensors_is_refused(layout: str) -> None:
+    """Also where rows are never split, so that their length says nothing of tokens."""
+    sizes = {"block": 3, "token": 16, "head": 2, "dim": 8}
+    tensor = zeros(*(sizes[axis] for axis in layout.split()))
+    segments = segments_from(tensor, layout=layout)
+    assert {s.block_tokens for s in segments} == {16}
+    assert {s.block_tokens for s in check_segments(segments, 16)} == {16}
+    for block_size in (1, 4, 8, 15, 32):
+        with pytest.raises(LayoutError, match=f"holds 16 tokens.*block_size is {block_size}"):
+            check_segments(segments, block_size)
+
+
+def test_keys_and_values_of_different_blocks_are_not_one_pool() -> None:
+    layout = "block head dim token"
+    keys = segments_from(zeros(3, 2, 8, 16), layout=layout, name="k")
+    values = segments_from(zeros(3, 2, 8, 8), layout=layout, name="v")
+    with pytest.raises(LayoutError, match="holds 8 tokens, block_size is 16") as caught:
+        check_segments([*keys, *values], 16)
+    assert caught.value.segment == "v"
+
+
+def test_a_layout_that_says_nothing_of_tokens_fits_any_block_size() -> None:
+    [segment] = segments_from(zeros(3, 2), layout="block head")
+    assert segment.block_tokens == 0
+    for block_size in (1, 16):
+        check_segments([segment], block_size)

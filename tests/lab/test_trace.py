@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from blockmgr.errors import TraceFormatError
+from blockmgr.lab import trace as trace_module
 from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace, write_trace
 
 MakeRequest = Callable[..., Request]
@@ -260,3 +261,27 @@ def test_a_trace_is_in_order_and_not_empty(make_request: MakeRequest) -> None:
         Trace("t", ())
     with pytest.raises(ValueError, match="in order of arrival_ms"):
         Trace("t", (make_request([1], arrival_ms=2), make_request([1], arrival_ms=1)))
+
+
+@pytest.mark.parametrize("kind", ["mooncake", "own"])
+def test_a_line_that_is_too_long_is_refused_before_it_is_read_whole(
+    write_lines: WriteLines, kind: str
+) -> None:
+    short, long = {
+        "mooncake": (GOOD, GOOD[:-1] + " " * 200 + "}"),
+        "own": ('{"format": "blockmgr-trace", "version": 1}', '{"tokens": [' + "1," * 200),
+    }[kind]
+    path = write_lines(short, long)
+    with pytest.raises(TraceFormatError, match=":2:201: found a line of more than 200 bytes"):
+        read_trace(path, max_line_bytes=200)
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    make_trace: MakeTrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_module, "MAX_LINE_BYTES", 100)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("precious")
+    with pytest.raises(ValueError, match=r"request 2 takes a line of \d+ bytes, more than the 100"):
+        write_trace(make_trace([1], [1] * 1500), path)
+    assert path.read_text() == "precious"

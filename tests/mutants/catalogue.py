@@ -118,14 +118,74 @@ CORE = (
     Mutant(
         "counts_uncomputed_tokens_as_copied",
         "growth.cc",
-        "  s.num_computed = std::min(s.num_computed, start + brought);\n",
+        "  limit_computed(s, start + brought);\n",
         "",
     ),
     Mutant(
         "copies_what_the_forward_has_not_written",
         "growth.cc",
-        "  return ahead ? std::min(s.num_written, s.num_computed) : s.num_computed;",
-        "  return ahead ? s.num_computed : s.num_computed;",
+        "make_private(s, logical, written(s));",
+        "make_private(s, logical, s.num_computed);",
+    ),
+    Mutant(
+        "decode_falls_back",
+        "growth.cc",
+        "make_private(s, logical, s.num_tokens);",
+        "make_private(s, logical, logical * size);",
+    ),
+    Mutant(
+        "decode_counts_tokens_before_they_are_copied",
+        "growth.cc",
+        "          refuse_uncopied(s, logical);\n          need_block(s);\n          --block",
+        "          need_block(s);\n          --block",
+    ),
+    Mutant(
+        "takes_back_what_a_forward_under_way_writes",
+        "sequences.cc",
+        "copies_.in_flight() ? s.num_computed : settled(s);",
+        "settled(s);",
+    ),
+    Mutant(
+        "copies_hits_of_this_step",
+        "admission.cc",
+        "s.num_written = written_of(found);",
+        "s.num_written = s.num_computed;",
+    ),
+    Mutant(
+        "reuses_parts_that_are_not_written",
+        "admission.cc",
+        "block.key_tokens - block.unwritten));",
+        "int{block.key_tokens}));",
+    ),
+    Mutant(
+        "forgets_what_was_committed_ahead",
+        "promotion.cc",
+        "  if (filled == size) return;\n",
+        "  if (filled >= 0) return;\n",
+    ),
+    Mutant(
+        "is_unwritten_for_ever",
+        "sequences.cc",
+        "    blocks_[b].unwritten = 0;\n",
+        "    if (b % 2) blocks_[b].unwritten = 0;\n",
+    ),
+    Mutant(
+        "merges_what_is_written_into_a_promise",
+        "promotion.cc",
+        "(i + 1) * config_.block_size <= written_now)",
+        "false)",
+    ),
+    Mutant(
+        "counts_steps_in_16_bits",
+        "promotion.cc",
+        "s.early_step != step_)",
+        ("static_cast<std::uint16_t>(s.early_step) != static_cast<std::uint16_t>(step_))"),
+    ),
+    Mutant(
+        "counts_steps_in_32_bits",
+        "promotion.cc",
+        "s.early_step != step_)",
+        ("static_cast<std::uint32_t>(s.early_step) != static_cast<std::uint32_t>(step_))"),
     ),
     Mutant(
         "every_sharer_of_a_batch_copies",
@@ -257,11 +317,15 @@ CORE = (
     Mutant(
         "a_digest_that_fails_leaves_half_a_commit",
         "promotion.cc",
-        "  promotions_.clear();\n  plan_promotion(s, num_computed);\n  reserve_remaps();\n",
+        (
+            "  promotions_.clear();\n"
+            "  plan_promotion(s, num_computed, written(s));\n"
+            "  reserve_remaps();\n"
+        ),
         (
             "  promotions_.clear();\n"
             "  s.num_computed = num_computed;\n"
-            "  plan_promotion(s, num_computed);\n"
+            "  plan_promotion(s, num_computed, written(s));\n"
             "  reserve_remaps();\n"
         ),
     ),
@@ -284,17 +348,57 @@ CORE = (
         "  acquire(twin);\n",
     ),
     Mutant(
-        "does_not_keep_the_twin",
-        "pool.cc",
-        "  pin(twin);\n",
+        "keeps_a_block_for_its_twin",
+        "twins.cc",
+        "  hand_over(b, twin);\n",
         "",
     ),
     Mutant(
-        "leaks_the_twin",
-        "pool.cc",
-        "  if (twin >= 0) unpin(twin);\n",
+        "merges_into_a_block_nobody_holds",
+        "twins.cc",
+        "  if (!blocks_[cached].ref_count) return hand_over(cached, b);\n",
+        (
+            "  if (!blocks_[cached].ref_count && blocks_[cached].used()) "
+            "return hand_over(cached, b);\n"
+        ),
+    ),
+    Mutant(
+        "a_key_passes_without_its_children",
+        "index.cc",
+        "    blocks_[b].parent = to;\n",
         "",
-        profile="returning",
+    ),
+    Mutant(
+        "a_key_passes_without_its_pins",
+        "twins.cc",
+        "    blocks_[to].pins += pins;\n",
+        "",
+    ),
+    Mutant(
+        "a_key_passes_to_a_block_about_to_be_written",
+        "growth.cc",
+        "  for (const BlockId b : rewritten_) pool_.drop_twin(b);\n",
+        "",
+    ),
+    Mutant(
+        "a_pin_stays_where_the_key_was",
+        "retention.cc",
+        "    pins_[static_cast<std::size_t>(i)].tail = to;\n",
+        "    pins_[static_cast<std::size_t>(i)].tail = from;\n",
+        profile="levels",
+    ),
+    Mutant(
+        "retention_stays_where_the_key_was",
+        "retention.cc",
+        "  if (retention != kNoLevel) retain(to, retention, until);\n",
+        "",
+        profile="levels",
+    ),
+    Mutant(
+        "loses_the_twins_after_one",
+        "twins.cc",
+        "    set_first_twin(block.parent, block.next_sibling);\n",
+        "    set_first_twin(block.parent, kNoBlock);\n",
     ),
     Mutant(
         "logs_the_wrong_remap",
@@ -427,7 +531,7 @@ CORE = (
     Mutant(
         "preemption_keeps_what_was_computed",
         "sequences.cc",
-        "  s.num_computed = s.num_cached = s.num_written = 0;\n",
+        "  s.num_computed = s.num_cached = 0;\n",
         "",
     ),
     Mutant(
@@ -655,14 +759,21 @@ CORE = (
     Mutant(
         "a_pin_ends_with_its_last_block",
         "retention.cc",
-        "    if (parent >= 0) pin.next = std::exchange(at(parent).first_pin, slot);\n",
+        "    if (parent >= 0) link_pin(slot, parent);\n",
         "",
     ),
     Mutant(
         "unpinned_blocks_stay_pinned",
         "retention.cc",
-        "    *link = pin.next;\n    refresh(pin.tail);\n",
-        "    *link = pin.next;\n",
+        ".prev = pin.prev;\n    refresh(pin.tail);\n",
+        ".prev = pin.prev;\n",
+    ),
+    Mutant(
+        "a_pin_is_unlinked_on_one_side",
+        "retention.cc",
+        "    if (pin.next >= 0) pins_[static_cast<std::size_t>(pin.next)].prev = pin.prev;\n",
+        "",
+        profile="levels",
     ),
     Mutant(
         "a_touched_block_keeps_its_place",
@@ -853,7 +964,7 @@ PYTHON = (
     ),
     Mutant(
         "extras_that_are_no_mapping",
-        "manager.py",
+        "tokens.py",
         "    if not isinstance(extras, Mapping):",
         "    if False:",
         ("tests/unit/test_bad_input.py",),

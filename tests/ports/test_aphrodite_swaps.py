@@ -277,7 +277,6 @@ def test_wrong_calls_of_the_manager_are_refused() -> None:
     known, unknown = Seq(0, [1]), Seq(1, [1])
     manager.allocate(Group([known]))
     calls: list[Callable[[], object]] = [
-        lambda: manager.free(unknown),
         lambda: manager.append_slots(unknown),
         lambda: manager.fork(unknown, Seq(2)),
         lambda: manager.get_block_table(unknown),

@@ -24,7 +24,7 @@ from tests.ports.engine_models import model_of  # isort: skip
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -0.7])
-@pytest.mark.parametrize("num_beams", [2, 4, 8])
+@pytest.mark.parametrize("num_beams", [1, 2, 4, 8])
 def test_lengths_and_stopping_are_those_of_generate(
     num_beams: int, length_penalty: float, early_stopping: bool | Literal["never"]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections import defaultdict
@@ -376,3 +377,29 @@ def test_missing_packages_name_the_extra(absent: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError blockmgr.ports")
     assert "pip install 'blockmgr[transformers]'" in done.stdout
+
+
+def test_after_a_change_of_weights_a_reset_engine_says_what_the_model_says() -> None:
+    """Without it, the prompt is found with the K/V of the weights before."""
+    model = copy.deepcopy(model_of("Llama"))
+    engine = Engine(model, num_blocks=64, block_size=4)
+    assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth("Llama", MIXED)
+    before = engine.report()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    engine.reset()
+    fresh = Engine(copy.deepcopy(model), num_blocks=64, block_size=4)
+    truth = tokens_of(fresh.generate(MIXED, GREEDY))
+    assert tokens_of(engine.generate(MIXED, GREEDY)) == truth != greedy_truth("Llama", MIXED)
+    after = engine.report()
+    assert after.query_tokens == 2 * before.query_tokens
+    assert after.hit_tokens == 2 * before.hit_tokens
+    engine.manager.check_invariants()
+
+
+def test_a_reset_inside_a_call_is_refused() -> None:
+    engine = engine_of()
+    with pytest.raises(ReentrancyError):
+        engine.generate(MIXED, GREEDY, on_token=lambda _: engine.reset())
+    check_alive(engine)

@@ -121,6 +121,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3nTextConfig", {}, "share another layer's K/V"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "not causal"),
     ("ViTConfig", {}, "no causal language model"),
+    ("PhimoeConfig", {"sliding_window": 6}, "the mask of layer 0 hides tokens"),
+    ("PhimoeConfig", {"sliding_window": 131072}, "the mask of layer 0 hides tokens"),
     (
         "LlamaConfig",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -139,6 +141,24 @@ def tiny(config_class: str, **changes: Any) -> transformers.PretrainedConfig:
     }
     made: transformers.PretrainedConfig = getattr(transformers, config_class)(**sizes, **changes)
     return made
+
+
+@pytest.mark.parametrize("config_class", ["ModernBertDecoderConfig", "Emu3Config"])
+def test_a_config_that_must_have_a_padding_token_is_accepted(config_class: str) -> None:
+    """Its padding token stays in the trial: without one, such a config cannot be made."""
+    config = getattr(transformers, config_class)()
+    assert check_config(config).num_layers == config.get_text_config().num_hidden_layers
+
+
+def test_whatever_a_model_raises_in_its_trial_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", fail)
+    with pytest.raises(UnsupportedModelError, match="AttributeError: no such thing"):
+        check_config(config_of("Llama"))
 
 
 @pytest.mark.parametrize(("config_class", "changes", "missing"), UNSUPPORTED)

@@ -72,6 +72,23 @@ def test_a_block_digest_covers_the_whole_prefix(
     assert set(seen) <= set(expected)
 
 
+@given(
+    name=st.sampled_from(sorted(LIBRARIES)),
+    size=st.integers(1, 40),
+    tokens=st.lists(words, min_size=1, max_size=100),
+    namespace=namespaces,
+    extras=st.dictionaries(st.integers(0, 4), st.binary(min_size=1, max_size=300), max_size=3),
+)
+def test_the_digests_of_a_prompt_are_the_chain_of_the_library(
+    name: str, size: int, tokens: list[int], namespace: bytes, extras: dict[int, bytes]
+) -> None:
+    """Whether the core calls a C function for them or Python."""
+    manager = BlockManager(4, size, digest=name)
+    made = manager.block_digests(tokens, namespace=namespace, extras=extras)
+    expected = chain(LIBRARIES[name], tokens, size, namespace, extras)
+    assert made == [digest for _, digest in expected]
+
+
 @given(data=st.binary(max_size=200))
 @pytest.mark.parametrize("name", sorted(LIBRARIES))
 def test_the_named_digests_are_the_libraries_own(name: str, data: bytes) -> None:

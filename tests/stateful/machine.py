@@ -74,9 +74,12 @@ class ManagerMachine(RuleBasedStateMachine):
         namespace=strategies.namespaces,
         extras=strategies.extras,
         num_slots=strategies.slots,
+        read_cache=st.sampled_from([True, True, True, False]),
     )
-    def admit(self, tokens: list[int], namespace: bytes, extras: Any, num_slots: int) -> None:
-        self.world.admit(tokens, namespace, extras, num_slots)
+    def admit(
+        self, tokens: list[int], namespace: bytes, extras: Any, num_slots: int, read_cache: bool
+    ) -> None:
+        self.world.admit(tokens, namespace, extras, num_slots, read_cache)
         self.prompts = [*self.prompts[-2:], (tokens, namespace, extras)]
         self.look_up_again()
 
@@ -96,10 +99,10 @@ class ManagerMachine(RuleBasedStateMachine):
         self.look_up_again()
 
     @precondition(lambda self: any(not e.running for e in self.world.entries))
-    @rule(index=who, num_slots=strategies.slots)
-    def resume_a_preempted_one(self, index: int, num_slots: int | None) -> None:
+    @rule(index=who, num_slots=strategies.slots, read_cache=st.booleans())
+    def resume_a_preempted_one(self, index: int, num_slots: int | None, read_cache: bool) -> None:
         waiting = [e for e in self.world.entries if not e.running]
-        self.world.resume(waiting[index % len(waiting)], num_slots)
+        self.world.resume(waiting[index % len(waiting)], num_slots, read_cache)
         self.look_up_again()
 
     @precondition(any_entry)
@@ -107,6 +110,20 @@ class ManagerMachine(RuleBasedStateMachine):
     def resume(self, index: int, num_slots: int | None) -> None:
         self.world.resume(self.entry(index), num_slots)
         self.look_up_again()
+
+    @rule(reset_hit_rate=st.booleans())
+    def reset(self, reset_hit_rate: bool) -> None:
+        self.world.reset(reset_hit_rate=reset_hit_rate)
+        self.look_up_again()
+
+    @precondition(any_entry)
+    @rule(indices=st.lists(some, max_size=4))
+    def look_for_a_common_prefix(self, indices: list[int]) -> None:
+        entries = [self.entry(index) for index in indices]
+        ours, theirs = [e.handle for e in entries], [e.twin for e in entries]
+        answer = self.world.both("num_common_prefix_blocks", [ours], [theirs])
+        assert answer is None or answer[0] == answer[1]
+        self.world.settle()
 
     # ---- one sequence -------------------------------------------------------------------
 

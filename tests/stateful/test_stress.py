@@ -11,6 +11,7 @@ import pytest
 
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
+from blockmgr.errors import TraceFormatError
 from blockmgr.stress import __main__ as command
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.profiles import PROFILES
@@ -165,3 +166,12 @@ def test_a_file_that_holds_no_run_is_refused_by_name(tmp_path: Path, text: str) 
 
 def test_time_ends_a_run_however_many_operations_are_left(run: Any) -> None:
     assert run("--ops", "1000000000", "--minutes", "0.0001", "--profile", "tiny_pool") == 0
+
+
+def test_a_line_of_a_run_that_is_too_long_is_refused_before_it_is_read_whole(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("{}\n" + "1" * 200)
+    with pytest.raises(TraceFormatError, match=":2:101: found a line of more than 100 bytes"):
+        read_case(path, max_line_bytes=100)

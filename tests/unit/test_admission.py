@@ -170,8 +170,6 @@ def test_a_row_of_the_table_limits_a_sequence_too(make_manager: MakeManager) -> 
     assert manager.block_tables.shape[1] == 2
     with refused(manager, NeverFitsError):
         manager.admit([1] * 5)
-    with refused(manager, NeverFitsError):
-        manager.match([1] * 5)
     handle = manager.admit([1] * 4)
     with refused(manager, NeverFitsError):
         manager.append(handle, [1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr import Remap
+from blockmgr import Priority, Remap
 from tests.conftest import MakeManager
 from tests.unit.engine import ids, serve, step
 
@@ -47,7 +47,9 @@ def test_append_only_never_changes_a_table(make_manager: MakeManager, idle: bool
     manager.commit(second.handle, 5)
     assert ids(second) == before
     assert manager.take_remaps() == []
-    assert manager.match([1] * 5).block_ids.tolist() == cached
+    # What nobody holds is not kept beside the sequence's own blocks: those are cached now.
+    assert manager.match([1] * 5).block_ids.tolist() == (before[:2] if idle else cached)
+    assert manager.stats().idle_blocks == 0
     assert manager.stats().deduplicated_blocks == 2
 
 
@@ -71,24 +73,120 @@ def test_the_chain_goes_on_below_the_cached_twin(make_manager: MakeManager) -> N
     assert match.block_ids.tolist() == [ids(first)[0], ids(second)[1]]
 
 
-def test_a_private_twin_keeps_the_cached_one(make_manager: MakeManager) -> None:
-    """The chain stands on it, so it is in use although no table names it."""
+def test_no_block_is_kept_for_its_twin_alone(make_manager: MakeManager) -> None:
+    """The last table lets go of the cached one: the twin is the cached one from there on."""
     manager = make_manager(8, 2, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
     step(manager)
     first.free()
-    assert (manager.stats().idle_blocks, manager.stats().used_blocks) == (0, 3)
+    assert (manager.stats().idle_blocks, manager.stats().used_blocks) == (0, 2)
+    assert manager.match([1] * 3).block_ids.tolist() == ids(second)[:1]
     second.free()
     assert (manager.stats().idle_blocks, manager.stats().used_blocks) == (1, 0)
 
 
-def test_a_twin_that_is_written_lets_its_cached_one_go(make_manager: MakeManager) -> None:
+def test_a_sequence_alone_in_the_pool_gets_all_of_it(make_manager: MakeManager) -> None:
+    """It was refused at 8 of 12 tokens: two blocks stood for its own first two, and for nothing
+    else."""
+    manager = make_manager(6, 2, dedup="append_only")
+    first, second = manager.admit([1, 2, 3, 4]), manager.admit([1, 2, 3, 4, 5, 6])
+    manager.commit(first, 4)
+    manager.commit(second, 6)
+    manager.free(first)
+    for token in range(7, 13):
+        manager.append(second, [token])
+    view = manager.sequence(second)
+    assert manager.match([1, 2, 3, 4, 5, 6, 7]).block_ids.tolist() == ids(view)[:3]
+    assert manager.stats().used_blocks == view.num_blocks == 6
+
+
+def test_what_continues_a_cached_block_goes_with_its_key(make_manager: MakeManager) -> None:
+    manager = make_manager(10, 2, dedup="append_only")
+    first, second = (manager.sequence(manager.admit([1, 1, 2])) for _ in range(2))
+    step(manager)
+    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):  # below the block that is cached
+        serve(manager, prompt).free()
+    first.free()
+    manager.check_invariants()
+    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):
+        assert manager.match(prompt).num_cached_tokens == 4
+        assert manager.match(prompt).block_ids[0] == ids(second)[0]
+
+
+def test_of_several_twins_one_is_the_cached_one(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, dedup="append_only")
+    first, second, third = (manager.sequence(manager.admit([1] * 3)) for _ in range(3))
+    step(manager)
+    tables = ids(second), ids(third)
+    for gone, left in ((first, 2), (second, 1)):
+        gone.free()
+        manager.check_invariants()
+        assert manager.stats().used_blocks == 2 * left
+        assert manager.stats().cached_blocks == 1
+    assert ids(third) == tables[1]
+    assert manager.match([1] * 3).block_ids.tolist() == tables[1][:1]
+
+
+def test_a_batch_that_leaves_a_cached_block_writes_its_twin_in_place(
+    make_manager: MakeManager,
+) -> None:
+    """The first moves away from the cached block, whose key must not pass to the one that the
+    second was counted to write in place: there is no block left for a copy."""
+    manager = make_manager(4, 4, dedup="append_only")
+    first, second = (manager.sequence(manager.admit([1] * 4)) for _ in range(2))
+    manager.commit(first.handle, 4)
+    manager.commit(second.handle, 4)
+    manager.admit([5])
+    first.truncate(2)
+    second.truncate(3)
+    own = ids(second)
+    assert manager.num_available == 1
+    manager.decode([first.handle, second.handle], [7, 8])
+    assert ids(second) == own
+    assert manager.num_available == 0
+    manager.check_invariants()
+
+
+def test_what_was_said_of_a_cached_block_passes_to_its_twin(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, dedup="append_only", retention=True, max_pinned_blocks=4)
+    first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
+    step(manager)
+    manager.retain_prefix([1, 1, 1], priority=Priority.HIGH, ttl=5)
+    pin = manager.pin([1, 1, 1])
+    first.free()
+    [block] = ids(second)[:1]
+    assert manager.blocks().priority[block] == Priority.PINNED
+    assert manager.pinned(pin).num_cached_blocks == 1
+    manager.unpin(pin)
+    assert manager.blocks().priority[block] == Priority.HIGH
+    manager.set_time(5)
+    assert manager.blocks().priority[block] == Priority.NORMAL
+
+
+def test_a_block_that_is_copied_from_waits_for_the_copy_without_its_key(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4, dedup="append_only")
+    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
+    step(manager)
+    source = ids(first)[0]
+    first.truncate(2)
+    first.append([9])  # moves to a block of its own; the copy comes from the cached one
+    assert manager.match([1] * 5).block_ids.tolist() == ids(second)[:1]
+    [copy] = plan = manager.take_copies()
+    assert copy.source == source
+    manager.copies_applied(plan.ticket)
+    manager.check_invariants()
+    assert manager.stats().used_blocks == 3
+
+
+def test_a_twin_that_is_written_lets_its_cached_one_be(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
     step(manager)
-    first.free()
     second.truncate(1)
     second.append([9])
+    first.free()
     assert manager.stats().idle_blocks == 1
     step(manager)
     assert manager.match([1, 9, 9]).num_cached_tokens == 2

@@ -171,15 +171,166 @@ def test_prompts_of_one_step_share_with_early_commit(make_manager: MakeManager) 
     assert ids(second)[:2] == ids(first)[:2]
 
 
-def test_a_hit_of_the_same_step_is_not_copied_from(make_manager: MakeManager) -> None:
+@pytest.mark.parametrize("call", ["append", "reserve", "decode"])
+def test_a_hit_of_the_same_step_is_not_copied_from(make_manager: MakeManager, call: str) -> None:
     manager = make_manager(8, 4, early_commit=True)
-    first = manager.sequence(manager.admit([1] * 5))
-    first.commit(5)
+    manager.commit(manager.admit([1] * 5), 5)
     second = manager.sequence(manager.admit([1] * 5))
     second.truncate(2)
+    calls = {
+        "append": lambda: second.append([2]),
+        "reserve": lambda: second.reserve(4),
+        "decode": lambda: manager.decode([second.handle], [2]),
+    }
+    with refused(manager, StepError, f"cannot {call}.*positions 0 to 1"):
+        calls[call]()
+    launch(manager)
+    calls[call]()
+    assert second.num_computed_tokens == 2
+    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
+
+
+@pytest.mark.parametrize("call", ["append", "reserve"])
+def test_a_promise_is_not_taken_back_once_the_step_is_taken(
+    make_manager: MakeManager, call: str
+) -> None:
+    """The forward that writes it may be under way: an engine that goes on after it would never
+    write it again."""
+    manager = make_manager(8, 4, early_commit=True)
+    seq = manager.sequence(manager.admit([1] * 3))
+    seq.commit(1)
+    launch(manager)
+    [child] = seq.fork()
+    child.commit(3)
+    ticket = manager.take_copies().ticket
+    calls = {"append": lambda: child.append([2]), "reserve": lambda: child.reserve(4)}
+    with refused(manager, StepError, f"cannot {call}.*positions 1 to 2"):
+        calls[call]()
+    manager.copies_applied(ticket)
+    calls[call]()
+    assert child.num_computed_tokens == 3
+    assert [copy.num_tokens for copy in manager.take_copies()] == [3]
+
+
+def test_a_hit_of_the_same_step_can_be_read_and_continued(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    manager.commit(manager.admit([1] * 5), 5)
+    second = manager.sequence(manager.admit([1] * 5))
+    [third] = second.fork()
     second.append([2])
-    assert second.num_computed_tokens == 0
-    assert len(manager.take_copies()) == 0
+    assert second.num_computed_tokens == third.num_computed_tokens == 4
+    third.truncate(4)
+    third.append([3])  # to the next block: nothing has to be copied
+    assert third.num_computed_tokens == 4
+
+
+def test_decode_copies_what_a_decode_of_the_same_step_has_promoted(
+    make_manager: MakeManager,
+) -> None:
+    """The forward before has written it. It was taken for a promise of this step, not copied, and
+    counted as not computed: an engine that writes the one slot it is given never wrote the rest."""
+    manager = make_manager(16, 4, early_commit=True)
+    handle = manager.admit([1, 2, 3, 4, 5, 6, 7, 8])
+    launch(manager)
+    [child] = manager.fork(handle)
+    manager.decode([handle], [9])
+    manager.truncate(child, 6)
+    manager.decode([child], [10])
+    assert manager.sequence(child).num_computed_tokens == 6
+    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
+
+
+@pytest.mark.parametrize("steps", [1, 2**16 - 1, 2**16, 2**16 + 1])
+def test_a_block_promoted_long_ago_can_be_copied(make_manager: MakeManager, steps: int) -> None:
+    """Steps were told apart by 16 bits: after 65,536 of them a block looked new again."""
+    manager = make_manager(16, 4, early_commit=True)
+    handle = manager.admit(list(range(9)))
+    manager.commit(handle, 9)
+    for _ in range(steps):
+        launch(manager)
+    [child] = manager.fork(handle)
+    manager.truncate(child, 6)
+    manager.decode([child], [10])
+    assert manager.sequence(child).num_computed_tokens == 6
+    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
+
+
+@pytest.mark.parametrize("early_commit", [False, True])
+def test_decode_leaves_exactly_its_token_to_compute(
+    make_manager: MakeManager, early_commit: bool
+) -> None:
+    manager = make_manager(32, 4, early_commit=early_commit)
+    handles = [manager.admit([1, 2, 3, 4, 5, 6]), manager.admit([1, 2, 3])]
+    launch(manager)
+    handles += manager.fork(handles[0], 2)
+    for token in range(12):
+        manager.decode(handles, [token % 3, 1, token % 2, 0])
+        views = [manager.sequence(handle) for handle in handles]
+        assert all(view.num_computed_tokens == view.num_tokens - 1 for view in views)
+        launch(manager)
+
+
+def test_decode_waits_for_the_copy_of_the_tokens_it_counts(make_manager: MakeManager) -> None:
+    """The third token of the block came after the copy into it was planned, so no forward can have
+    computed it."""
+    manager = make_manager(8, 4)
+    parent = serve(manager, [1, 2])
+    [writer] = parent.fork()
+    writer.append([3])
+    [child] = writer.fork()
+    with refused(manager, StepError, "a copy into their block is pending"):
+        manager.decode([child.handle], [4])
+    launch(manager)
+    manager.decode([child.handle], [4])
+    assert child.num_computed_tokens == 3
+
+
+def test_what_a_fork_has_written_is_copied_though_its_parent_promises_it(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    parent = manager.sequence(manager.admit([1, 2, 3, 4]))
+    parent.commit(3)
+    launch(manager)
+    [child] = parent.fork()
+    parent.commit(4)  # the fourth token is written by this step's forward
+    child.truncate(2)
+    child.append([9])
+    assert child.num_computed_tokens == 2
+    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
+
+
+@pytest.mark.parametrize("dedup", ["remap", "append_only"])
+def test_what_is_written_is_not_merged_into_what_is_promised(
+    make_manager: MakeManager, dedup: str
+) -> None:
+    """The copy in memory would be lost for one that only the forward brings."""
+    manager = make_manager(8, 4, early_commit=True, dedup=dedup)
+    written = manager.sequence(manager.admit([1, 2, 3, 4]))
+    launch(manager)
+    promised = manager.sequence(manager.admit([1, 2, 3, 4]))
+    promised.commit(4)
+    before = ids(written)
+    manager.decode([written.handle], [5])
+    assert ids(written)[:1] == before
+    written.truncate(2)
+    written.append([9])  # in place: it is nobody else's
+    assert written.num_computed_tokens == 2
+    launch(manager)
+    assert manager.match([1, 2, 3, 4, 5]).block_ids.tolist() == ids(promised)[:1]
+
+
+def test_what_was_not_merged_into_a_promise_is_merged_later(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    written = manager.sequence(manager.admit([1, 2, 3, 4]))
+    launch(manager)
+    promised = manager.sequence(manager.admit([1, 2, 3, 4]))
+    promised.commit(4)
+    manager.decode([written.handle], [5])
+    launch(manager)
+    manager.decode([written.handle], [6])
+    assert ids(written)[0] == ids(promised)[0]
+    assert manager.stats().deduplicated_blocks == 1
 
 
 def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeManager) -> None:
@@ -194,12 +345,31 @@ def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeMana
     assert [copy.num_tokens for copy in manager.take_copies()] == [1]
 
 
-def test_partial_reuse_skips_blocks_promoted_in_this_step(make_manager: MakeManager) -> None:
+def test_partial_reuse_takes_what_is_written_of_a_block(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
+    seq = manager.sequence(manager.admit([1] * 4))
+    seq.commit(1)
+    launch(manager)
+    seq.commit(4)
+    assert manager.match([1] * 4).num_cached_tokens == 1
+    launch(manager)
+    assert manager.match([1] * 4).num_cached_tokens == 3
+
+
+def test_partial_reuse_passes_over_a_block_that_is_all_promised(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
     seq = manager.sequence(manager.admit([1] * 4))
     seq.commit(4)
     assert manager.match([1] * 3).num_cached_tokens == 0
     launch(manager)
+    assert manager.match([1] * 3).num_cached_tokens == 2
+
+
+def test_partial_reuse_of_what_decode_has_promoted(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
+    handle = manager.admit([1] * 4)
+    launch(manager)
+    manager.decode([handle], [2])  # the forward before has written the block
     assert manager.match([1] * 3).num_cached_tokens == 2
 
 

@@ -191,7 +191,6 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("pack: from past the end", lambda _: pack(2, 2), ValueError, "start"),
     ("pack: no row", lambda _: pack(0, 0), TypeError, "out"),
     ("match: no tokens", lambda w: w.manager.match([]), ValueError, "tokens"),
-    ("match: too long", lambda w: w.manager.match(range(49)), NeverFitsError, "49 tokens"),
     ("can_admit: no tokens", lambda w: w.manager.can_admit([]), ValueError, "tokens"),
     # Growth.
     ("append: freed", lambda w: w.manager.append(w.freed, [1]), UnknownSequenceError, "handle"),

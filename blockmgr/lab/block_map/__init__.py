@@ -11,40 +11,45 @@ and the page says everything in tables as well.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from blockmgr.files import check_output, replacing
 from blockmgr.lab.block_map.facts import BlockMap, block_map
 from blockmgr.lab.block_map.page import as_html
 from blockmgr.lab.block_map.svg import as_svg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 __all__ = ["BlockMap", "as_html", "as_svg", "block_map", "check_path", "save_block_map"]
 
 SUFFIXES: Final = (".html", ".svg")
 
 
-def check_path(path: str | Path) -> Path:
-    """``path`` if a map can be saved there, by its suffix and its folder.
+def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) -> Path:
+    """``path`` if a map can be saved there.
+
+    Args:
+        path: File to write.
+        inputs: Files that are read, which must not be replaced; None stands for no file.
 
     Raises:
-        ValueError: The suffix is neither ``.html`` nor ``.svg``, or there is no such folder.
+        ValueError: The suffix is neither ``.html`` nor ``.svg``, there is no such folder, it is a
+            folder or a symbolic link, or it is one of ``inputs``.
     """
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"output must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
-    if not target.parent.is_dir():
-        raise ValueError(f"output must go into a folder that exists, got {str(target.parent)!r}")
-    return target
+    return check_output(path, suffixes=SUFFIXES, inputs=inputs)
 
 
 def save_block_map(shown: BlockMap, path: str | Path) -> Path:
     """Write a map into a file, as HTML or SVG by its suffix.
 
     Raises:
-        ValueError: The suffix is neither ``.html`` nor ``.svg``, or there is no such folder.
-        OSError: The file cannot be written.
+        ValueError: As ``check_path`` does.
+        OSError: The file cannot be written; what was there is as it was.
     """
     target = check_path(path)
     text = as_svg(shown) if target.suffix.lower() == ".svg" else as_html(shown)
-    target.write_text(text, encoding="utf-8", newline="\n")
+    with replacing(target) as file:
+        file.write(text.encode())
     return target

@@ -16,7 +16,7 @@ from blockmgr.blocks import BlockState
 from blockmgr.inspect import ranges
 from blockmgr.lab.block_map.facts import STATES, BlockMap, count
 from blockmgr.lab.block_map.panels import WIDTH, Panel, panels
-from blockmgr.lab.block_map.shapes import add
+from blockmgr.lab.block_map.shapes import add, document
 from blockmgr.lab.block_map.style import FONT, PALETTES, patterns, shape_rules
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def as_html(shown: BlockMap) -> str:
     # What a screen reader says of a shape is its title; this line is for the eye.
     add(body, "div", "", id="told", aria_hidden="true")
     add(body, "script", SCRIPT)
-    return "<!doctype html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
+    return document(root, html=True)
 
 
 def _page_colours() -> str:

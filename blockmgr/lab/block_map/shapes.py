@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
@@ -24,8 +25,10 @@ __all__ = [
     "add",
     "block_shape",
     "blocks_a_shape",
+    "document",
     "looks",
     "rect",
+    "script_data",
     "write",
 ]
 
@@ -41,6 +44,14 @@ LETTER: Final = 6.4
 LINE_HEIGHT: Final = 13.5
 """From one line of text on a shape to the next."""
 
+# No document may hold these, and a file name may: what reads it would refuse the whole of it.
+UNWRITABLE: Final = dict.fromkeys(
+    (*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF),
+    "\N{REPLACEMENT CHARACTER}",
+)
+# The last two end a line of a script, and not one of JSON.
+IN_SCRIPT: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: object) -> ET.Element:
     """A child element; ``_`` in names of attributes stands for ``-``, and one at the end is cut."""
@@ -50,6 +61,24 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: obj
     child = ET.SubElement(parent, tag, names)
     child.text = text
     return child
+
+
+def document(root: ET.Element, *, html: bool) -> str:
+    """The text of a whole page or drawing, which any reader of such documents takes."""
+    text = ET.tostring(root, encoding="unicode", method="html" if html else "xml")
+    return ("<!doctype html>\n" if html else "") + text.translate(UNWRITABLE) + "\n"
+
+
+def script_data(data: object) -> str:
+    r"""``data`` as JSON that may stand inside a ``<script>`` of a page.
+
+    Nothing is escaped there, so a tag or the beginning of a comment in a name would end the script
+    too early or too late. Escapes of JSON say the same without those characters.
+
+    >>> script_data("<!--<script>")
+    '"\\u003c!--\\u003cscript\\u003e"'
+    """
+    return json.dumps(data, sort_keys=True).translate(IN_SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from blockmgr.lab.block_map.panels import WIDTH, panels
-from blockmgr.lab.block_map.shapes import add
+from blockmgr.lab.block_map.shapes import add, document
 from blockmgr.lab.block_map.style import patterns, shape_rules
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def as_svg(shown: BlockMap) -> str:
     height = f"{top + MARGIN:g}"
     paper.set("height", height)
     root.set("viewBox", f"0 0 {WIDTH + 2 * MARGIN} {height}")
-    return ET.tostring(root, encoding="unicode") + "\n"
+    return document(root, html=False)
 
 
 def _lines(shown: BlockMap) -> list[str]:

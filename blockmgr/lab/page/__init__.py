@@ -11,10 +11,14 @@ scheme, words, tables and places that speak.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from blockmgr.errors import MissingExtraError
+from blockmgr.files import check_output, replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 try:
     import matplotlib  # noqa: F401  (for the modules below, which could not say what is missing)
@@ -39,27 +43,34 @@ __all__ = [
 PAGES: Final = (".html", ".htm")
 
 
-def check_path(path: str | Path, suffixes: tuple[str, ...] = PAGES) -> Path:
-    """``path`` if a report can be saved there, by its suffix and its folder.
+def check_path(
+    path: str | Path,
+    suffixes: tuple[str, ...] = PAGES,
+    *,
+    inputs: Iterable[str | Path | None] = (),
+) -> Path:
+    """``path`` if a report can be saved there.
+
+    Args:
+        path: File to write.
+        suffixes: What its name may end in.
+        inputs: Files that are read, which must not be replaced; None stands for no file.
 
     Raises:
-        ValueError: It has none of ``suffixes``, or there is no such folder.
+        ValueError: It has none of ``suffixes``, there is no such folder, it is a folder or a
+            symbolic link, or it is one of ``inputs``.
     """
-    target = Path(path)
-    if target.suffix.lower() not in suffixes:
-        raise ValueError(f"output must end in {' or '.join(suffixes)}, got {target.name!r}")
-    if not target.parent.is_dir():
-        raise ValueError(f"output must go into a folder that exists, got {str(target.parent)!r}")
-    return target
+    return check_output(path, suffixes=suffixes, inputs=inputs)
 
 
 def save_report(report: Report, path: str | Path) -> Path:
     """Write a report into an HTML file.
 
     Raises:
-        ValueError: The suffix is not ``.html``, or there is no such folder.
-        OSError: The file cannot be written.
+        ValueError: As ``check_path`` does.
+        OSError: The file cannot be written; what was there is as it was.
     """
     target = check_path(path)
-    target.write_text(as_html(report), encoding="utf-8", newline="\n")
+    with replacing(target) as file:
+        file.write(as_html(report).encode())
     return target

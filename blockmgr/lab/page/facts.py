@@ -204,6 +204,8 @@ def gather(
     step()
     names = tuple(dict.fromkeys(("lru", *policies)))
     sizes = list(capacities) or _default_capacities(trace, alone)
+    # As the row that has it writes it: 10% and 10.0% are one pool.
+    capacity = next((size for size in sizes if size.equals(capacity)), capacity)
     if capacity not in sizes:
         sizes.append(capacity)
     outcome = sweep(trace, sizes, alone, policies=names, jobs=jobs, advance=step)

@@ -6,13 +6,12 @@ with the arrow keys, says what it stands for. Every chart is a table as well.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from blockmgr import __version__
-from blockmgr.lab.block_map.shapes import add
+from blockmgr.lab.block_map.shapes import add, document, script_data
 from blockmgr.lab.page.chapters import Chapter, chapters
 from blockmgr.lab.page.look import PAGE_RULES, SCRIPT
 from blockmgr.lab.page.paint import Drawing, as_drawing, style_rules
@@ -49,11 +48,9 @@ def as_html(report: Report) -> str:
     _add_footer(body, report)
     # What a screen reader says of a point is its label; this is for the eye.
     add(body, "div", "", id="told", aria_hidden="true", hidden="hidden")
-    # A closing tag inside would end the script.
-    data = json.dumps(_data(report), sort_keys=True).replace("</", "<\\/")
-    add(body, "script", data, type="application/json", id="data")
+    add(body, "script", script_data(_data(report)), type="application/json", id="data")
     add(body, "script", SCRIPT)
-    return "<!doctype html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
+    return document(root, html=True)
 
 
 def _add_header(body: ET.Element, report: Report, title: str, parts: tuple[Chapter, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import matplotlib as mpl
 
 from blockmgr import __version__
+from blockmgr.files import replacing
 from blockmgr.lab.page.chapters import chapters
 from blockmgr.lab.page.paint import LIGHT, RC, figure
 
@@ -30,7 +31,8 @@ def save_picture(report: Report, path: str | Path) -> Path:
         path: PNG or SVG, by its suffix.
 
     Raises:
-        OSError: The file cannot be written.
+        ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
+        OSError: The file cannot be written; what was there is as it was.
     """
     target = Path(path)
     parts = chapters(report)
@@ -41,11 +43,13 @@ def save_picture(report: Report, path: str | Path) -> Path:
         rows: Any = canvas.subfigures(len(heights), 1, height_ratios=heights)
         title = f"Hit rate of {report.trace}: {report.watched.result.hit_rate:.1%} found"
         left = {"x": 0.02, "ha": "left", "color": LIGHT["ink"]}
-        rows[0].suptitle(title, fontsize=22, **left)
+        # A dollar in the name of a file begins no formula.
+        rows[0].suptitle(title, fontsize=22, parse_math=False, **left)
         for row, part in zip(rows[1:], parts, strict=True):
             row.suptitle(part.heading, fontsize=16, **left)
             part.draw(report, row, LIGHT.__getitem__, narrow=False)
         kind = target.suffix.lower().lstrip(".")
         stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
-        canvas.savefig(target, format=kind, dpi=SHARP, metadata=stamp)
+        with replacing(target) as file:
+            canvas.savefig(file, format=kind, dpi=SHARP, metadata=stamp)
     return target

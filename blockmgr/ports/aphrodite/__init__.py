@@ -8,7 +8,9 @@ is cached is evicted in the order of the core.
 
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
 from blockmgr.ports.aphrodite.blocks import NaiveBlock, PrefixCachingBlock
+from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.groups import EncoderDecoderError
 from blockmgr.ports.aphrodite.interfaces import (
     AllocStatus,
     Block,
@@ -32,9 +34,11 @@ __all__ = [
     "BlockAllocator",
     "BlockSpaceManager",
     "BlockTable",
+    "ComputedBlocksTracker",
     "CopyOnWriteTracker",
     "CpuGpuBlockAllocator",
     "Device",
+    "EncoderDecoderError",
     "HitCounter",
     "NaiveBlock",
     "NaiveBlockAllocator",

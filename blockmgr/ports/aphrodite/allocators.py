@@ -14,7 +14,7 @@ __all__ = ["NaiveBlockAllocator", "PrefixCachingBlockAllocator"]
 
 
 class NaiveBlockAllocator(PoolAllocator):
-    """Blocks that only forks share.
+    """Blocks that only forks share. For one thread at a time.
 
     Args:
         create_block: The kind of block, ``NaiveBlock`` or a subclass of it.
@@ -45,6 +45,8 @@ class NaiveBlockAllocator(PoolAllocator):
 
 class PrefixCachingBlockAllocator(PoolAllocator):
     """Blocks that are found by the prefix they end, as soon as they are full.
+
+    For one thread at a time.
 
     Args:
         num_blocks: Blocks of the pool.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from blockmgr.ports.aphrodite.blocks import FREED
+from blockmgr.ports.aphrodite.blocks import FREED, PrefixCachingBlock
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.blocks import Run
@@ -27,11 +27,13 @@ class PrefixCache:
     it is cached when the copies are taken.
     """
 
-    __slots__ = ("_pool", "_uncomputed", "_waiting")
+    __slots__ = ("_pool", "_uncomputed", "_unwritten", "_waiting")
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._uncomputed: set[int] = set()  # cached blocks whose K/V was not marked computed
+        # Of those, blocks that a forward so far is known not to have reached, by generation.
+        self._unwritten: dict[int, int] = {}
         self._waiting: dict[Place, int] = {}  # and the block that stood there
 
     def node(self, place: Place | None) -> int | None:
@@ -53,9 +55,11 @@ class PrefixCache:
             tokens: What it holds by then.
             extra: Its extra key.
             is_next: Whether it waits for no copy, and follows a cached block, by then.
+
+        It does not give way to a twin whose K/V is not written: its own is, but for the last token.
         """
         blocks = run.blocks
-        if not is_next:
+        if not is_next or self._has_unwritten_twin(run, index, tokens, extra):
             place = zip(((run, index),), map(blocks.__getitem__, (index,)), strict=True)
             return [(self._waiting.update, place)]
         before = run.place_before(index)
@@ -71,6 +75,23 @@ class PrefixCache:
             (run.promoted.__setitem__, index, 1),
         ]
 
+    def _has_unwritten_twin(
+        self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None
+    ) -> bool:
+        if not self._unwritten:
+            return False
+        is_there = index <= len(run.blocks)
+        parent = self.node(run.place_before(index)) if is_there else None
+        if parent is None:  # cached by a step before this one: it can wait to be looked at
+            return True
+        key = extra_bytes(extra)
+        twins = self._pool.find(tokens, parent=parent, extras={0: key} if key else None).tolist()
+        return any(map(self._is_unwritten, twins))
+
+    def _is_unwritten(self, block: int) -> bool:
+        known = self._unwritten.get(block)
+        return known == self._pool.generation(block) and block in self._uncomputed
+
     def promote_waiting(self) -> list[Step]:
         """Tries again with what waits, in order. Blocks given back since wait no more."""
         steps: list[Step] = [(self._waiting.clear,)]
@@ -80,10 +101,11 @@ class PrefixCache:
                 continue
             before = run.place_before(index)
             is_next = before in cached or self.node(before) is not None
-            if is_next:
-                cached.add((run, index))
             extra = run.extras.get(index)
-            steps += self.promote(run, index, run.tokens[index], extra, is_next)
+            more = self.promote(run, index, run.tokens[index], extra, is_next)
+            if len(more) > 1:
+                cached.add((run, index))
+            steps += more
         return steps
 
     def wait(self, places: dict[Place, int]) -> Step:
@@ -115,9 +137,43 @@ class PrefixCache:
         """Takes note that the K/V of cached blocks is written."""
         return (self._uncomputed.difference_update, blocks)
 
+    def leave_unwritten(self, blocks: list[int]) -> Step:
+        """Takes note of cached blocks that no forward has reached yet."""
+        return (self._unwritten.update, {b: self._pool.generation(b) for b in blocks})
+
+    def progress(self, done: list[int], rest: list[int]) -> list[Step]:
+        """The forward that is about to be launched writes the first blocks, and not the rest."""
+        cached = self._pool.is_cached
+        steps = [self.compute([b for b in done if b != FREED and cached(b)])]
+        late = [b for b in rest if b in self._uncomputed and cached(b)]
+        if late:
+            steps.append(self.leave_unwritten(late))
+        elif self._unwritten and not any(map(self._is_unwritten, self._unwritten)):
+            steps.append((self._unwritten.clear,))
+        return steps
+
     def is_computed(self, block: int) -> bool:
         """Whether a block is cached, and its K/V was marked computed."""
         return self._pool.is_cached(block) and block not in self._uncomputed
+
+    def named(self, hashes: Sequence[int]) -> list[int]:
+        """The first of these hashes, as long as each names a computed block after the one before.
+
+        Blocks with an extra key are passed over.
+        """
+        parent, before = -1, None
+        for at, wanted in enumerate(hashes):
+            for child in self._pool.children(parent).tolist():
+                tokens = self._pool.tokens(child)
+                name = PrefixCachingBlock.hash_block_tokens(not at, before, tokens.tolist())
+                # Found by its tokens, too: so it has no extra key, and does not only hash alike.
+                found = name == wanted and self._pool.find(tokens, parent=parent).tolist()
+                if found == [child] and self.is_computed(child):
+                    parent, before = child, name
+                    break
+            else:
+                return list(hashes[:at])
+        return list(hashes)
 
     def mark_computed(self, blocks: Iterable[int] | None) -> None:
         """Marks blocks computed, as far as they are cached; None: all of them."""
@@ -126,9 +182,9 @@ class PrefixCache:
             return
         self._uncomputed.difference_update([b for b in blocks if self._pool.is_cached(b)])
 
-    def reset(self) -> bool:
+    def reset(self, and_then: Step) -> bool:
         """Forgets everything cached, if no block is in use; says whether it did."""
         if self._pool.num_used:
             return False
-        steps = ((self._pool._core.reset,), (self._uncomputed.clear,), (self._waiting.clear,))
-        return at_once(steps, True)
+        forgotten = [(each.clear,) for each in (self._uncomputed, self._unwritten, self._waiting)]
+        return at_once([(self._pool._core.reset,), *forgotten, and_then], True)

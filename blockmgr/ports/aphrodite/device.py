@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from blockmgr.arguments import whole
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
 from blockmgr.ports.aphrodite.blocks import BlockView, NaiveBlock, PoolBlock, Run, segments
-from blockmgr.ports.aphrodite.interfaces import Device
-from blockmgr.ports.aphrodite.moves import Move, cached_at
+from blockmgr.ports.aphrodite.interfaces import Device, the_same
+from blockmgr.ports.aphrodite.moves import Move
 from blockmgr.ports.aphrodite.null_block import NullBlock
 from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 class CpuGpuBlockAllocator:
     """A pool of the device, a pool of the host, and swaps between them.
+
+    For one thread at a time; the calls of a ``BlockSpaceManager`` wait for one another.
 
     Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks those after.
 
@@ -143,6 +145,22 @@ class CpuGpuBlockAllocator:
         allocator = self.pool_of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
 
+    def allocate_mutable(self, prev_block: Block | None, device: Device) -> PoolBlock:
+        """``allocate_mutable_block`` by its earlier name."""
+        return self.allocate_mutable_block(prev_block, device)
+
+    def allocate_immutable(
+        self, prev_block: Block | None, token_ids: Sequence[int], device: Device
+    ) -> PoolBlock:
+        """``allocate_immutable_block`` by its earlier name."""
+        return self.allocate_immutable_block(prev_block, token_ids, device)
+
+    def find_cached_blocks_prefix(
+        self, block_hashes: Sequence[int], device: Device = Device.GPU
+    ) -> list[int]:
+        """``PrefixCachingBlockAllocator.find_cached_blocks_prefix`` of that device."""
+        return self.pool_of(device).find_cached_blocks_prefix(block_hashes)
+
     def get_num_free_blocks(self, device: Device) -> int:
         """Blocks that could be handed out; 0 on a device without any."""
         known = self._known(device)
@@ -153,10 +171,13 @@ class CpuGpuBlockAllocator:
         known = self._known(device)
         return 0 if known is None else known.get_num_total_blocks()
 
+    def get_num_usable_blocks(self, device: Device) -> int:
+        """All blocks of a device but the null block."""
+        kept_back = device is Device.GPU and self._null is not None
+        return self.get_num_total_blocks(device) - kept_back
+
     def _known(self, device: Device) -> PoolAllocator | None:
-        if not isinstance(device, Device):
-            raise TypeError(f"device must be a Device, got {device!r}")
-        return self._allocators.get(device)
+        return self._allocators.get(the_same(Device, "device", device))
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
@@ -300,27 +321,29 @@ class CpuGpuBlockAllocator:
             form: Makes of the copies, (source, destination) by their numbers within their pools,
                 what is returned.
         """
+        return self.plan_swap(sequences, src_device, dst_device).carry_out(form)
+
+    def plan_swap(
+        self, sequences: Iterable[Sequence[Block]], src_device: Device, dst_device: Device
+    ) -> Move:
+        """``swap_all``, before anything is changed."""
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
-        move = Move(source, destination)
         runs = [self._whole_sequence(blocks, source) for blocks in sequences]
-        return move.carry_out(runs, form)
+        return Move(source, destination, runs)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
         """The blocks that moving a sequence to a device would take from its pool.
 
         Raises:
+            BlockStateError: A block waits for a copy.
             ValueError: No whole sequence of the other device.
             TypeError: No block of an allocator.
         """
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)
-        runs = self._whole_sequence(blocks, source)
-        held = sum(len(run.held()) for run in runs)
-        found = cached_at(destination, runs)
-        idle = int(destination.pool.are_idle(found).sum()) if found else 0
-        return held - len(found) + idle
+        return Move(source, destination, [self._whole_sequence(blocks, source)]).num_taken
 
     def _whole_sequence(self, blocks: Sequence[Block], source: PoolAllocator) -> list[Run]:
         if not isinstance(blocks, Sequence):

@@ -4,21 +4,48 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from blockmgr.errors import OutOfBlocksError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["AllocStatus", "Block", "BlockAllocator", "Device", "NoFreeBlocksError"]
+__all__ = ["AllocStatus", "Block", "BlockAllocator", "Device", "NoFreeBlocksError", "the_same"]
 
 
 class NoFreeBlocksError(OutOfBlocksError, ValueError):
     """Not enough blocks at the moment; the same as ``BlockAllocator.NoFreeBlocksError``."""
 
 
-class Device(enum.Enum):
+class _Shared(enum.Enum):
+    """An enumeration of which every engine of this lineage has its own, with the same names.
+
+    Members are equal to the engine's members of that name: its scheduler compares what it is
+    answered with its own.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, enum.Enum) and type(other).__name__ == type(self).__name__:
+            return self.name == other.name
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+_Member = TypeVar("_Member", bound=_Shared)
+
+
+def the_same(kind: type[_Member], name: str, member: object) -> _Member:
+    """The member of this enumeration, given it or an engine's own of that name."""
+    for own in kind:
+        if own == member:
+            return own
+    raise TypeError(f"{name} must be a {kind.__name__}, got {member!r}")
+
+
+class Device(_Shared):
     """Where a pool's blocks are."""
 
     GPU = "gpu"
@@ -28,7 +55,7 @@ class Device(enum.Enum):
     """The host, where blocks are swapped to."""
 
 
-class AllocStatus(enum.Enum):
+class AllocStatus(_Shared):
     """Whether there are blocks for a group of sequences."""
 
     OK = "ok"

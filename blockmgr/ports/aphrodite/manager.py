@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
-from blockmgr.errors import SequenceStateError, UnknownSequenceError
+from blockmgr.errors import SequenceStateError
+from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
-from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
+from blockmgr.ports.aphrodite.groups import (
+    distinct_sequences,
+    extra_hash_of,
+    id_of,
+    refuse_encoder,
+    tokens_of,
+)
+from blockmgr.ports.aphrodite.growth import blocks_needed
+from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.aphrodite.table import BlockTable
+from blockmgr.ports.aphrodite.tables import GroupTables
 from blockmgr.ports.commits import at_once
+from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from blockmgr.ports.aphrodite.blocks import Run
+    from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
     from blockmgr.ports.commits import Step
 
-__all__ = ["BlockSpaceManager", "GroupLike", "SequenceLike"]
+__all__ = ["BlockSpaceManager"]
 
 
-class SequenceLike(Protocol):
-    """What is read of a sequence."""
-
-    @property
-    def seq_id(self) -> int:
-        """Its name, distinct among those alive."""
-
-    def get_token_ids(self) -> Sequence[int]:
-        """All its tokens, those not scheduled yet included."""
-
-
-class GroupLike(Protocol):
-    """What is read of a group: sequences that are scheduled and swapped together."""
-
-    def get_seqs(self) -> Sequence[SequenceLike]:
-        """Its sequences; at first all with the same tokens."""
-
-
-class BlockSpaceManager:
+class BlockSpaceManager(GroupTables):
     """Keeps a block table for every sequence, on the device or swapped to the host.
+
+    What a ``can_`` call answers is counted by the plan that the call itself then carries out. Calls
+    of several threads wait for one another; between a question and the call it is about, another
+    thread may change the answer.
 
     Args:
         block_size: Tokens a block.
@@ -54,7 +52,7 @@ class BlockSpaceManager:
         TypeError: A value is of the wrong type.
     """
 
-    __slots__ = ("_window", "block_allocator", "block_size", "block_tables", "watermark_blocks")
+    __slots__ = ("_computed", "_window", "block_size")
 
     def __init__(
         self,
@@ -87,28 +85,51 @@ class BlockSpaceManager:
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         # One more than the window covers, for it seldom begins with a block.
         self._window = None if sliding_window is None else -(-sliding_window // block_size) + 1
+        if self._window is not None:
+            # Now, so that no answer about free blocks is wrong by it later.
+            self.block_allocator.allocate_or_get_null_block()
+        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self.block_tables)
+        self._mutex = new_mutex()
 
+    @exclusive
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
         """Whether there are blocks for the prompt of a group.
 
-        Raises:
-            SequenceStateError: No sequence of the group waits for blocks.
-            ValueError: The prompt is empty; a negative number of slots.
-        """
-        tokens = _tokens(self._waiting(seq_group)[0])
-        if not len(tokens):
-            raise ValueError("seq_group must have a prompt of at least one token")
-        needed = BlockTable.get_num_required_blocks(tokens, self.block_size, num_lookahead_slots)
-        return self._status(needed, Device.GPU)
+        ``OK``: ``allocate`` succeeds, ``append_slots`` of each sequence with so many look-ahead
+        slots after it, and the watermark is kept. What is cached and in use costs nothing.
 
+        Raises:
+            EncoderDecoderError: The group has an encoder.
+            SequenceStateError: No sequence of the group waits for blocks.
+            ValueError: The prompt is empty, or has a token out of bounds; a negative number of
+                slots.
+        """
+        refuse_encoder(seq_group)
+        waiting = self._waiting(seq_group)
+        tokens = tuple(tokens_of(waiting[0]))
+        if not tokens:
+            raise ValueError("seq_group must have a prompt of at least one token")
+        required = BlockTable.get_num_required_blocks
+        num_held = required(tokens, self.block_size)
+        beyond = required(tokens, self.block_size, num_lookahead_slots) - num_held
+        beyond *= len(waiting)
+        gpu = self.block_allocator.pool_of(Device.GPU)
+        taken = gpu.num_taken_by(tokens, extra_hash_of(waiting[0]))
+        if num_held + beyond > self._usable(Device.GPU) - self.watermark_blocks:
+            return AllocStatus.NEVER
+        return self._now_or_later(taken + beyond, Device.GPU)
+
+    @exclusive
     def allocate(self, seq_group: GroupLike) -> None:
         """Gives the sequences of a group their blocks: the first its own, the others forks of it.
 
         Raises:
+            EncoderDecoderError: The group has an encoder.
             NoFreeBlocksError: Too few blocks are available; none is allocated.
             SequenceStateError: No sequence of the group waits for blocks.
-            ValueError: The prompt is empty.
+            ValueError: The prompt is empty, or has a token out of bounds.
         """
+        refuse_encoder(seq_group)
         first, *others = self._waiting(seq_group)
         table = self._new_table()
 
@@ -119,28 +140,33 @@ class BlockSpaceManager:
                 steps += forked
             return [*steps, (self.block_tables.update, known)]
 
-        table.allocate_and(_tokens(first), Device.GPU, None, publish)
+        table.allocate_and(tokens_of(first), Device.GPU, extra_hash_of(first), publish)
 
+    @exclusive
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> bool:
-        """Whether ``append_slots`` of every sequence of a group is sure to succeed.
+        """Whether ``append_slots`` of every sequence of a group succeeds, one after the other.
+
+        Blocks that become free on the way, because what fills up is cached already, do not count.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
             SequenceStateError: A sequence has lost tokens since they were given slots.
-            ValueError: A negative number of slots.
+            ValueError: The group is on the host; a negative number of slots.
         """
-        needed = sum(
-            table.get_num_blocks_touched_by_append_slots(
-                table.get_unseen_token_ids(_tokens(seq)), num_lookahead_slots
-            )
-            for seq, table in self._running(seq_group)
-        )
-        return needed <= self.block_allocator.get_num_free_blocks(Device.GPU)
+        running = self._running(seq_group)
+        growths = self._growths(running, num_lookahead_slots)
+        gpu = self.block_allocator.pool_of(Device.GPU)
+        for _, table in running:
+            self._check_on_device(table)
+        return blocks_needed(gpu.pool, growths) <= gpu.get_num_free_blocks()
 
+    @exclusive
     def append_slots(
         self, seq: SequenceLike, num_lookahead_slots: int = 0
     ) -> list[tuple[int, int]]:
         """Gives the tokens a sequence has got since the last call slots, and empty ones beyond.
+
+        New tokens show that those before them are computed.
 
         Returns:
             (source, destination) of the block copies to run before the next forward.
@@ -149,21 +175,21 @@ class BlockSpaceManager:
             NoFreeBlocksError: Too few blocks are available; nothing is appended.
             UnknownSequenceError: The sequence has no blocks.
             SequenceStateError: It has lost tokens since they were given slots.
-            ValueError: A negative number of slots.
+            ValueError: It is on the host; a negative number of slots.
 
         Interrupted from outside after tokens were appended, the copies are still there for the next
         call, of whatever sequence.
         """
-        table = self._table(seq)
-        unseen = table.get_unseen_token_ids(_tokens(seq))
+        table, extra = self._table(seq), extra_hash_of(seq)
+        self._check_on_device(table)
+        unseen = table.get_unseen_token_ids(tokens_of(seq))
         if unseen:
-            table.append_token_ids(
-                unseen, num_lookahead_slots, num_computed_slots=table.num_full_slots
-            )
+            table.append_sampled(unseen, num_lookahead_slots, extra)
         else:
-            table.ensure_num_empty_slots(num_lookahead_slots)
+            table.ensure_num_empty_slots(num_lookahead_slots, extra)
         return self.block_allocator.clear_copy_on_writes()
 
+    @exclusive
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
         """Lets a sequence share every block of another.
 
@@ -172,21 +198,47 @@ class BlockSpaceManager:
             SequenceStateError: The child has blocks already.
         """
         table = self._table(parent_seq)
-        child = _id(child_seq)
+        child = id_of(child_seq)
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
         fork, steps = table.plan_fork(table.run)
         at_once([*steps, (self.block_tables.__setitem__, child, fork)], None)
 
+    @exclusive
     def free(self, seq: SequenceLike) -> None:
-        """Gives the blocks of a sequence back, wherever they are.
+        """Gives the blocks of a sequence back, wherever they are; without any it does nothing.
+
+        Schedulers free sequences that they never scheduled, and those they have freed already.
+        """
+        name = id_of(seq)
+        forget = self._computed.plan_removal(name)
+        table = self.block_tables.get(name)
+        if table is None:
+            at_once([forget], None)
+            return
+        at_once([*table.plan_free(), (self.block_tables.pop, name), forget], None)
+
+    def free_cross(self, seq_group: GroupLike) -> None:
+        """Nothing to do: a group with an encoder never gets blocks here.
 
         Raises:
-            UnknownSequenceError: It has none (freeing twice ends here).
+            TypeError: No group.
         """
-        steps = self._table(seq).plan_free()
-        at_once([*steps, (self.block_tables.pop, seq.seq_id)], None)
+        distinct_sequences(seq_group)
 
+    def get_cross_block_table(self, seq_group: GroupLike) -> list[int]:
+        """Refused: no group has blocks for cross-attention here.
+
+        Raises:
+            EncoderDecoderError: The group has an encoder.
+            SequenceStateError: It has none.
+            TypeError: No group.
+        """
+        distinct_sequences(seq_group)
+        refuse_encoder(seq_group)
+        raise SequenceStateError("the group has no encoder, so no block table of one")
+
+    @exclusive
     def get_block_table(self, seq: SequenceLike) -> list[int]:
         """The physical blocks of a sequence.
 
@@ -195,6 +247,7 @@ class BlockSpaceManager:
         """
         return self._table(seq).physical_block_ids
 
+    @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
         """The leading blocks that every one of these sequences need not compute.
 
@@ -204,17 +257,52 @@ class BlockSpaceManager:
         ids = [self._table(seq).physical_block_ids for seq in seqs]
         return self.block_allocator.get_common_computed_block_ids(ids)
 
-    def mark_blocks_as_computed(self, seq_group: GroupLike) -> None:
-        """Declares the K/V of all tokens that a group has slots for written.
+    @exclusive
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
+        """Leading tokens of a sequence that need not be computed, scheduled or not yet.
+
+        A multiple of the block size, and less than all: the block of the last token is left to
+        compute. While the sequence's ``is_prefill()`` is true the answer stays what it was, until
+        ``remove_seq_from_computed_blocks_tracker`` or ``free``.
+
+        Raises:
+            ValueError: A token out of ``[0, 2**32)``.
+            TypeError: No sequence, or a token that is no int.
+        """
+        return self._computed.get_num_cached_tokens(seq)
+
+    @exclusive
+    def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
+        """Lets ``get_num_cached_tokens`` look again: the sequence was not scheduled after all."""
+        self._computed.remove_seq(id_of(seq))
+
+    @exclusive
+    def mark_blocks_as_computed(
+        self, seq_group: GroupLike, token_chunk_size: int | None = None
+    ) -> None:
+        """Declares the K/V of tokens written by the forward that is launched next.
+
+        Args:
+            seq_group: What is scheduled.
+            token_chunk_size: Tokens of each of its sequences that the forward computes or need
+                not compute, after those of the calls before; None for all that have slots. What
+                lies beyond is shared by nobody as computed, and no other sequence gives up its
+                own K/V for it.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
+            ValueError: A negative ``token_chunk_size``; the group is on the host.
+            TypeError: ``token_chunk_size`` is no int.
         """
-        tables = [table for _, table in self._running(seq_group)]
-        self.block_allocator.mark_blocks_as_computed(
-            block for table in tables for block in table.physical_block_ids
-        )
+        if token_chunk_size is not None:
+            token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
+        steps: list[Step] = []
+        for _, table in self._running(seq_group):
+            self._check_on_device(table)
+            steps += table.plan_progress(token_chunk_size)
+        at_once(steps, None)
 
+    @exclusive
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:
         """Nothing to do: blocks in use are the most recent ones when they are released.
 
@@ -222,82 +310,6 @@ class BlockSpaceManager:
             UnknownSequenceError: The sequence has no blocks.
         """
         self._table(seq)
-
-    # Swapping.
-
-    def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether the host has blocks for a group on the device.
-
-        Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
-            ValueError: The group is on the host already.
-        """
-        return self._can_move(seq_group, Device.CPU, 0) is AllocStatus.OK
-
-    def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether the device has blocks for a group on the host, and for its next step.
-
-        Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
-            SequenceStateError: A sequence has lost tokens since they were given slots.
-            ValueError: The group is on the device already; a negative number of slots.
-        """
-        return self._can_move(seq_group, Device.GPU, num_lookahead_slots)
-
-    def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
-        """Moves a group to the host.
-
-        Returns:
-            (device block, host block) of the copies to run, counted from 0 on either side.
-
-        Raises:
-            NoFreeBlocksError: The host has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
-            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
-        """
-        return self._move(seq_group, Device.GPU, Device.CPU)
-
-    def swap_in(self, seq_group: GroupLike) -> list[tuple[int, int]]:
-        """Moves a group back to the device.
-
-        Returns:
-            (host block, device block) of the copies to run, counted from 0 on either side.
-
-        Raises:
-            NoFreeBlocksError: The device has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
-        """
-        return self._move(seq_group, Device.CPU, Device.GPU)
-
-    def _can_move(
-        self, seq_group: GroupLike, device: Device, num_lookahead_slots: int
-    ) -> AllocStatus:
-        running = self._running(seq_group)
-        num_lookahead_slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
-        if not self.block_allocator.get_num_total_blocks(device):
-            return AllocStatus.NEVER
-        needed = 0
-        for seq, table in running:
-            needed += self.block_allocator.get_num_full_blocks_touched(table.blocks, device)
-            if device is Device.GPU:
-                needed += table.get_num_blocks_touched_by_append_slots(
-                    table.get_unseen_token_ids(_tokens(seq)), num_lookahead_slots
-                )
-        return self._status(needed, device)
-
-    def _move(
-        self, seq_group: GroupLike, src_device: Device, dst_device: Device
-    ) -> list[tuple[int, int]]:
-        allocator = self.block_allocator
-        tables = [table for _, table in self._running(seq_group)]
-        needed = sum(allocator.get_num_full_blocks_touched(t.blocks, dst_device) for t in tables)
-        if needed > allocator.get_num_free_blocks(dst_device):
-            raise NoFreeBlocksError(needed, allocator.get_num_free_blocks(dst_device))
-        allocator.pool_of(src_device).refuse_waiting(
-            [block for t in tables for block in t.run.blocks]
-        )
-        blocks = [table.blocks for table in tables]
-        return allocator.swap_all(blocks, src_device, dst_device, lambda copies: copies)
 
     # Counts.
 
@@ -309,68 +321,27 @@ class BlockSpaceManager:
         """Blocks of the host that could be handed out."""
         return self.block_allocator.get_num_free_blocks(Device.CPU)
 
+    @exclusive
     def get_prefix_cache_hit_rate(self, device: Device = Device.GPU) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
         return self.block_allocator.get_prefix_cache_hit_rate(device)
 
+    @exclusive
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forgets what is cached on one device or on all, where no block is in use."""
+        """Forgets what is cached, and the hit rate, on one device or all, if no block is used."""
         return self.block_allocator.reset_prefix_cache(device)
-
-    def _status(self, needed: int, device: Device) -> AllocStatus:
-        held_back = self.watermark_blocks if device is Device.GPU else 0
-        if needed > self.block_allocator.get_num_total_blocks(device) - held_back:
-            return AllocStatus.NEVER
-        if needed > self.block_allocator.get_num_free_blocks(device) - held_back:
-            return AllocStatus.LATER
-        return AllocStatus.OK
 
     def _new_table(self) -> BlockTable:
         return BlockTable(
             self.block_size, self.block_allocator, max_block_sliding_window=self._window
         )
 
-    def _table(self, seq: SequenceLike) -> BlockTable:
-        name = _id(seq)
-        try:
-            return self.block_tables[name]
-        except KeyError:
-            raise UnknownSequenceError(name) from None
-
     def _waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
-        waiting = [s for s in _distinct(seq_group) if s.seq_id not in self.block_tables]
+        waiting = [
+            seq
+            for seq in distinct_sequences(seq_group)
+            if seq.seq_id not in self.block_tables and not getattr(seq, "is_finished", bool)()
+        ]
         if not waiting:
-            raise SequenceStateError("every sequence of the group has blocks already")
+            raise SequenceStateError("every sequence of the group has blocks already, or has ended")
         return waiting
-
-    def _running(self, seq_group: GroupLike) -> list[tuple[SequenceLike, BlockTable]]:
-        known = self.block_tables
-        sequences = _distinct(seq_group)
-        running = [(s, known[s.seq_id]) for s in sequences if s.seq_id in known]
-        if not running:
-            raise UnknownSequenceError(sequences[0].seq_id)
-        return running
-
-
-def _distinct(seq_group: GroupLike) -> list[SequenceLike]:
-    if not hasattr(seq_group, "get_seqs"):
-        raise TypeError(f"seq_group must have get_seqs, got {type(seq_group).__name__}")
-    sequences = list(seq_group.get_seqs())
-    if not sequences:
-        raise ValueError("seq_group must have at least one sequence")
-    if len(set(map(_id, sequences))) < len(sequences):
-        raise ValueError("seq_group must not name a sequence twice")
-    return sequences
-
-
-def _id(seq: SequenceLike) -> int:
-    try:
-        return seq.seq_id
-    except AttributeError:
-        raise TypeError(f"seq must have a seq_id, got {type(seq).__name__}") from None
-
-
-def _tokens(seq: SequenceLike) -> Sequence[int]:
-    if not hasattr(seq, "get_token_ids"):
-        raise TypeError(f"seq must have get_token_ids, got {type(seq).__name__}")
-    return seq.get_token_ids()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from blockmgr.ports.aphrodite.blocks import FREED, Run
+from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 from blockmgr.ports.commits import Loan, at_once
 
@@ -20,52 +21,109 @@ __all__ = ["Move", "cached_at"]
 T = TypeVar("T")
 
 
+class _Arrival(NamedTuple):
+    """A sequence where it goes."""
+
+    runs: list[Run]
+    olds: list[int]
+    """Its blocks where it is."""
+    held: list[int]
+    """Those that were not given back."""
+    num_cached: int
+    """How many of them, from the first one on, are cached."""
+    found: list[int]
+    """The blocks cached there already."""
+    shared: list[int]
+    """After these, what a sequence before it brings there."""
+
+    @property
+    def num_fresh(self) -> int:
+        """Blocks taken for the rest."""
+        return len(self.held) - len(self.found) - len(self.shared)
+
+
 class Move:
     """Sequences on their way from one pool to the other, all of them or none.
+
+    Made, it is a plan that has changed nothing: what it needs can be asked, and ``carry_out`` does
+    what was asked for.
 
     Args:
         source: Where they are.
         destination: Where they go.
+        sequences: The runs of each.
+
+    Raises:
+        BlockStateError: A block waits for a copy.
+
     """
 
-    def __init__(self, source: PoolAllocator, destination: PoolAllocator) -> None:
+    num_taken: int
+    """Blocks that it takes from those the destination has available."""
+
+    num_held: int
+    """Different blocks that the sequences hold there then."""
+
+    def __init__(
+        self, source: PoolAllocator, destination: PoolAllocator, sequences: list[list[Run]]
+    ) -> None:
         self._source = source
         self._destination = destination
         self._loan = Loan(destination.pool)
         self._steps: list[Step] = []
         self._copies: list[tuple[int, int]] = []
         self._moved: dict[int, int] = {}  # cached blocks that go, and what stands for them then
+        brought: set[int] = set()
+        self._arrivals = [self._arrival(runs, brought) for runs in sequences]
+        found = sorted({block for arrival in self._arrivals for block in arrival.found})
+        num_fresh = sum(arrival.num_fresh for arrival in self._arrivals)
+        self.num_taken = num_fresh + int(destination.pool.are_idle(found).sum())
+        self.num_held = num_fresh + len(found)
 
-    def carry_out(
-        self, sequences: list[list[Run]], form: Callable[[list[tuple[int, int]]], T]
-    ) -> T:
-        """Moves sequences, given the runs of each; ``form`` makes the result of the copies."""
+    def _arrival(self, runs: list[Run], brought: set[int]) -> _Arrival:
+        olds = [block for run in runs for block in run.blocks]
+        held = [block for block in olds if block != FREED]
+        self._source.refuse_waiting(held)
+        num_cached = _num_cached(runs)
+        found = cached_at(self._destination, runs)
+        # What an earlier one shares with this is cached there by then, and copied.
+        shared = list(takewhile(brought.__contains__, olds[len(found) : num_cached]))
+        brought.update(olds[:num_cached])
+        return _Arrival(runs, olds, held, num_cached, found, shared)
+
+    def carry_out(self, form: Callable[[list[tuple[int, int]]], T]) -> T:
+        """Moves the sequences; ``form`` makes the result of the copies.
+
+        Raises:
+            NoFreeBlocksError: The destination has too few blocks available.
+        """
+        available = self._destination.pool.num_available
+        if self.num_taken > available:
+            raise NoFreeBlocksError(self.num_taken, available)
         try:
-            for runs in sequences:
-                self._plan(runs)
+            # First of all, so that no block that is found is evicted to make room for another.
+            for arrival in self._arrivals:
+                self._loan.acquire(arrival.found)
+            for arrival in self._arrivals:
+                self._plan(arrival)
             return at_once([*self._steps, self._loan.keep], form(self._copies))
         except BaseException:
             self._loan.give_back()
             raise
 
-    def _plan(self, runs: list[Run]) -> None:
+    def _plan(self, arrival: _Arrival) -> None:
         source, destination = self._source, self._destination
-        olds = [block for run in runs for block in run.blocks]
-        held = [block for block in olds if block != FREED]
-        source.refuse_waiting(held)
-        num_cached = _num_cached(runs)
-        found = cached_at(destination, runs)
-        ready = set(filter(destination.prefix_cache.is_computed, found))
-        # What an earlier one shares with this is cached there by then, and copied.
-        shared = takewhile(self._moved.__contains__, olds[len(found) : num_cached])
-        again = [self._moved[old] for old in shared]
+        olds, held, num_cached = arrival.olds, arrival.held, arrival.num_cached
+        ready = set(filter(destination.prefix_cache.is_computed, arrival.found))
+        again = [self._moved[old] for old in arrival.shared]
         ready.update(again)
-        found += again
-        fresh = destination.take_beside(self._loan, found, len(held) - len(found))
+        self._loan.acquire(again)
+        found = arrival.found + again
+        fresh: list[int] = self._loan.take(arrival.num_fresh).tolist()
         arrived = iter(found + fresh)
         news = [FREED if old == FREED else next(arrived) for old in olds]
         if num_cached > len(found):
-            self._cache(runs, found, fresh[: num_cached - len(found)])
+            self._cache(arrival.runs, found, fresh[: num_cached - len(found)])
         cached = list(zip(olds[:num_cached], news, strict=False))
         self._moved.update(cached)
         computed = [new for old, new in cached if source.is_computed(old)]
@@ -74,11 +132,13 @@ class Move:
             for old, new in zip(olds, news, strict=True)
             if old != FREED and new not in ready
         ]
+        uncomputed = set(news[:num_cached]) - set(computed) - ready
         self._steps += [
             destination.prefix_cache.compute(computed),
+            destination.prefix_cache.leave_unwritten(sorted(uncomputed)),
             (source.pool._core.release, held[::-1]),
         ]
-        self._change(runs, news, num_cached)
+        self._change(arrival.runs, news, num_cached)
 
     def _cache(self, runs: list[Run], found: list[int], fresh: list[int]) -> None:
         size, start = self._destination.block_size, len(found)

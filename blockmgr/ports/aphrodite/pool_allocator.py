@@ -265,13 +265,27 @@ class PoolAllocator(PoolPlans):
         """
         self.pool.touch([self.pool_block(name) for name in block_ids])
 
+    def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
+        """The leading ones of these hashes that name computed blocks, one after the other.
+
+        Args:
+            block_hashes: ``content_hash`` of each block of a sequence. Blocks with an extra hash
+                are not found by it; ``ComputedBlocksTracker`` asks by tokens, and finds them.
+
+        Raises:
+            TypeError: A hash that is no int.
+
+        Cost: O(blocks that continue the ones found), a digest for each.
+        """
+        return self.prefix_cache.named([integer("block_hashes", each) for each in block_hashes])
+
     def get_prefix_cache_hit_rate(self) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
         return self.hits.hit_rate
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets everything cached, if no block is in use; says whether it did."""
-        return self.prefix_cache.reset()
+        """Forgets what is cached, and the hit rate, if no block is in use; says whether it did."""
+        return self.prefix_cache.reset(self.hits.restart())
 
     # Sharing and release.
 

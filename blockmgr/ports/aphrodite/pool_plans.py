@@ -61,24 +61,15 @@ class PoolPlans(BlockAllocator):
                 of a run of their own are filled by then.
         """
         previous = self._previous(prev_block)
-        checked_extra(extra_hash)
         if previous is not None and tokens and not previous.is_full:
             raise BlockStateError(
                 previous.held(), f"prev_block has {previous.num_empty_slots} empty slots"
             )
         size = self.block_size
         num_full = len(tokens) // size
-        parent = self.prefix_cache.node(None if previous is None else previous.place)
-        keep = self.caches and parent is not None and num_full > 0
+        parent, found = self._look_up(previous, tokens, extra_hash)
         key = extra_bytes(extra_hash)
-        # The look-up is what checks the tokens, so it is made even where it cannot find any.
-        found: list[int] = self.pool.find(
-            tokens,
-            parent=-1 if parent is None else parent,
-            extras=dict.fromkeys(range(num_full), key) if key else None,
-        ).tolist()
-        if not keep:
-            found = []
+        keep = self.caches and parent is not None and num_full > 0
         num_blocks = -(-len(tokens) // size) + num_empty
         loan = Loan(self.pool) if num_blocks > len(found) else None
         fresh: list[int] = []
@@ -118,6 +109,27 @@ class PoolPlans(BlockAllocator):
             if loan:
                 loan.give_back()
             raise
+
+    def _look_up(
+        self, previous: PoolBlock | None, tokens: tuple[int, ...], extra_hash: int | None
+    ) -> tuple[int | None, list[int]]:
+        """The cached block that these tokens follow, and those of their own that are cached."""
+        checked_extra(extra_hash)
+        parent = self.prefix_cache.node(None if previous is None else previous.place)
+        key = extra_bytes(extra_hash)
+        # The look-up is what checks the tokens, so it is made even where it cannot find any.
+        found: list[int] = self.pool.find(
+            tokens,
+            parent=-1 if parent is None else parent,
+            extras=dict.fromkeys(range(len(tokens) // self.block_size), key) if key else None,
+        ).tolist()
+        return parent, found if self.caches and parent is not None else []
+
+    def num_taken_by(self, tokens: tuple[int, ...], extra_hash: int | None) -> int:
+        """Blocks that a sequence of these tokens takes from those available."""
+        _, found = self._look_up(None, tokens, extra_hash)
+        num_blocks = -(-len(tokens) // self.block_size)
+        return num_blocks - len(found) + int(self.pool.are_idle(found).sum())
 
     def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
         """Adds empty blocks at the end of a run. For block tables."""

@@ -8,6 +8,7 @@ from blockmgr.arguments import whole
 from blockmgr.errors import SequenceStateError
 from blockmgr.ports.aphrodite.blocks import BlockView, Run
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.growth import Growth, blocks_needed
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 from blockmgr.ports.commits import at_once
@@ -21,7 +22,7 @@ __all__ = ["BlockTable"]
 
 
 class BlockTable:
-    """Maps the tokens of a sequence to physical blocks, and grows with it.
+    """The blocks of a sequence, growing with its tokens; for one thread at a time.
 
     Args:
         block_size: Tokens a block.
@@ -37,10 +38,13 @@ class BlockTable:
         TypeError: A value is of the wrong type.
     """
 
-    __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size")
+    __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size", "num_computed_slots")
 
     block_size: int
     """Tokens a block."""
+
+    num_computed_slots: int
+    """Leading slots whose K/V is known to be written; ``BlockSpaceManager`` keeps count."""
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class BlockTable:
         self._window = max_block_sliding_window
         self._run: Run | None = None
         self._dropped = 0  # leading blocks given back for the window
+        self.num_computed_slots = 0
 
     def __repr__(self) -> str:
         return f"<BlockTable: {self.physical_block_ids if self._run else 'not allocated'}>"
@@ -118,7 +123,7 @@ class BlockTable:
         if not len(token_ids):
             raise ValueError("token_ids must not be empty")
 
-        self._dropped = 0  # means nothing as long as there are no blocks
+        self._dropped = self.num_computed_slots = 0  # mean nothing as long as there are no blocks
 
         def publish(view: BlockView) -> tuple[list[Step], None]:
             return [(setattr, self, "_run", view.run), *then(view.run)], None
@@ -153,8 +158,25 @@ class BlockTable:
         Leaves:
             Copies, for ``clear_copy_on_writes``, where blocks to be written are shared.
         """
-        tokens = whole_tokens(token_ids)
-        if not tokens:
+        self._append(token_ids, num_lookahead_slots, num_computed_slots, extra_hash, [])
+
+    def append_sampled(
+        self, token_ids: Sequence[int], num_lookahead_slots: int, extra_hash: int | None
+    ) -> None:
+        """``append_token_ids``, of tokens that show that all before them are computed."""
+        before = self.num_full_slots
+        known = (setattr, self, "num_computed_slots", before)
+        self._append(token_ids, num_lookahead_slots, before, extra_hash, [known])
+
+    def _append(
+        self,
+        token_ids: Sequence[int],
+        num_lookahead_slots: int,
+        num_computed_slots: int | None,
+        extra_hash: int | None,
+        then: list[Step],
+    ) -> None:
+        if not (tokens := whole_tokens(token_ids)):
             raise ValueError("token_ids must not be empty")
         if self._window is not None and num_computed_slots is None:
             raise ValueError("num_computed_slots must be given for a sliding window")
@@ -183,7 +205,7 @@ class BlockTable:
             more, is_next = allocator.fill(run, at, present + chunk, is_next, extra_hash)
             steps += more
             at, taken = at + 1, taken + len(chunk)
-        allocator.carry_out(steps, None)
+        allocator.carry_out([*steps, *then], None)
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Makes sure of so many empty slots after the tokens.
@@ -199,39 +221,63 @@ class BlockTable:
     def _grow(
         self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
     ) -> tuple[Run, list[Step]]:
-        # All counting before any change: blocks to add, and shared ones that must be moved.
         run = self._allocated()
         checked_extra(extra_hash)
+        growth = self.growth(num_slots, num_written, num_computed)
         pool = run.allocator.pool
-        start = self.num_full_slots
-        size = self.block_size
-        num_new = max(-(-(start + num_slots) // size) - len(run.blocks), 0)
-        written = run.blocks[start // size : -(-(start + num_written) // size)]
-        needed = num_new + int((pool.ref_counts(written) > 1).sum())
-        stale = self._out_of_window(run, num_computed)
-        if needed > pool.num_available + self._gain(run, stale):
+        # All counting before any change: blocks to add, and shared ones that must be moved.
+        needed = blocks_needed(pool, [growth])
+        if needed > pool.num_available:
             raise NoFreeBlocksError(needed, pool.num_available)
         steps: list[Step] = []
-        if stale:
+        if stale := growth.stale:
             steps += run.allocator.free_slice(run, stale.start, stale.stop)
             steps.append((setattr, self, "_dropped", stale.stop))
-        if num_new:
+        if growth.num_new:
             run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
-            steps += run.allocator.add_empty(run, num_new, extra_hash)
+            steps += run.allocator.add_empty(run, growth.num_new, extra_hash)
         return run, steps
+
+    def growth(self, num_slots: int, num_written: int, num_computed: int) -> Growth:
+        """What the table takes to have slots for what comes next.
+
+        Args:
+            num_slots: Slots after the tokens that are there.
+            num_written: Of those, the ones that get tokens.
+            num_computed: Tokens whose K/V is written: what is before their window is given back.
+        """
+        run, size = self._allocated(), self.block_size
+        start = self.num_full_slots
+        end = -(-(start + num_written) // size) if num_written else 0
+        return Growth(
+            run,
+            max(-(-(start + num_slots) // size) - len(run.blocks), 0),
+            run.blocks[start // size : end],
+            self._out_of_window(run, num_computed),
+        )
+
+    def next_growth(self, num_unseen: int, num_lookahead_slots: int) -> Growth:
+        """What ``append_sampled`` takes, or ``ensure_num_empty_slots`` if there is no token."""
+        num_computed = self.num_full_slots if num_unseen else 0
+        return self.growth(num_unseen + num_lookahead_slots, num_unseen, num_computed)
+
+    def plan_progress(self, num_slots: int | None) -> list[Step]:
+        """The next forward computes so many more slots; None for all that have tokens."""
+        run, size, full = self._allocated(), self.block_size, self.num_full_slots
+        before = self.num_computed_slots if num_slots is not None else 0
+        computed = full if num_slots is None else min(before + num_slots, full)
+        first, last = before // size, computed // size
+        cache = run.allocator.prefix_cache
+        return [
+            *cache.progress(run.blocks[first:last], run.blocks[last : full // size]),
+            (setattr, self, "num_computed_slots", computed),
+        ]
 
     def _out_of_window(self, run: Run, num_computed: int) -> range:
         if self._window is None:
             return range(0)
         end = min(num_computed // self.block_size - self._window, len(run.blocks))
         return range(self._dropped, max(end, self._dropped))
-
-    def _gain(self, run: Run, stale: range) -> int:
-        # Copies that are not run may still read one of them: then it does not count on any.
-        pool = run.allocator.pool
-        if not stale or pool.num_pending_copies:
-            return 0
-        return int((pool.ref_counts(run.blocks[stale.start : stale.stop]) == 1).sum())
 
     def get_num_blocks_touched_by_append_slots(
         self, token_ids: Sequence[int], num_lookahead_slots: int = 0
@@ -263,6 +309,7 @@ class BlockTable:
         child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
         child._run, steps = run.allocator.fork_run(run)
         child._dropped = self._dropped
+        child.num_computed_slots = self.num_computed_slots
         return child, steps
 
     def free(self) -> None:

@@ -115,7 +115,11 @@ class HitCounter:
         counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
         return (self._counts.__setitem__, slice(None), counts)
 
+    def restart(self) -> Step:
+        """Counts from 0 again."""
+        return (self._counts.__setitem__, slice(None), [0, 0])
+
     @property
     def hit_rate(self) -> float:
-        """Hits over queries, in ``0 … 1``; 0 before the first."""
+        """Hits over queries since the last reset, in ``0 … 1``; 0 before the first."""
         return self.num_hits / self.num_queries if self.num_queries else 0.0

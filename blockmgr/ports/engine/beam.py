@@ -37,7 +37,7 @@ class BeamConfig:
             power: above 0 longer beams gain, below 0 shorter ones.
         early_stopping: True stops once ``num_beams`` have ended; False once no running beam looks
             able to beat the worst of them at its present length; ``"never"`` once none can at any
-            length.
+            length. A single beam ends with its first stop token, whatever this says.
         num_return: Beams to return, the best first.
         stop_token_ids: Tokens that end a beam.
 
@@ -215,7 +215,7 @@ class BeamJob:
         config = self.config
         if len(self._ended) < config.num_beams:
             return False
-        if config.early_stopping is True:
+        if config.early_stopping is True or config.num_beams == 1:  # a single beam is greedy
             return True
         if config.early_stopping == "never" and config.length_penalty > 0:
             length = config.max_new_tokens

@@ -40,7 +40,11 @@ __all__ = ["Engine"]
 class Engine:
     """Generates tokens with a transformers model whose K/V lives in shared blocks.
 
-    The cache stays warm between calls: what one call has computed, the next one finds.
+    The cache stays warm between calls: what one call has computed, the next one finds. ``reset``
+    forgets it, and is due after every change of weights.
+
+    An engine makes one call at a time. Engines share a model without harm, in threads of their own
+    and beside the model's ``generate``; ``PagedModel`` says what a hook inside it must not do.
 
     Args:
         model: A causal language model with its weights.
@@ -237,6 +241,20 @@ class Engine:
             Generation(samples=job.result(), num_cached_tokens=job.num_cached_tokens or 0)
             for job in jobs
         ]
+
+    def reset(self) -> None:
+        """Forgets all K/V in the cache; to be called after a change of the model.
+
+        K/V that was computed with other weights, with another adapter or by modules that have been
+        replaced would be found by the next prompt that begins alike.
+
+        Raises:
+            ReentrancyError: The engine is inside another call. Nothing is forgotten.
+
+        Leaves:
+            The counts of ``report`` as they are.
+        """
+        self._scheduler.reset()
 
     def report(self) -> EngineReport:
         """What has been done since the engine was made, and what sharing saved."""

@@ -10,9 +10,11 @@ One step, in the order of the contract::
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import insort
 from collections import deque
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 
@@ -69,7 +71,7 @@ class Scheduler:
         self._finished: list[Job] = []
         self._rows = 0  # sequences promised to admitted jobs, so that every fork finds its row
         self._on_token: OnToken | None = None
-        self._is_busy = False
+        self._busy = threading.Lock()
         self._is_mid_step = False
         self._is_stuck = False
 
@@ -95,27 +97,47 @@ class Scheduler:
         Leaves:
             No sequence, even if something is raised.
         """
-        if self._is_busy:
+        with self._alone():
+            self._on_token = on_token
+            self._waiting.extend(jobs)
+            try:
+                while self._waiting or self._running:
+                    self._step()
+                    if on_step is not None:
+                        on_step(sum(job.num_done for job in (*self._running, *self._finished)))
+                return sorted(self._finished, key=attrgetter("order"))
+            finally:
+                self._clear()
+
+    def reset(self) -> None:
+        """Forgets what the cache holds, so that everything is computed again.
+
+        Raises:
+            ReentrancyError: A run is going on. Nothing is forgotten.
+        """
+        with self._alone():
+            self._forget()
+            self._model.model_changed()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuses to enter a second time, from a callback or from another thread."""
+        if not self._busy.acquire(blocking=False):
             raise ReentrancyError("the engine is inside another call")
-        self._is_busy = True
-        self._on_token = on_token
-        self._waiting.extend(jobs)
         try:
-            while self._waiting or self._running:
-                self._step()
-                if on_step is not None:
-                    on_step(sum(job.num_done for job in (*self._running, *self._finished)))
-            return sorted(self._finished, key=attrgetter("order"))
+            yield
         finally:
-            self._clear()
-            self._is_busy = False
+            self._busy.release()
+
+    def _forget(self) -> None:
+        self.tally.keep(self.manager.stats())
+        self.manager = BlockManager.from_config(self.manager.config)
 
     def _clear(self) -> None:
         """Ends what is left, which is nothing unless something was raised."""
         if self._is_mid_step:
             # What the cache holds is not known. To forget all of it is always right.
-            self.tally.keep(self.manager.stats())
-            self.manager = BlockManager.from_config(self.manager.config)
+            self._forget()
             self._is_mid_step = False
         for handle in self.manager.handles():
             self.manager.free(handle)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockmgr.arguments import integer
 from blockmgr.ports.commits import at_once
+from blockmgr.ports.locking import exclusive
 from blockmgr.ports.nano_vllm.tables import Tables, check_has
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class BlockManager(Tables):
 
     __slots__ = ()
 
+    @exclusive
     def can_allocate(self, seq: NanoSequence) -> int:
         """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
 
@@ -43,6 +45,7 @@ class BlockManager(Tables):
             return -1
         return self._num_cached_blocks(seq)
 
+    @exclusive
     def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
         """Gives the sequence blocks for all its tokens, the cached ones first.
 
@@ -71,6 +74,7 @@ class BlockManager(Tables):
             )
         self._admit(seq)
 
+    @exclusive
     def hash_blocks(self, seq: ChunkedSequence) -> None:
         """Makes the blocks that this step's forward has filled findable.
 
@@ -131,6 +135,7 @@ class LegacyBlockManager(Tables):
 
     __slots__ = ()
 
+    @exclusive
     def can_allocate(self, seq: NanoSequence) -> bool:
         """Whether ``allocate`` would succeed; blocks it would share are counted once.
 
@@ -141,6 +146,7 @@ class LegacyBlockManager(Tables):
         """
         return self._admission(seq)
 
+    @exclusive
     def allocate(self, seq: NanoSequence) -> None:
         """Gives the sequence blocks for all its tokens, those that the cache holds first.
 
@@ -157,6 +163,7 @@ class LegacyBlockManager(Tables):
         self._check_holds_nothing(seq)
         self._admit(seq)
 
+    @exclusive
     def may_append(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
         tokens, entries = self._growth(holder)
@@ -170,6 +177,7 @@ class LegacyBlockManager(Tables):
         else:
             at_once(publication, None)
 
+    @exclusive
     def deallocate(self, seq: NanoSequence) -> None:  # noqa: D102  # the base's, documented there
         holder = self._holder(seq)
         publication = self._publication(holder, self._computed(holder))

@@ -13,6 +13,7 @@ from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
 from blockmgr.errors import NeverFitsError, SequenceStateError
 from blockmgr.ports.commits import at_once
+from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,9 +65,12 @@ class Holder:
 
 
 class Tables:
-    """What both generations share: who holds which blocks, growth, and the attributes."""
+    """What both generations share: who holds which blocks, growth, and the attributes.
 
-    __slots__ = ("_core", "_holders", "_lengths", "_most_blocks", "block_size", "manager")
+    Calls of several threads wait for one another.
+    """
+
+    __slots__ = ("_core", "_holders", "_lengths", "_most_blocks", "_mutex", "block_size", "manager")
 
     manager: blockmgr.BlockManager
     """The manager that does the work, for its statistics. Its sequences belong to the port."""
@@ -97,6 +101,7 @@ class Tables:
         self.block_size = self.manager.config.block_size
         self._most_blocks = self.manager.config.row_width
         self._holders: dict[int, Holder] = {}  # by identity of the sequence
+        self._mutex = new_mutex()
 
     @staticmethod
     def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
@@ -119,6 +124,7 @@ class Tables:
         tokens = [whole("token_ids", token, 0, 2**63 - 1) for token in token_ids]
         return xxhash.xxh64_intdigest(before + np.array(tokens, "<i8").tobytes())
 
+    @exclusive
     def can_append(self, seq: NanoSequence) -> bool:
         """Whether ``may_append`` has the block it needs.
 
@@ -138,6 +144,7 @@ class Tables:
             raise self._never_fits(seq)
         return lacking <= self.manager.num_available
 
+    @exclusive
     def may_append(self, seq: NanoSequence) -> None:
         """Takes in the tokens sampled since the last call, with a block for them if one is needed.
 
@@ -155,6 +162,7 @@ class Tables:
         elif tokens:
             self._core.append(holder.handle, tokens)
 
+    @exclusive
     def deallocate(self, seq: NanoSequence) -> None:
         """Releases the blocks of a finished or preempted sequence, the last first.
 
@@ -186,6 +194,7 @@ class Tables:
         blocks = self.manager.blocks()
         return deque([*blocks.ids(BlockState.FREE).tolist(), *blocks.eviction_order.tolist()])
 
+    @exclusive
     def check_invariants(self) -> None:
         """Recomputes the books of the core.
 
@@ -231,7 +240,8 @@ class Tables:
         handles: list[int] = []
         try:
             # Noted down in the same instruction.
-            handles.extend(map(self._core.admit, (seq.token_ids,), (b"",), (None,), (None,)))
+            arguments = ((seq.token_ids,), (b"",), (None,), (None,), (True,))
+            handles.extend(map(self._core.admit, *arguments))
             view = self.manager.sequence(handles[0])
             holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(

@@ -1,7 +1,9 @@
-"""A radix cache of token slots with mini-sglang's interface.
+"""A radix cache of token slots with mini-sglang's interfaces.
 
 ``RadixCacheManager`` keeps finished prefixes and finds them again; ``CacheManager`` hands out slots
-and puts both together for requests. The tree is the core's own prefix index: a node is a page.
+and puts both together for requests. These speak the interface of January 2026; ``RadixPrefixCache``
+and ``PagedCacheManager``, which writes slots into a page table, the later one. The tree is the
+core's own prefix index: a node is a page.
 
 Tokens and slots come as lists, NumPy arrays or torch tensors. Results are NumPy arrays, or, with a
 ``device``, torch tensors on it; torch is imported only then. What the original gets wrong or leaves
@@ -14,27 +16,35 @@ out is different here:
 - wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
 """
 
+from blockmgr.ports.radix.faces import RadixCacheManager, RadixPrefixCache
 from blockmgr.ports.radix.manager import CacheManager, Request
+from blockmgr.ports.radix.paged import PagedCacheManager, PagedRequest
 from blockmgr.ports.radix.printing import format_tree, print_tree
+from blockmgr.ports.radix.records import (
+    InsertResult,
+    MatchResult,
+    PrefixMatch,
+    RadixCacheHandle,
+    RadixNode,
+    SizeInfo,
+)
 from blockmgr.ports.radix.sizing import (
     create_page_table,
     get_mha_cache_per_page,
     get_num_pages_for_kv_cache,
 )
-from blockmgr.ports.radix.tree import (
-    MatchResult,
-    RadixCacheHandle,
-    RadixCacheManager,
-    RadixNode,
-    SizeInfo,
-)
 
 __all__ = [
     "CacheManager",
+    "InsertResult",
     "MatchResult",
+    "PagedCacheManager",
+    "PagedRequest",
+    "PrefixMatch",
     "RadixCacheHandle",
     "RadixCacheManager",
     "RadixNode",
+    "RadixPrefixCache",
     "Request",
     "SizeInfo",
     "create_page_table",

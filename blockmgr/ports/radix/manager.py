@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.errors import BlockStateError, SequenceStateError
+from blockmgr.errors import BlockStateError
 from blockmgr.ports.commits import Loan, at_once
-from blockmgr.ports.radix.arrays import on_host
-from blockmgr.ports.radix.tree import MatchResult, RadixCacheHandle, RadixCacheManager, new_pool
+from blockmgr.ports.locking import exclusive
+from blockmgr.ports.radix.faces import RadixCacheManager
+from blockmgr.ports.radix.keeper import PageKeeper
+from blockmgr.ports.radix.records import MatchResult, RadixCacheHandle, namespace_of
+from blockmgr.ports.radix.tree import new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockmgr.ports.commits import Step
-    from blockmgr.ports.radix.arrays import Ids, Pages
+    from blockmgr.ports.radix.arrays import Ids
 
 __all__ = ["CacheManager", "Request"]
 
 
 @dataclass(eq=False)
 class Request:
-    """A request as the scheduler sees it; only ``input_ids`` is read here.
+    """A request as the scheduler sees it; only ``input_ids`` and ``extra_key`` are read here.
 
     Attributes:
         uid: Its name.
@@ -34,6 +36,7 @@ class Request:
         output_len: Tokens to generate.
         cache_handle: The prefix it has locked.
         max_tokens: Longest it may become.
+        extra_key: What changes its K/V besides its tokens: a tenant, an adapter.
     """
 
     uid: int
@@ -43,6 +46,7 @@ class Request:
     output_len: int
     cache_handle: RadixCacheHandle | None = None
     max_tokens: int = 1024
+    extra_key: str | bytes | None = None
 
     @property
     def input_len(self) -> int:
@@ -50,20 +54,7 @@ class Request:
         return len(self.input_ids)
 
 
-class _HandOver(NamedTuple):
-    """How the pages of a request get into the tree."""
-
-    promote: Step
-    """Puts them there."""
-    chain: Pages
-    """What stands for them there then."""
-    done: Pages
-    """Of its own, those to release: computed twice, or handed over."""
-    unfinished: Pages
-    """Its unfinished page, if any."""
-
-
-class CacheManager:
+class CacheManager(PageKeeper):
     """Hands out token slots, evicting cached ones when none are free, and caches what finishes.
 
     The life of a request: ``match_req``, ``lock`` what was found, ``allocate`` slots for the rest,
@@ -87,19 +78,13 @@ class CacheManager:
     >>> slots.match_req(Request(1, [1, 3, 6, 7], 0, 0, 8)).handle.cached_len
     3
 
-    Source: mini-sglang, ``minisgl/scheduler/cache.py``.
+    Source: mini-sglang, ``minisgl/scheduler/cache.py`` as it was in January 2026.
     """
 
-    __slots__ = ("_pool", "manager", "num_pages", "page_size")
+    __slots__ = ("manager",)
 
     manager: RadixCacheManager
     """The radix cache."""
-
-    num_pages: int
-    """Pages of the KV cache."""
-
-    page_size: int
-    """Token slots a page."""
 
     def __init__(
         self,
@@ -109,44 +94,34 @@ class CacheManager:
         *,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
     ) -> None:
-        self._pool = new_pool(num_pages, page_size, digest)
-        self.manager = RadixCacheManager.on_pool(self._pool, device)
-        self.num_pages = self._pool.num_blocks
-        self.page_size = self._pool.block_size
+        pool = new_pool(num_pages, page_size, digest)
+        self.manager = RadixCacheManager.on_pool(pool, device)
+        super().__init__(pool, self.manager)
 
     @property
     def device(self) -> Any:
         """Where results go; None for NumPy arrays on the host."""
         return self.manager.device
 
-    @property
-    def available_size(self) -> int:
-        """Slots that ``allocate`` could hand out: free, or evictable."""
-        return self._pool.num_available * self.page_size
-
+    @exclusive
     def match_req(self, req: Request) -> MatchResult:
         """Finds the longest cached prefix of a prompt, changing nothing.
 
-        The last token is left out, so that one is always left to compute.
+        The last token is left out, so that one is always left to compute. Requests of different
+        ``extra_key`` find nothing of one another; what ends with the handle is cached for its own.
 
         Raises:
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens that are not integers.
+            ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
+            TypeError: Tokens that are not integers, or an ``extra_key`` that is no str or bytes.
         """
         if not hasattr(req, "input_ids"):
             raise TypeError(f"req must have input_ids, got {type(req).__name__}")
         if not len(req.input_ids):
             raise ValueError("input_ids must hold at least 1 token, got 0")
-        return self.manager.match_prefix(req.input_ids[:-1])
+        namespace = namespace_of(getattr(req, "extra_key", None))
+        return self.manager.match_prefix(req.input_ids[:-1], namespace=namespace)
 
-    def lock(self, handle: RadixCacheHandle) -> None:
-        """``RadixCacheManager.lock_handle``."""
-        self.manager.lock_handle(handle)
-
-    def unlock(self, handle: RadixCacheHandle) -> None:
-        """``RadixCacheManager.lock_handle`` with ``unlock``."""
-        self.manager.lock_handle(handle, unlock=True)
-
+    @exclusive
     def allocate(self, needed_len: int) -> Any:
         """Hands out slots: free pages first, then the least recently used of the cache.
 
@@ -172,6 +147,7 @@ class CacheManager:
             loan.give_back()
             raise
 
+    @exclusive
     def free(self, indices: Ids) -> None:
         """Gives slots back that were allocated and are not to be cached: an aborted request's.
 
@@ -194,6 +170,7 @@ class CacheManager:
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
         core.release(pages)
 
+    @exclusive
     def free_and_cache_finished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
     ) -> None:
@@ -225,6 +202,7 @@ class CacheManager:
         release = (self._pool._core.release, pages)
         at_once((plan.promote, release, *self._end(old_handle)), None)
 
+    @exclusive
     def cache_unfinished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
     ) -> MatchResult:
@@ -249,73 +227,10 @@ class CacheManager:
             TypeError: As ``free_and_cache_finished_req``.
         """
         plan = self._hand_over(old_handle, input_ids, indices)
-        handle = self.manager._handle(plan.chain)
+        handle = self.manager._handle(plan.chain, old_handle.namespace)
         lock = [] if handle.node.is_root() else self.manager._lock(handle)
         release = (self._pool._core.release, plan.done)
         return at_once(
             (plan.promote, *lock, release, *self._end(old_handle)),
             MatchResult(handle, self.manager._slots(plan.chain)),
         )
-
-    def reset(self) -> None:
-        """Empties the tree; its pages are free then. Allocated slots stay allocated.
-
-        Raises:
-            BlockStateError: A handle is locked.
-        """
-        self.manager.reset()
-
-    def check_integrity(self) -> None:
-        """Recomputes the books of pages, tree and locks.
-
-        Raises:
-            InvariantError: Something does not hold, which is a bug here.
-        """
-        self.manager.check_integrity()
-
-    def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
-        """Checks everything, and plans to put the whole pages of a request into the tree."""
-        manager, size = self.manager, self.page_size
-        if getattr(old_handle, "_has_ended", False):
-            raise SequenceStateError("the request of old_handle has ended, or has a later handle")
-        manager._check_handle(old_handle)
-        matched, page = old_handle.cached_len // size, old_handle.node.page
-        if matched and old_handle not in manager._locks:
-            raise BlockStateError(page, "not locked by this handle")
-        tokens = on_host(input_ids)
-        found = self._pool.find(tokens)
-        if matched and (matched > len(found) or int(found[matched - 1]) != page):
-            raise ValueError(f"old_handle must be of a prefix of input_ids, got {old_handle!r}")
-        own = manager._pages_beyond(found[:matched], tokens, indices)
-        twice, whole_pages = len(found) - matched, len(tokens) // size - matched
-        mine = own[twice:whole_pages]
-        # What goes to the tree is checked on its way there, before anything else is done.
-        self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
-        return _HandOver(
-            manager._promotion(found, mine, tokens),
-            np.concatenate([found, mine]),
-            own[:whole_pages],
-            own[whole_pages:],
-        )
-
-    def _end(self, handle: RadixCacheHandle) -> list[Step]:
-        # What nothing was matched for holds no lock that could be missed the next time. The root
-        # itself, given in place of a match, may stand for any number of requests.
-        steps: list[Step] = []
-        if not handle.node.is_root():
-            steps += self.manager._unlock(handle)
-        if handle.node is not self.manager.root_node:
-            steps.append((object.__setattr__, handle, "_has_ended", True))
-        return steps
-
-    def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
-        """Refuses pages that are not the caller's to give away, or are given twice."""
-        if not len(pages):
-            return
-        if len(np.unique(pages)) != len(pages) or np.isin(pages, apart_from).any():
-            raise ValueError(f"indices must name a page once, got pages {pages.tolist()} again")
-        not_owned = (self._pool.ref_counts(pages) != 1) | self._pool.are_cached(pages)
-        if not_owned.any():
-            page = int(pages[np.argmax(not_owned)])
-            state = "in the tree" if self._pool.is_cached(page) else "free already"
-            raise BlockStateError(page, f"not the caller's: {state}")

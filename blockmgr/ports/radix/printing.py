@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from blockmgr.arguments import whole
-from blockmgr.ports.radix.manager import CacheManager
-from blockmgr.ports.radix.tree import RadixCacheManager
+from blockmgr.ports.radix.keeper import PageKeeper
+from blockmgr.ports.radix.tree import RadixTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,9 @@ __all__ = ["format_tree", "print_tree"]
 MOST_SHOWN = 8
 
 
-def format_tree(cache: RadixCacheManager | CacheManager, *, max_depth: int = 10) -> str:
+def format_tree(
+    cache: RadixTree | PageKeeper, *, max_depth: int = 10, namespace: bytes = b""
+) -> str:
     """The tree as text, a line a node: its tokens, its slots, the locks at or below it.
 
     A node is a run of pages without a fork in it, whatever inserted them. Children stand in the
@@ -29,6 +31,7 @@ def format_tree(cache: RadixCacheManager | CacheManager, *, max_depth: int = 10)
     Args:
         cache: What to draw.
         max_depth: Nodes shown below one another; deeper ones are counted.
+        namespace: Whose nodes; the sizes in the first line are those of all.
 
     Raises:
         ValueError: ``max_depth`` below 0.
@@ -36,6 +39,7 @@ def format_tree(cache: RadixCacheManager | CacheManager, *, max_depth: int = 10)
 
     Cost: O(pages in the tree). For people and tests.
 
+    >>> from blockmgr.ports.radix import RadixCacheManager
     >>> cache = RadixCacheManager(None, num_pages=16)
     >>> for slot, last in enumerate((9, 87)):
     ...     _ = cache.insert_prefix([1, 3, 6, last], [0, 1, 2, 3 + slot])
@@ -46,17 +50,22 @@ def format_tree(cache: RadixCacheManager | CacheManager, *, max_depth: int = 10)
         └── tokens 87, slots 4, no locks, leaf
     """
     whole("max_depth", max_depth, 0)
-    manager = cache.manager if isinstance(cache, CacheManager) else cache
-    if not isinstance(manager, RadixCacheManager):
+    tree = cache._tree if isinstance(cache, PageKeeper) else cache
+    if not isinstance(tree, RadixTree):
         raise TypeError(f"cache must be a radix cache, got {cache!r}")
-    size = manager.size_info
-    lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
-    lines += _lines(_Runs.of(manager.pool), manager.page_size, max_depth)
+    with tree._mutex:
+        size = tree.size_info
+        lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
+        lines += _lines(_Runs.of(tree.pool, namespace), tree.page_size, max_depth)
     return "\n".join(lines)
 
 
 def print_tree(
-    cache: RadixCacheManager | CacheManager, *, max_depth: int = 10, file: TextIO | None = None
+    cache: RadixTree | PageKeeper,
+    *,
+    max_depth: int = 10,
+    namespace: bytes = b"",
+    file: TextIO | None = None,
 ) -> None:
     """Prints ``format_tree`` to a file, by default to standard output.
 
@@ -64,7 +73,7 @@ def print_tree(
         ValueError: ``max_depth`` below 0.
         TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
     """
-    print(format_tree(cache, max_depth=max_depth), file=file or sys.stdout)
+    print(format_tree(cache, max_depth=max_depth, namespace=namespace), file=file or sys.stdout)
 
 
 @dataclass(slots=True)
@@ -72,13 +81,14 @@ class _Runs:
     """The tree with its unforked runs of pages joined, by the first page of each; -1 is above."""
 
     pool: BlockPool
+    namespace: bytes
     pages: dict[int, list[int]]
     children: dict[int, list[int]]
     locks: dict[int, int]
 
     @classmethod
-    def of(cls, pool: BlockPool) -> _Runs:
-        runs = cls(pool, {}, {}, {})
+    def of(cls, pool: BlockPool, namespace: bytes) -> _Runs:
+        runs = cls(pool, namespace, {}, {}, {})
         order = [-1]
         for head in order:  # grows while it is walked: no chain is too long for that
             order += runs.add(head)
@@ -90,7 +100,8 @@ class _Runs:
     def add(self, head: int) -> list[int]:
         """Follows a run to where it forks, ends or is locked; the heads of those below it."""
         page, pages = head, [head] if head >= 0 else []
-        below = self.pool.children(page).tolist()
+        whose = self.namespace if page < 0 else b""
+        below = self.pool.children(page, namespace=whose).tolist()
         while pages and len(below) == 1 and not self.pool.ref_count(page):
             page = below[0]
             pages.append(page)

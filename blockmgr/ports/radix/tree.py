@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -11,7 +10,9 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.commits import at_once
+from blockmgr.ports.locking import exclusive, new_mutex
 from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
+from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNode, SizeInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
 
-__all__ = ["MatchResult", "RadixCacheHandle", "RadixCacheManager", "RadixNode", "SizeInfo"]
+__all__ = ["RadixTree", "new_pool"]
 
 
 def new_pool(num_pages: int, page_size: int, digest: str | Callable[[bytes], bytes]) -> BlockPool:
@@ -32,94 +33,14 @@ def new_pool(num_pages: int, page_size: int, digest: str | Callable[[bytes], byt
     return BlockPool(num_pages, page_size, digest=digest)
 
 
-class SizeInfo(NamedTuple):
-    """How many token slots the tree holds."""
-
-    evictable_size: int
-    """Slots in pages that no lock protects."""
-    protected_size: int
-    """Slots in pages at or above a locked node."""
-
-    @property
-    def total_size(self) -> int:
-        """Slots in all pages of the tree."""
-        return self.evictable_size + self.protected_size
-
-
-@dataclass(frozen=True, slots=True)
-class RadixNode:
-    """A page of the tree, or its root: where a matched prefix ends.
-
-    Attributes:
-        page: The page; -1 for the root.
-        generation: Of the page's content. The node is gone once the page has another.
-    """
-
-    page: int
-    generation: int
-    _owner: object = field(repr=False)
-
-    def is_root(self) -> bool:
-        """Whether nothing was matched."""
-        return self.page < 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RadixCacheHandle:
-    """A matched prefix. Equal only to itself, so that a lock can be told from another's.
-
-    Attributes:
-        cached_len: Its tokens; a multiple of the page size.
-        node: Where it ends.
-    """
-
-    cached_len: int
-    node: RadixNode
-    _has_ended: bool = field(default=False, init=False, repr=False)
-
-
-class MatchResult(NamedTuple):
-    """What ``match_prefix`` finds."""
-
-    handle: RadixCacheHandle
-    """To lock before the indices are used."""
-    indices: Any
-    """``int32[cached_len]``: the slots of the prefix, in token order."""
-
-
-class RadixCacheManager:
-    """Keeps finished prefixes, finds the longest one again, and gives pages back in LRU order.
-
-    Slot ``s`` lies in page ``s // page_size``. A page belongs either to the tree or to the caller.
-    By itself, the manager starts with all pages the caller's: ``insert_prefix`` hands pages to
-    the tree, ``evict`` takes them back. ``CacheManager`` keeps those that are nobody's.
-
-    Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
-        num_pages: Pages of the KV cache.
-        page_size: Token slots a page.
-        digest: As in ``ManagerConfig``.
-
-    Raises:
-        MissingExtraError: A device, and torch is not installed.
-        ValueError: A size out of its bounds.
-        TypeError: A size of the wrong type.
-
-    >>> cache = RadixCacheManager(None, num_pages=16)
-    >>> cache.insert_prefix([1, 3, 6, 7], [0, 1, 2, 3])
-    0
-    >>> handle, indices = cache.match_prefix([1, 3, 6, 8])
-    >>> handle.cached_len, indices.tolist()
-    (3, [0, 1, 2])
-
-    Source: RadixAttention, Zheng et al., "SGLang: Efficient Execution of Structured Language Model
-    Programs", NeurIPS 2024, section 3; the interface is mini-sglang's.
-    """
+class RadixTree:
+    """What both interfaces share: locks, eviction, sizes. Calls of threads wait for one another."""
 
     __slots__ = (
         "_caller_keeps_pages",
         "_core",
         "_locks",
+        "_mutex",
         "_page_slots",
         "_to_device",
         "page_size",
@@ -164,6 +85,7 @@ class RadixCacheManager:
         self._to_device = ToDevice(device)
         self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
         self._locks: dict[RadixCacheHandle, int] = {}
+        self._mutex = new_mutex()
 
     @property
     def device(self) -> Any:
@@ -171,29 +93,13 @@ class RadixCacheManager:
         return self._to_device.device
 
     @property
+    @exclusive
     def size_info(self) -> SizeInfo:
         """What could be evicted, and what could not."""
         idle = self.pool.num_idle
         return SizeInfo(idle * self.page_size, (self.pool.num_cached - idle) * self.page_size)
 
-    def match_prefix(self, input_ids: Ids) -> MatchResult:
-        """Finds the longest prefix in the tree, in whole pages; changes nothing, not even recency.
-
-        Args:
-            input_ids: ``[n]``, tokens; none are a prefix too.
-
-        Returns:
-            A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
-
-        Raises:
-            ValueError: A token out of bounds, or not one dimension.
-            TypeError: Tokens that are not integers.
-
-        Cost: O(tokens), comparing them.
-        """
-        pages = self.pool.find(on_host(input_ids))
-        return MatchResult(self._handle(pages), self._slots(pages))
-
+    @exclusive
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
         """Protects the pages of a matched prefix from eviction, or ends that.
 
@@ -221,35 +127,7 @@ class RadixCacheManager:
             raise BlockStateError(page, "not locked by this handle")
         at_once(self._unlock(handle) if unlock else self._lock(handle), None)
 
-    def insert_prefix(self, input_ids: Ids, indices: Ids) -> int:
-        """Hands the pages of a computed prefix to the tree.
-
-        Whole pages only; an unfinished page at the end stays the caller's.
-
-        Args:
-            input_ids: ``[n]``, tokens.
-            indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-
-        Returns:
-            How many leading tokens the tree had already. Slots given for them, if they are not the
-            tree's own, stay the caller's to free.
-
-        Raises:
-            BlockStateError: A page to insert is in the tree already.
-            ValueError: Not as many slots as tokens, slots that are not whole pages in order, or
-                a value out of bounds.
-            TypeError: Values that are not integers.
-
-        Cost: O(tokens), one digest for each page inserted.
-        """
-        tokens = on_host(input_ids)
-        found = self.pool.find(tokens)
-        num_whole = len(tokens) // self.page_size
-        pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
-        promote = self._promotion(found, pages, tokens)
-        release = (self._core.release, pages)
-        return at_once((promote, release), len(found) * self.page_size)
-
+    @exclusive
     def evict(self, size: int) -> Any:
         """Takes the least recently used pages out of the tree; they are the caller's then.
 
@@ -270,6 +148,7 @@ class RadixCacheManager:
         next_pages = self.pool.idle_blocks(num_pages)
         return at_once(((self._core.evict, num_pages),), self._slots(next_pages))
 
+    @exclusive
     def reset(self) -> None:
         """Empties the tree. Its pages go where evicted ones go.
 
@@ -284,6 +163,7 @@ class RadixCacheManager:
         else:
             self.pool.forget(self.pool.num_idle)
 
+    @exclusive
     def check_integrity(self) -> None:
         """Recomputes the books of the tree and of its locks.
 
@@ -327,12 +207,13 @@ class RadixCacheManager:
             )
         return self._page_slots.pages(indices, len(found))
 
-    def _promotion(self, found: Pages, pages: Pages, tokens: Any) -> Step:
+    def _promotion(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> Step:
         """Puts pages below the chain that was found; the caller keeps the references to them."""
         if len(pages):
             start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
             parent = int(found[-1]) if len(found) else -1
-            return (self._core.promote_chain, pages, tokens[start:stop], parent, b"", None)
+            whose = b"" if len(found) else namespace
+            return (self._core.promote_chain, pages, tokens[start:stop], parent, whose, None)
         return (self._core.touch, found[-1:])
 
     def _lock(self, handle: RadixCacheHandle) -> list[Step]:
@@ -348,12 +229,31 @@ class RadixCacheManager:
             return [release, (self._locks.pop, handle)]
         return [release, (self._locks.__setitem__, handle, locks)]
 
-    def _handle(self, pages: Pages) -> RadixCacheHandle:
+    def _match(self, input_ids: Ids, namespace: bytes) -> RadixCacheHandle:
+        pages = self.pool.find(on_host(input_ids), namespace=namespace)
+        return self._handle(pages, namespace)
+
+    def _insert(self, input_ids: Ids, indices: Ids, namespace: bytes) -> InsertResult:
+        tokens = on_host(input_ids)
+        found = self.pool.find(tokens, namespace=namespace)
+        num_whole = len(tokens) // self.page_size
+        pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
+        promote = self._promotion(found, pages, tokens, namespace)
+        release = (self._core.release, pages)
+        handle = self._handle(np.concatenate([found, pages]), namespace)
+        return at_once((promote, release), InsertResult(len(found) * self.page_size, handle))
+
+    def _handle(self, pages: Pages, namespace: bytes) -> RadixCacheHandle:
         if not len(pages):
-            return RadixCacheHandle(0, RadixNode(-1, 0, self))
+            return RadixCacheHandle(0, RadixNode(-1, 0, self), namespace)
         page = int(pages[-1])
         node = RadixNode(page, self.pool.generation(page), self)
-        return RadixCacheHandle(len(pages) * self.page_size, node)
+        return RadixCacheHandle(len(pages) * self.page_size, node, namespace, pages)
+
+    @exclusive
+    def _indices_of(self, handle: RadixCacheHandle) -> Any:
+        self._check_handle(handle)
+        return self._slots(handle._pages.copy())
 
     def _slots(self, pages: Pages) -> Any:
         slots = self._page_slots.slots(pages)

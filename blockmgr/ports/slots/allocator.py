@@ -10,6 +10,7 @@ from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.commits import at_once
+from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
     from blockmgr.ports.commits import Step
@@ -24,7 +25,7 @@ class _Cache(Protocol):
 
 
 class SlotAllocator:
-    """Hands out slots, each for one whole sequence.
+    """Hands out slots, each for one whole sequence. Calls of several threads wait for one another.
 
     Args:
         max_slots: How many there are, at least 1.
@@ -41,7 +42,7 @@ class SlotAllocator:
     (0, 2)
     """
 
-    __slots__ = ("_caches", "_occupied", "_pool", "_versions")
+    __slots__ = ("_caches", "_mutex", "_occupied", "_pool", "_versions")
 
     def __init__(self, max_slots: int) -> None:
         count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
@@ -56,10 +57,12 @@ class SlotAllocator:
         self._occupied: set[int] = set()
         self._versions = [0] * count
         self._caches: WeakSet[_Cache] = WeakSet()
+        self._mutex = new_mutex()
 
     def __repr__(self) -> str:
         return f"<SlotAllocator: {len(self._versions)} slots, {self.free_count} free>"
 
+    @exclusive
     def alloc(self) -> int:
         """Takes the slot that was freed the longest ago; its version grows by one.
 
@@ -74,6 +77,7 @@ class SlotAllocator:
         version = (self._versions.__setitem__, slot, self._versions[slot] + 1)
         return at_once([*self._occupation(slot, 0), version], slot)
 
+    @exclusive
     def free(self, idx: int) -> None:
         """Gives a slot back. What it holds can be found until the slot is handed out again.
 
@@ -87,6 +91,7 @@ class SlotAllocator:
         release = (self._pool._core.release, [slot])
         at_once((release, (self._occupied.remove, slot)), None)
 
+    @exclusive
     def occupy(self, idx: int, prefix_len: int = 0) -> None:
         """Takes this free slot, for what begins like its content; its version stays.
 
@@ -105,6 +110,7 @@ class SlotAllocator:
             raise BlockStateError(slot, "is not free; it is occupied, or pinned by a cache")
         at_once(self._occupation(slot, keep), None)
 
+    @exclusive
     def is_free(self, idx: int) -> bool:
         """Whether the slot is neither occupied nor pinned.
 
@@ -113,6 +119,7 @@ class SlotAllocator:
         """
         return self._pool.ref_count(self._checked("idx", idx)) == 0
 
+    @exclusive
     def version(self, idx: int) -> int:
         """How often the slot has been handed out by ``alloc``.
 
@@ -126,6 +133,7 @@ class SlotAllocator:
         """Slots that are neither occupied nor pinned."""
         return self._pool.num_available
 
+    @exclusive
     def check_invariants(self) -> None:
         """Recomputes the books of the core.
 

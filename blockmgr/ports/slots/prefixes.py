@@ -13,6 +13,7 @@ from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.commits import Loan, at_once
+from blockmgr.ports.locking import exclusive, new_mutex
 from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class PrefixCacheManager:
     """Finds the slot that begins with the most tokens of a prompt.
 
     A slot stands for one token sequence at a time: the longest inserted for it, while each
-    insertion continues the one before.
+    insertion continues the one before. Calls of several threads wait for one another, and for those
+    of the slots' allocator.
 
     Args:
         max_capacity: Tokens of all prefixes together, shared beginnings counted once; beyond, the
@@ -59,7 +61,16 @@ class PrefixCacheManager:
     (2, 0, 1)
     """
 
-    __slots__ = ("__weakref__", "_contents", "_pool", "_slot_of", "_slots", "_tensors", "_versions")
+    __slots__ = (
+        "__weakref__",
+        "_contents",
+        "_mutex",
+        "_pool",
+        "_slot_of",
+        "_slots",
+        "_tensors",
+        "_versions",
+    )
 
     def __init__(self, max_capacity: int = 1000, *, slots: SlotAllocator | None = None) -> None:
         capacity = whole("max_capacity", max_capacity, 1, MAX_BLOCKS)
@@ -74,8 +85,11 @@ class PrefixCacheManager:
         self._versions: dict[int, int] = {}
         self._slots = slots
         self._tensors: tuple[Tensor, Tensor, int, KVBlocks] | None = None
+        # What one of them changes is the other's as well, so they have one between them.
+        self._mutex = new_mutex() if slots is None else slots._mutex
         if slots is not None:
-            slots._caches.add(self)
+            with self._mutex:
+                slots._caches.add(self)
 
     def __repr__(self) -> str:
         pool = self._pool
@@ -84,6 +98,7 @@ class PrefixCacheManager:
             f"{pool.num_blocks} tokens kept>"
         )
 
+    @exclusive
     def insert(self, token_ids: Tokens, slot: int, slot_ver: int) -> None:
         """Says that the slot holds the K/V of these tokens, and pins them until ``release``.
 
@@ -138,6 +153,7 @@ class PrefixCacheManager:
             loan.give_back()
             raise
 
+    @exclusive
     def find(self, token_ids: Tokens) -> tuple[int, int, int]:
         """The longest prefix of these tokens that a slot holds; it counts as used.
 
@@ -160,6 +176,7 @@ class PrefixCacheManager:
         slot = int(slots[length - 1])
         return length, slot, self._versions[slot]
 
+    @exclusive
     def pin(self, token_ids: Tokens) -> None:
         """Keeps a prefix, and the slot that ``find`` answers for it, until ``release``.
 
@@ -171,6 +188,7 @@ class PrefixCacheManager:
         hold = self._slot_hold(int(self._slot_of[node]))
         at_once([(self._pool._core.acquire, [node]), *hold], None)
 
+    @exclusive
     def release(self, token_ids: Tokens) -> None:
         """Takes one pin back, of ``insert`` or of ``pin``. The prefix can still be found.
 
@@ -187,6 +205,7 @@ class PrefixCacheManager:
             steps.append((self._slots._pool._core.release, [slot]))
         at_once(steps, None)
 
+    @exclusive
     def copy_kv(
         self,
         token_ids: Tokens,
@@ -235,6 +254,7 @@ class PrefixCacheManager:
             at_once(back, None)
             raise
 
+    @exclusive
     def check_invariants(self) -> None:
         """Recomputes the books of the core.
 

@@ -239,7 +239,7 @@ class BlockAllocator:
         """Whether there is room; the handle is noted down in the instruction that makes it."""
         try:
             core = self.manager._core
-            handles.extend(map(core.admit, (prompt,), (b"",), (None,), (num_slots,)))
+            handles.extend(map(core.admit, (prompt,), (b"",), (None,), (num_slots,), (True,)))
         except (OutOfBlocksError, OutOfSequencesError):
             return False
         except NeverFitsError:

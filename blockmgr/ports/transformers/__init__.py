@@ -5,9 +5,9 @@
 """
 
 from blockmgr.ports.transformers.attention import Kernel, PagedBatch, Reader, SdpaKernel
-from blockmgr.ports.transformers.interface import check_config
 from blockmgr.ports.transformers.kernels import FlashAttnKernel, FlashInferKernel
 from blockmgr.ports.transformers.model import PagedModel, load_model
+from blockmgr.ports.transformers.trial import check_config
 
 __all__ = [
     "FlashAttnKernel",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from blockmgr.errors import MissingExtraError
+from blockmgr.errors import MissingExtraError, UnsupportedModelError
 
 try:
     import torch
@@ -20,8 +20,9 @@ except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
 
 from blockmgr.kv import PagedKVCache, num_blocks_for
-from blockmgr.ports.transformers.interface import attention_exchanged, check_config
+from blockmgr.ports.transformers.interface import AttentionConfigs, attending
 from blockmgr.ports.transformers.kernels import choose_kernel
+from blockmgr.ports.transformers.trial import check_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +39,9 @@ GPU_CACHE_SHARE: Final = 0.8  # of the free memory; the rest is for activations
 class PagedModel:
     """A transformers model that keeps its K/V in a ``PagedKVCache``.
 
-    The model itself is left as it is, and can still be used as before: its attention is exchanged
-    for the time of a ``forward`` only.
+    Nothing is written to the model, and others may use it at any moment, in other threads also
+    while a ``forward`` runs: several paged models with a cache each, and its own ``generate``. In
+    the thread of a ``forward``, a hook inside the model must not call that model again.
 
     Args:
         model: A causal language model, its weights on one device.
@@ -113,6 +115,14 @@ class PagedModel:
         self.max_tokens = getattr(text, "max_position_embeddings", None)
         self.model = model
         self.cache = cache
+        self.model_changed()
+
+    def model_changed(self) -> None:
+        """Looks at the model again, after modules or configs of it have been replaced.
+
+        Weights that change need no call here; what the cache holds was computed with the old ones.
+        """
+        self._configs = AttentionConfigs(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -131,16 +141,22 @@ class PagedModel:
 
         Returns:
             ``float32[num_outputs, vocab_size]`` on the model's device.
+
+        Raises:
+            UnsupportedModelError: A layer has not attended to the cache, since modules or configs
+                of the model have been replaced, say. K/V of the batch may be missing.
         """
         device = self.model.device
-        with torch.inference_mode(), attention_exchanged(self.model.config):
+        paged_batch = _Forward(self.cache, self._kernel.plan(batch), batch)
+        with torch.inference_mode(), attending(self._configs):
             result = self.model(
                 input_ids=torch.from_numpy(batch.tokens)[None].to(device),
                 position_ids=torch.from_numpy(batch.positions)[None].to(device),
                 use_cache=False,
                 logits_to_keep=torch.from_numpy(batch.outputs).to(device),
-                paged_batch=_Forward(self.cache, self._kernel.plan(batch), batch),
+                paged_batch=paged_batch,
             )
+        paged_batch.check_complete(self.model.config.model_type)
         logits: torch.Tensor = result.logits[0].float()
         return logits
 
@@ -187,6 +203,7 @@ class _Forward:
         self._cache = cache
         self._reader = reader
         self._slots = cache.slots(batch.slots)  # checked once for all layers
+        self._attended: list[int] = []
 
     def attend(
         self,
@@ -199,6 +216,7 @@ class _Forward:
         # [1, heads, tokens, dim] is how transformers hands it over.
         query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
         layer: int = module.layer_idx  # type: ignore[assignment]
+        self._attended.append(layer)
         self._cache.write(layer, key, value, self._slots)
         scale = options.get("scaling")
         return self._reader.attend(
@@ -208,3 +226,13 @@ class _Forward:
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
         )
+
+    def check_complete(self, model_type: str) -> None:
+        """Raises unless every layer has attended here, once."""
+        num_layers = self._cache.shape.num_layers
+        if sorted(self._attended) != list(range(num_layers)):
+            raise UnsupportedModelError(
+                model_type,
+                f"layers {sorted(self._attended)} of {num_layers} attended to the cache in a "
+                "forward; if modules or configs were replaced, call model_changed() or reset()",
+            )

@@ -1,0 +1,144 @@
+"""Files as this package reads and writes them: bounded lines in, whole files out.
+
+An output is written beside its target and renamed, so a run that fails, is interrupted or finds
+the disk full leaves the file that was there as it was. A symbolic link is refused as an output:
+following it would change a file that was not named, and replacing it would break whatever reads
+the file it points to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from blockmgr.errors import TraceFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["MAX_LINE_BYTES", "bounded_lines", "check_output", "printable", "replacing"]
+
+MAX_LINE_BYTES: Final = 64 * 2**20
+"""Longest line that is read, its end included: some ten million tokens in full."""
+
+
+def bounded_lines(
+    path: str | Path, most_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers, from 1, each with its end.
+
+    Args:
+        path: File to read.
+        most_bytes: Longest line to accept. No more than that of a line is ever held.
+
+    Raises:
+        TraceFormatError: A line is longer; names it, and has not read it to its end.
+        OSError: The file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        number = 0
+        while raw := file.readline(most_bytes + 1):
+            number += 1
+            if len(raw) > most_bytes:
+                found = f"a line of more than {most_bytes} bytes"
+                expected = f"at most {most_bytes} bytes a line"
+                raise TraceFormatError(str(path), number, most_bytes + 1, found, expected)
+            yield number, raw
+
+
+def check_output(
+    path: str | Path,
+    *,
+    suffixes: tuple[str, ...] = (),
+    inputs: Iterable[str | Path | None] = (),
+    name: str = "output",
+) -> Path:
+    """``path`` if a file can be put there without harm to another one.
+
+    Args:
+        path: File to write.
+        suffixes: What its name may end in; empty for anything.
+        inputs: Files that are read, which must not be replaced; None stands for no file.
+        name: What the file is called in messages.
+
+    Raises:
+        ValueError: It has none of ``suffixes``, its folder does not exist, it is a folder or a
+            symbolic link, or it is one of ``inputs`` by this name or another.
+    """
+    target = Path(path)
+    if suffixes and target.suffix.lower() not in suffixes:
+        raise ValueError(f"{name} must end in {' or '.join(suffixes)}, got {target.name!r}")
+    if not target.parent.is_dir():
+        raise ValueError(f"{name} must go into a folder that exists, got {str(target.parent)!r}")
+    if target.is_symlink():
+        aim = str(target.readlink())
+        raise ValueError(
+            f"{name} must not be a symbolic link, got {str(target)!r}, which points to {aim!r}: "
+            "name the file itself"
+        )
+    if target.is_dir():
+        raise ValueError(f"{name} must be a file, got the folder {str(target)!r}")
+    for other in inputs:
+        if other is not None and target.exists() and target.samefile(other):
+            raise ValueError(
+                f"{name} must not be the file that is read, got {str(target)!r} for both"
+            )
+    return target
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write into that takes the place of ``path`` once the block ends without an error.
+
+    Until then it lies beside ``path`` under another name, and an error removes it. It has the
+    permissions of the file it replaces. Where ``path`` is a device or a pipe, it is written
+    directly.
+
+    Raises:
+        ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
+        OSError: The file cannot be written; what was there is as it was.
+    """
+    target = check_output(path)
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    before = target.stat() if target.exists() else None
+    if before is not None and not os.access(target, os.W_OK):
+        raise PermissionError(f"{str(target)!r} is read-only")
+    # A name of its own length: the target's may already be the longest there is.
+    beside = target.with_name(f".blockmgr-{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+            if before is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def printable(text: str) -> str:
+    r"""``text`` with what cannot be shown, or written as UTF-8, as escapes.
+
+    A file name may hold any byte but two, also such as a terminal or an XML parser acts on.
+
+    >>> print(printable("a\x1b[2J\udcff"))
+    a\x1b[2J\xff
+    """
+    return "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    # Bytes that are not UTF-8 come out of file names as these.
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")

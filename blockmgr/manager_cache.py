@@ -1,0 +1,235 @@
+"""The calls of ``BlockManager`` about its cache: what it holds, how well it serves, forgetting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.explain import Explanation, explanation
+from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits
+from blockmgr.tokens import extras_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as IntSequence
+
+    import numpy.typing as npt
+
+    from blockmgr import _core
+    from blockmgr.blocks import Match
+    from blockmgr.config import ManagerConfig
+    from blockmgr.tokens import Extras, Tokens
+
+__all__ = ["CacheCalls"]
+
+
+class CacheCalls:
+    """What prompts find, and the cache as a whole: a part of ``BlockManager``."""
+
+    __slots__ = ()
+
+    _core: _core.Core
+    _config: ManagerConfig
+
+    def match(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Match:
+        """What ``admit`` would find in the cache, changing nothing, not even recency.
+
+        The prompt may be longer than anything the manager could admit. A prompt that ``admit`` can
+        take in has exactly ``num_cached_tokens`` in the cache, with one exception: where blocks are
+        so few that a copy of a part of a block would take the last of them, or ``num_slots`` ends
+        before that part, ``admit`` leaves out the ``num_partial_tokens``.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+        """
+        keys = None if extras is None else extras_pairs(extras)
+        return self._core.match(tokens, namespace, keys)
+
+    def block_digests(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> list[bytes]:
+        """The digests that the prompt's whole blocks have, or would have, in the cache.
+
+        Each stands for its block and all before it. They are what ``digest`` makes of them, so two
+        managers with the same ``digest`` and ``block_size`` agree on them. Tokens after the last
+        whole block have none; a last token that fills its block does.
+
+        Args:
+            tokens: The prompt, at least one token, of any length.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            ``len(tokens) // block_size`` digests, in order.
+
+        Raises:
+            ValueError: A value out of its bounds, or no ``prefix_caching``.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest for each block.
+        """
+        return self._core.block_digests(tokens, namespace, extras_pairs(extras))
+
+    def explain(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Explanation:
+        """How far ``admit`` would find the prompt in the cache, and why no further.
+
+        Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
+        that was never cached, and by how many blocks the pool is too small to have kept it. It says
+        that the same tokens are cached in another namespace, never in which, nor with what extra
+        keys; even so that is more than tenants should learn of each other, so this call is for who
+        runs the engine.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest for each whole block that is not found, with ``ghost_blocks``; and if there
+        is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
+        end at the first token.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
+        >>> manager.explain([1, 2, 3, 4, 7]).reason
+        <MissReason.NOT_COMMITTED: 'computed but not committed'>
+        """
+        return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
+
+    def hit_rate_curve(self) -> HitRateCurve:
+        """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
+
+        Exact for requests that come one after another, and under any load for the size the pool
+        has, if it evicts the least recently used block and reuses whole blocks only. Where requests
+        overlap, blocks that several compute at once after an eviction count as missed by larger
+        pools as well.
+
+        Raises:
+            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching.
+
+        Cost: O(num_blocks + ghost_blocks).
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
+        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(3)
+        >>> manager.hit_rate_curve().hit_tokens.tolist()
+        [0, 0, 0, 0, 0, 2, 2, 2, 2]
+        """
+        counts = self._core.reuse_counts()
+        if counts is None:
+            raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
+        query_tokens, found = counts
+        # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
+        hit_tokens = np.add.accumulate(found) * self._config.block_size
+        return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
+
+    def num_common_prefix_blocks(
+        self, handles: IntSequence[int] | npt.NDArray[np.int64] | None = None
+    ) -> int:
+        """Leading blocks that all of these sequences have in their tables, for cascade attention.
+
+        Only whole blocks count whose K/V each of them has: what a forward may read for the whole
+        batch at once, without a mask. One sequence alone has all of its computed blocks in common.
+
+        Args:
+            handles: ``int64[batch]``, running; None for all sequences that run.
+
+        Returns:
+            The number of blocks; 0 without any sequence.
+
+        Raises:
+            UnknownSequenceError: A handle is not live.
+            SequenceStateError: A sequence is preempted.
+            TypeError: Handles of the wrong type.
+
+        Cost: O(sequences x blocks they have in common).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> first = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(first, 5)
+        >>> second = manager.admit([1, 2, 3, 4, 6, 7])
+        >>> manager.num_common_prefix_blocks()
+        2
+        """
+        return self._core.num_common_prefix_blocks(handles)
+
+    def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:
+        """Forgets all that is cached, as new weights require; running sequences go on.
+
+        Nothing that was computed before this call is found after it. Idle blocks become free.
+        Blocks in use stay with their sequences and are private from here on. All that those
+        sequences, and forks of them, compute later continues old K/V, so it is not cached either,
+        until the sequence is preempted and resumed: that computes everything anew.
+
+        Planned copies stay planned. Pins stay held, and cover nothing (``pinned`` says so);
+        what ``retain`` and ``free(expect_reuse=...)`` said of cached blocks is forgotten. With
+        ``ghost_blocks``, the evicted blocks are forgotten as well; the counters of ``stats`` and
+        ``hit_rate_curve`` go on. What an eviction policy has learned, it keeps.
+
+        Args:
+            reset_hit_rate: Whether ``recent_hits`` begins anew too.
+
+        Returns:
+            The number of blocks that could be found until now.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence is committed ahead of this step's
+                forward.
+            TypeError: ``reset_hit_rate`` is no bool.
+
+        Cost: O(num_blocks + entries of all block tables).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3])
+        >>> manager.commit(handle, 3)
+        >>> manager.reset_prefix_cache(), manager.match([1, 2, 3]).num_cached_tokens
+        (1, 0)
+        """
+        return self._core.reset_prefix_cache(reset_hit_rate)
+
+    def recent_hits(self) -> RecentHits:
+        """What the last ``hit_rate_window`` requests found in the cache: its hit rate now.
+
+        Counted in tokens, at first admissions that read the cache.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2, hit_rate_window=2)
+        >>> for prompt in ([1, 2, 3], [1, 2, 3], [1, 2, 9, 9]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(len(prompt))
+        >>> manager.recent_hits()
+        RecentHits(requests=2, query_tokens=7, hit_tokens=4)
+        """
+        requests, query_tokens, hit_tokens = self._core.recent_hits()
+        return RecentHits(requests=requests, query_tokens=query_tokens, hit_tokens=hit_tokens)
+
+    def reset_hit_rate(self) -> None:
+        """Has ``recent_hits`` begin anew. The counters of ``stats`` go on."""
+        self._core.reset_hit_rate()
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        """What becomes of the blocks that prompts of this namespace are given.
+
+        For the operator. A namespace without a quota shares with all others that have none, so for
+        it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.
+
+        Args:
+            namespace: As ``admit`` has it.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
+        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
+        (3, 5)
+        """
+        return QuotaUsage(**self._core.quota_usage(namespace))

@@ -1,0 +1,211 @@
+"""The calls of ``BlockManager`` that say which blocks will be used again, and which will not."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.blocks import Pin, Priority
+from blockmgr.tokens import extras_pairs
+
+if TYPE_CHECKING:
+    from blockmgr import _core
+    from blockmgr.tokens import Extras, Tokens
+
+__all__ = ["RetentionCalls"]
+
+
+class RetentionCalls:
+    """Retention, pins and touches: a part of ``BlockManager``."""
+
+    __slots__ = ()
+
+    _core: _core.Core
+
+    def retain(
+        self,
+        handle: int,
+        start: int,
+        stop: int,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+    ) -> int:
+        """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
+
+        Each block that lies wholly or partly in the range remembers it, until it loses its content
+        or is retained anew: the last call holds. What is not cached yet has it from when it is. A
+        block goes no sooner than the blocks that continue it, whatever is said of it, and when two
+        with equal content are merged the higher priority holds. A copy made for a writer starts
+        with nothing.
+
+        Args:
+            handle: A running sequence.
+            start: First token position.
+            stop: Position after the last, up to ``min(num_tokens, num_slots)``.
+            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws what
+                was said.
+            ttl: Seconds, by ``set_time``, after which it is as if it had never been said; None
+                for no end.
+
+        Returns:
+            The number of blocks in the range.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
+        """
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain(handle, start, stop, level, seconds)
+
+    def retain_prefix(
+        self,
+        tokens: Tokens,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+    ) -> int:
+        """``retain`` for the full blocks of a prompt that are cached at the moment.
+
+        Args:
+            tokens: The prompt, at least one token.
+            priority: As ``retain`` has it.
+            ttl: As ``retain`` has it.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The number of leading blocks that are cached; nothing is remembered of the rest.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+        """
+        level, seconds = _retention(priority, ttl)
+        return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
+
+    def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+        """Keeps the full blocks of a prompt that are cached at the moment, before all else.
+
+        A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
+        running work that could have no other block gets them, the deepest and least recently used
+        first. ``evicted_pinned_blocks`` counts that, and ``pinned`` shows it. Blocks cached later
+        are not covered; pin the prompt again for those.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The pin, for ``unpin``. Pins may overlap: a block that several cover counts once
+            against the budget, and stays pinned until the last of them is given back.
+
+        Raises:
+            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``.
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or no ``retention``.
+            TypeError: A value of the wrong type.
+        """
+        return self._core.pin(tokens, namespace, extras_pairs(extras))
+
+    def unpin(self, pin: int) -> None:
+        """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
+
+        Raises:
+            UnknownPinError: It was given back already, or never made.
+            ValueError: No ``retention``.
+        """
+        self._core.unpin(pin)
+
+    def pinned(self, pin: int) -> Pin:
+        """What a pin covers, and what of it is still cached.
+
+        Raises:
+            UnknownPinError: It was given back already, or never made.
+            ValueError: No ``retention``.
+        """
+        return Pin(*self._core.view_pin(pin))
+
+    def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+        """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
+
+        It counts as just used, but not as looked up or found, however often it is touched; so
+        orders of eviction that go by use alone do not notice. Blocks that wait for a step in flight
+        are in use until that completes, and so go after it. Works without ``retention``.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+
+        Returns:
+            The number of blocks moved: those that are idle.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: That of ``match``, and O(1) for each idle block found.
+        """
+        return self._core.touch(tokens, namespace, extras_pairs(extras))
+
+    @property
+    def time(self) -> float:
+        """The time set last, in seconds; 0 before the first.
+
+        Raises:
+            ValueError: No ``retention``.
+        """
+        return self._core.time()
+
+    def set_time(self, seconds: float) -> None:
+        """Tells the manager the time, for ``ttl``: it has no clock of its own.
+
+        Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
+        expired by then ends here.
+
+        Args:
+            seconds: Finite, and no less than the time set last.
+
+        Raises:
+            ValueError: Out of that range, or no ``retention``.
+            TypeError: No number.
+
+        Cost: O(1), and for each block whose time is over that of ``retain``.
+        """
+        self._core.set_time(_number(seconds, "seconds"))
+
+
+def _number(value: float, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
+
+
+def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
+    if priority is not None and not isinstance(priority, Priority):
+        raise TypeError(f"priority must be a Priority or None, got {priority!r}")
+    if priority is Priority.PINNED:
+        raise ValueError("priority must be at most Priority.HIGH, got Priority.PINNED; see pin")
+    if ttl is None:
+        return (-1 if priority is None else priority.value), math.inf
+    seconds = _number(ttl, "ttl")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"ttl must be above 0 and finite, got {ttl!r}")
+    if priority is None:
+        raise ValueError(f"ttl must be None where priority is None, got {ttl!r}")
+    return priority.value, seconds

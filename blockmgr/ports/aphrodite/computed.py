@@ -1,0 +1,103 @@
+"""How much of a sequence is computed and cached: by its tokens, or by the hashes of its blocks."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import whole
+from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.groups import extra_hash_of, id_of, tokens_of
+from blockmgr.ports.aphrodite.interfaces import Device
+from blockmgr.ports.aphrodite.tokens import extra_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blockmgr.ports.aphrodite.groups import SequenceLike
+    from blockmgr.ports.aphrodite.table import BlockTable
+    from blockmgr.ports.commits import Step
+
+__all__ = ["ComputedBlocksTracker"]
+
+
+class ComputedBlocksTracker:
+    """Counts the leading tokens of a sequence that need not be computed.
+
+    For one thread at a time, as its allocator is.
+
+    Args:
+        allocator: Where its blocks are, or would be found.
+        block_size: Tokens a block.
+        enable_caching: Off, every answer is 0.
+
+    Raises:
+        ValueError: ``block_size`` is not the allocator's.
+        TypeError: A value of the wrong type.
+
+    A sequence that is asked for again while its ``is_prefill()`` is true gets the same answer until
+    ``remove_seq``: its scheduler plans the rest of a prompt by the first one.
+    """
+
+    __slots__ = ("_allocator", "_enable_caching", "_known", "_tables")
+
+    def __init__(
+        self, allocator: CpuGpuBlockAllocator, block_size: int, enable_caching: bool
+    ) -> None:
+        if not isinstance(allocator, CpuGpuBlockAllocator):
+            kind = type(allocator).__name__
+            raise TypeError(f"allocator must be a CpuGpuBlockAllocator, got {kind}")
+        if not isinstance(enable_caching, bool):
+            raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
+        size = allocator.block_size
+        whole("block_size", block_size, size, size)
+        self._allocator = allocator
+        self._enable_caching = enable_caching and allocator.caches
+        self._known: dict[int, int] = {}
+        self._tables: Mapping[int, BlockTable] = {}
+
+    @classmethod
+    def with_tables(
+        cls, allocator: CpuGpuBlockAllocator, tables: Mapping[int, BlockTable]
+    ) -> ComputedBlocksTracker:
+        """One that counts the blocks of those sequences that have a table."""
+        tracker = cls(allocator, allocator.block_size, allocator.caches)
+        tracker._tables = tables
+        return tracker
+
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
+        """Tokens in the leading blocks that are cached and computed; a multiple of the block size.
+
+        The block of its last token is left out, so that there is something to compute.
+
+        Raises:
+            ValueError: A token out of ``[0, 2**32)``.
+            TypeError: No sequence, or a token that is no int.
+        """
+        name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
+        if not self._enable_caching:
+            return 0
+        if getattr(seq, "is_prefill", bool)() and name in self._known:
+            return self._known[name]
+        table = self._tables.get(name)
+        if table is None:
+            allocator = self._allocator.pool_of(Device.GPU)
+            key = extra_bytes(extra)
+            every = range(len(tokens) // self._allocator.block_size)
+            extras = dict.fromkeys(every, key) if key else None
+            blocks: list[int] = allocator.pool.find(tokens, extras=extras).tolist()
+        else:
+            allocator, blocks = table.run.allocator, table.run.blocks
+        size = self._allocator.block_size
+        most = max(len(tokens) - 1, 0) // size
+        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[:most]))
+        self._known[name] = computed * size
+        return computed * size
+
+    def remove_seq(self, seq_id: int) -> None:
+        """Forgets the answer to a sequence, if there was one."""
+        self._known.pop(seq_id, None)
+
+    def plan_removal(self, seq_id: int) -> Step:
+        """``remove_seq``, as a step."""
+        return (self._known.pop, seq_id, None)

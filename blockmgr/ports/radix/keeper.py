@@ -1,0 +1,130 @@
+"""What hands out pages of a radix cache: locks, sizes, and how a request's pages reach the tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from blockmgr.errors import BlockStateError, SequenceStateError
+from blockmgr.ports.locking import exclusive
+from blockmgr.ports.radix.arrays import on_host
+
+if TYPE_CHECKING:
+    from blockmgr.pool import BlockPool
+    from blockmgr.ports.commits import Step
+    from blockmgr.ports.radix.arrays import Ids, Pages
+    from blockmgr.ports.radix.records import RadixCacheHandle
+    from blockmgr.ports.radix.tree import RadixTree
+
+__all__ = ["PageKeeper"]
+
+
+class _HandOver(NamedTuple):
+    """How the pages of a request get into the tree."""
+
+    promote: Step
+    """Puts them there."""
+    chain: Pages
+    """What stands for them there then."""
+    done: Pages
+    """Of its own, those to release: computed twice, or handed over."""
+    unfinished: Pages
+    """Its unfinished page, if any."""
+
+
+class PageKeeper:
+    """The free pages of a cache beside its tree. Calls of several threads wait for one another."""
+
+    __slots__ = ("_mutex", "_pool", "_tree", "num_pages", "page_size")
+
+    num_pages: int
+    """Pages of the KV cache."""
+
+    page_size: int
+    """Token slots a page."""
+
+    def __init__(self, pool: BlockPool, tree: RadixTree) -> None:
+        self._pool = pool
+        self._tree = tree
+        self._mutex = tree._mutex
+        self.num_pages = pool.num_blocks
+        self.page_size = pool.block_size
+
+    @property
+    def available_size(self) -> int:
+        """Slots that ``allocate`` could hand out: free, or evictable."""
+        return self._pool.num_available * self.page_size
+
+    def lock(self, handle: RadixCacheHandle) -> None:
+        """``lock_handle`` of the tree."""
+        self._tree.lock_handle(handle)
+
+    def unlock(self, handle: RadixCacheHandle) -> None:
+        """``lock_handle`` of the tree with ``unlock``."""
+        self._tree.lock_handle(handle, unlock=True)
+
+    @exclusive
+    def reset(self) -> None:
+        """Empties the tree; its pages are free then. Allocated slots stay allocated.
+
+        Raises:
+            BlockStateError: A handle is locked.
+        """
+        self._tree.reset()
+
+    @exclusive
+    def check_integrity(self) -> None:
+        """Recomputes the books of pages, tree and locks.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+        """
+        self._tree.check_integrity()
+
+    def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
+        """Checks everything, and plans to put the whole pages of a request into the tree."""
+        manager, size = self._tree, self.page_size
+        if getattr(old_handle, "_has_ended", False):
+            raise SequenceStateError("the request of old_handle has ended, or has a later handle")
+        manager._check_handle(old_handle)
+        matched, page = old_handle.cached_len // size, old_handle.node.page
+        if matched and old_handle not in manager._locks:
+            raise BlockStateError(page, "not locked by this handle")
+        tokens = on_host(input_ids)
+        found = self._pool.find(tokens, namespace=old_handle.namespace)
+        if matched and (matched > len(found) or int(found[matched - 1]) != page):
+            raise ValueError(f"old_handle must be of a prefix of input_ids, got {old_handle!r}")
+        own = manager._pages_beyond(found[:matched], tokens, indices)
+        twice, whole_pages = len(found) - matched, len(tokens) // size - matched
+        mine = own[twice:whole_pages]
+        # What goes to the tree is checked on its way there, before anything else is done.
+        self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
+        return _HandOver(
+            manager._promotion(found, mine, tokens, old_handle.namespace),
+            np.concatenate([found, mine]),
+            own[:whole_pages],
+            own[whole_pages:],
+        )
+
+    def _end(self, handle: RadixCacheHandle) -> list[Step]:
+        # What nothing was matched for holds no lock that could be missed the next time. The root
+        # itself, given in place of a match, may stand for any number of requests.
+        steps: list[Step] = []
+        if not handle.node.is_root():
+            steps += self._tree._unlock(handle)
+        if handle.node is not self._tree.root_node:
+            steps.append((object.__setattr__, handle, "_has_ended", True))
+        return steps
+
+    def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
+        """Refuses pages that are not the caller's to give away, or are given twice."""
+        if not len(pages):
+            return
+        if len(np.unique(pages)) != len(pages) or np.isin(pages, apart_from).any():
+            raise ValueError(f"indices must name a page once, got pages {pages.tolist()} again")
+        not_owned = (self._pool.ref_counts(pages) != 1) | self._pool.are_cached(pages)
+        if not_owned.any():
+            page = int(pages[np.argmax(not_owned)])
+            state = "in the tree" if self._pool.is_cached(page) else "free already"
+            raise BlockStateError(page, f"not the caller's: {state}")

@@ -1,0 +1,257 @@
+"""Slots for requests by a page table: the later interface of mini-sglang's cache manager."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from blockmgr.arguments import whole
+from blockmgr.errors import BlockStateError
+from blockmgr.ports.commits import Loan, at_once
+from blockmgr.ports.locking import exclusive
+from blockmgr.ports.radix.arrays import on_host
+from blockmgr.ports.radix.faces import RadixPrefixCache
+from blockmgr.ports.radix.keeper import PageKeeper
+from blockmgr.ports.radix.records import RadixCacheHandle, namespace_of
+from blockmgr.ports.radix.tree import new_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from blockmgr.ports.commits import Step
+    from blockmgr.ports.radix.arrays import Ids, Pages
+    from blockmgr.ports.radix.records import PrefixMatch
+
+__all__ = ["PagedCacheManager", "PagedRequest"]
+
+
+class PagedRequest(Protocol):
+    """What is read and written of a request; ``extra_key`` is read where there is one."""
+
+    input_ids: Ids
+    """``[n]``, its tokens, at least ``cached_len``."""
+    table_idx: int
+    """Its row of the page table."""
+    cached_len: int
+    """Leading tokens whose K/V is written."""
+    device_len: int
+    """Leading tokens that the next forward leaves with K/V."""
+    cache_handle: RadixCacheHandle
+    """The prefix it has locked; ``cache_req`` puts another in its place."""
+
+
+class PagedCacheManager(PageKeeper):
+    """Hands out token slots into a page table, and caches what has been computed.
+
+    The life of a request: ``match_req``, ``lock`` the handle, copy its ``get_matched_indices()`` to
+    the request's row, then ``allocate_paged`` before each forward, ``cache_req`` after it.
+
+    Args:
+        num_pages: Pages of the KV cache.
+        page_size: Token slots a page.
+        page_table: ``int32[rows, columns]``, the slot of each token of each request: a NumPy array,
+            or a torch tensor on any device. It stays the caller's, and is written in place.
+        type: ``"radix"``; there is no other kind here.
+        digest: As in ``ManagerConfig``.
+
+    Raises:
+        ValueError: A value out of its bounds, or a page table of another shape or type.
+        TypeError: A value of the wrong type.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> cache = PagedCacheManager(16, 1, np.zeros((2, 8), np.int32))
+    >>> request = SimpleNamespace(
+    ...     input_ids=[1, 3, 6, 7], table_idx=0, cached_len=0, device_len=4, input_len=4
+    ... )
+    >>> request.cache_handle = cache.match_req(request).cuda_handle
+    >>> cache.allocate_paged([request])
+    >>> request.cached_len = 4  # the forward has run
+    >>> cache.cache_req(request, finished=True)
+    >>> cache.match_req(request).cuda_handle.cached_len
+    3
+
+    Source: mini-sglang, ``minisgl/scheduler/cache.py`` at commit 0467802, without its second level
+    of memory.
+    """
+
+    __slots__ = ("_lazy", "page_table", "prefix_cache")
+
+    prefix_cache: RadixPrefixCache
+    """The radix cache."""
+
+    page_table: Any
+    """``int32[rows, columns]``, as it was given."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        page_table: Any,
+        type: str = "radix",
+        *,
+        digest: str | Callable[[bytes], bytes] = "xxh3_128",
+    ) -> None:
+        if type != "radix":
+            raise ValueError(f"type must be 'radix', got {type!r}")
+        if getattr(page_table, "ndim", None) != 2 or not str(page_table.dtype).endswith("int32"):
+            raise ValueError("page_table must be an int32 array or tensor of two dimensions")
+        pool = new_pool(num_pages, page_size, digest)
+        device = page_table.device if hasattr(page_table, "detach") else None
+        self.prefix_cache = RadixPrefixCache.on_pool(pool, device)
+        self.page_table = page_table
+        self._lazy: list[list[Pages]] = []
+        super().__init__(pool, self.prefix_cache)
+
+    @property
+    def device(self) -> Any:
+        """Where results go: where the page table is; None for NumPy arrays on the host."""
+        return self.prefix_cache.device
+
+    @exclusive
+    def match_req(self, req: Any) -> PrefixMatch:
+        """Finds the longest cached prefix of a prompt, changing nothing.
+
+        The last token is left out, so that one is always left to compute. Requests of different
+        ``extra_key`` find nothing of one another.
+
+        Raises:
+            ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
+            TypeError: Tokens that are not integers, or an ``extra_key`` that is no str or bytes.
+        """
+        if not hasattr(req, "input_ids"):
+            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
+        if not len(req.input_ids):
+            raise ValueError("input_ids must hold at least 1 token, got 0")
+        namespace = namespace_of(getattr(req, "extra_key", None))
+        return self.prefix_cache.match_prefix(req.input_ids[:-1], namespace=namespace)
+
+    @exclusive
+    def allocate_paged(self, reqs: Sequence[PagedRequest]) -> None:
+        """Gives requests the pages their next forward writes to, and notes them in the page table.
+
+        Args:
+            reqs: Those of a batch. Each gets the pages from the one after ``cached_len`` to that of
+                ``device_len``.
+
+        Raises:
+            OutOfBlocksError: Too few pages are available for all of them; none is given.
+            ValueError: A row or a length that the page table has not, a row named twice, or a
+                ``device_len`` below ``cached_len``.
+            TypeError: A length or a row that is not an int.
+        """
+        size, (rows, columns) = self.page_size, self.page_table.shape
+        at: list[tuple[int, int, int]] = []
+        for req in reqs:
+            row = whole("table_idx", req.table_idx, 0, rows - 1)
+            cached = whole("cached_len", req.cached_len, 0, columns)
+            end = whole("device_len", req.device_len, cached, columns)
+            first, last = -(-cached // size) * size, -(-end // size) * size
+            if last > columns:
+                raise ValueError(
+                    f"device_len must leave whole pages in {columns} columns, got {end}"
+                )
+            at.append((row, first, last))
+        if len({row for row, _, _ in at}) < len(at):
+            raise ValueError("reqs must have rows of their own")
+        num_slots = sum(last - first for _, first, last in at)
+        if not num_slots:
+            return
+        loan = Loan(self._pool)
+        try:
+            slots = self._tree._page_slots.slots(loan.take(num_slots // size))
+            where = np.repeat([row for row, _, _ in at], [last - first for _, first, last in at])
+            columns_ = np.concatenate([np.arange(first, last) for _, first, last in at])
+            self._write(where, columns_, slots)
+            loan.kept(None)
+        except BaseException:
+            loan.give_back()
+            raise
+
+    @exclusive
+    def cache_req(self, req: PagedRequest, *, finished: bool) -> None:
+        """Puts what a request has computed into the tree, and ends it if it has finished.
+
+        Its whole pages go to the tree. Of a request that goes on they stay locked, by the handle
+        that it has then; where others have computed the same before, its row of the page table
+        names their slots from here on.
+
+        Args:
+            req: A request whose ``cache_handle`` is locked, or matched nothing.
+            finished: Whether it ends: its unfinished page becomes free.
+
+        Raises:
+            SequenceStateError: The handle's request has ended already, or has a later handle.
+            BlockStateError: The handle is not locked, or a page is free or in the tree.
+            ValueError: The handle is of another prompt or cache, or a value out of bounds.
+            TypeError: A value of the wrong type.
+        """
+        if not isinstance(finished, bool):
+            raise TypeError(f"finished must be a bool, got {finished!r}")
+        rows, columns = self.page_table.shape
+        row = whole("table_idx", req.table_idx, 0, rows - 1)
+        count = whole("cached_len", req.cached_len, 0, min(columns, len(req.input_ids)))
+        old = req.cache_handle
+        indices = on_host(self.page_table[row, :count])
+        plan = self._hand_over(old, req.input_ids[:count], indices)
+        going = np.concatenate([plan.done, plan.unfinished]) if finished else plan.done
+        # What is handed to the tree is given up at once: a tree's page is nobody's.
+        mine = np.isin(going, plan.chain)
+        leave: list[Step] = [(self._pool._core.release, going[mine])]
+        self._refuse_given(going[~mine])
+        if self._lazy:
+            leave.append((self._lazy[-1].append, going[~mine]))
+        else:
+            leave.append((self._pool._core.release, going[~mine]))
+        if finished:
+            at_once((plan.promote, *leave, *self._end(old)), None)
+            return
+        handle = self._tree._handle(plan.chain, old.namespace)
+        lock = [] if handle.node.is_root() else self._tree._lock(handle)
+        renamed = (setattr, req, "cache_handle", handle)
+        shared = self._tree._page_slots.slots(plan.chain)
+        where = np.flatnonzero(shared != indices[: len(shared)])
+        here = np.full(len(where), row), where
+        # First, for it may fail; whoever sees the row before the call ends sees the same K/V.
+        self._write(*here, shared[where])
+        try:
+            at_once((plan.promote, *lock, *leave, *self._end(old), renamed), None)
+        except BaseException:
+            self._write(*here, indices[where])
+            raise
+
+    @contextmanager
+    def lazy_free_region(self) -> Iterator[None]:
+        """Keeps pages that ``cache_req`` frees from being handed out before the end, for ``with``.
+
+        They are free at its end, however it ends. A region within a region ends by itself.
+        """
+        mine: list[Pages] = []
+        with self._mutex:
+            self._lazy.append(mine)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                pages = np.concatenate([np.empty(0, np.int32), *mine])
+                release = (self._pool._core.release, pages)
+                at_once((release, (self._lazy.remove, mine)), None)
+
+    def _refuse_given(self, pages: Pages) -> None:
+        """Raises for pages that were freed in a region that is open, and are kept until its end."""
+        for kept in (pages_ for region in self._lazy for pages_ in region):
+            again = pages[np.isin(pages, kept)]
+            if len(again):
+                raise BlockStateError(int(again[0]), "not the caller's: freed in this region")
+
+    def _write(self, rows: Any, columns: Any, slots: Any) -> None:
+        if not len(rows):
+            return
+        if self.device is not None:
+            import torch  # noqa: PLC0415  # it is there: the page table is a tensor
+
+            at = [torch.as_tensor(each, device=self.device) for each in (rows, columns, slots)]
+            rows, columns, slots = at
+        self.page_table[rows, columns] = slots

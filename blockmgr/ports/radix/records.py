@@ -1,0 +1,119 @@
+"""What the radix cache answers: sizes, nodes, handles, matches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from blockmgr.ports.radix.arrays import Pages
+
+__all__ = [
+    "InsertResult",
+    "MatchResult",
+    "PrefixMatch",
+    "RadixCacheHandle",
+    "RadixNode",
+    "SizeInfo",
+    "namespace_of",
+]
+
+_NO_PAGES: Pages = np.empty(0, np.int32)
+_NO_PAGES.setflags(write=False)
+
+
+def namespace_of(extra_key: object) -> bytes:
+    """The namespace of a request's ``extra_key``: what changes its K/V besides its tokens."""
+    if extra_key is None:
+        return b""
+    if isinstance(extra_key, str):
+        return extra_key.encode()
+    if isinstance(extra_key, bytes):
+        return extra_key
+    raise TypeError(f"extra_key must be a str, bytes or None, got {type(extra_key).__name__}")
+
+
+class SizeInfo(NamedTuple):
+    """How many token slots the tree holds."""
+
+    evictable_size: int
+    """Slots in pages that no lock protects."""
+    protected_size: int
+    """Slots in pages at or above a locked node."""
+
+    @property
+    def total_size(self) -> int:
+        """Slots in all pages of the tree."""
+        return self.evictable_size + self.protected_size
+
+
+@dataclass(frozen=True, slots=True)
+class RadixNode:
+    """A page of the tree, or its root: where a matched prefix ends.
+
+    Attributes:
+        page: The page; -1 for the root.
+        generation: Of the page's content. The node is gone once the page has another.
+    """
+
+    page: int
+    generation: int
+    _owner: Any = field(repr=False)
+
+    def is_root(self) -> bool:
+        """Whether nothing was matched."""
+        return self.page < 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RadixCacheHandle:
+    """A matched prefix. Equal only to itself, so that a lock can be told from another's.
+
+    Attributes:
+        cached_len: Its tokens; a multiple of the page size.
+        node: Where it ends.
+        namespace: Whose cache it was looked up in.
+    """
+
+    cached_len: int
+    node: RadixNode
+    namespace: bytes = b""
+    _pages: Pages = field(default_factory=lambda: _NO_PAGES, repr=False)
+    _has_ended: bool = field(default=False, init=False, repr=False)
+
+    def get_matched_indices(self) -> Any:
+        """``int32[cached_len]``: the slots of the prefix, in token order.
+
+        Raises:
+            BlockStateError: The prefix has been evicted since it was matched.
+        """
+        return self.node._owner._indices_of(self)
+
+
+class MatchResult(NamedTuple):
+    """What ``match_prefix`` finds."""
+
+    handle: RadixCacheHandle
+    """To lock before the indices are used."""
+    indices: Any
+    """``int32[cached_len]``: the slots of the prefix, in token order."""
+
+
+class PrefixMatch(NamedTuple):
+    """What ``RadixPrefixCache.match_prefix`` finds."""
+
+    cuda_handle: RadixCacheHandle
+    """To lock before its ``get_matched_indices()`` are used."""
+    host_handle: None = None
+    """There is no second level of memory here."""
+
+
+class InsertResult(NamedTuple):
+    """What ``RadixPrefixCache.insert_prefix`` did."""
+
+    cached_len: int
+    """Leading tokens that the tree had already; slots given for them stay the caller's to free."""
+    handle: RadixCacheHandle
+    """The whole prefix as it is in the tree, not locked."""

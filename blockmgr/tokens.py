@@ -1,0 +1,29 @@
+"""What a prompt is given as: its tokens, and the extra keys of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as IntSequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr.arguments import extras_pairs
+
+__all__ = ["Extras", "Tokens", "extras_pairs"]
+
+
+class _SupportsArray(Protocol):
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+
+Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
+"""Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
+contiguous array of integers: NumPy, ``array.array``, anything with the buffer protocol or
+``__array__``. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
+not change during the call. A list is converted, a number at a time, by every call it is given to.
+Of a subclass of ``list`` or ``tuple`` its own items count, whatever methods it overrides."""
+
+Extras: TypeAlias = Mapping[int, bytes]
+"""Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""

@@ -1,0 +1,132 @@
+// What an engine remembers of its sequences, where it does not look everything up again.
+#include <algorithm>
+
+#include "world.h"
+
+namespace blockmgr::testing {
+
+namespace {
+
+// Members that are private are named in explicit instantiations, to which access does not apply.
+template <class Tag>
+struct Reached {
+  static inline typename Tag::Member member;
+};
+template <class Tag, typename Tag::Member value>
+struct Reaching {
+  struct Set {
+    Set() { Reached<Tag>::member = value; }
+  };
+  static inline Set set;
+};
+struct StepOf {
+  using Member = std::int64_t Sequences::*;
+};
+struct LastTicketOf {
+  using Member = std::int64_t Sequences::*;
+};
+template struct Reaching<StepOf, &Sequences::step_>;
+template struct Reaching<LastTicketOf, &Sequences::last_ticket_>;
+
+}  // namespace
+
+void skip_steps(Sequences& core, std::int64_t count) {
+  core.*Reached<StepOf>::member += count;
+  core.*Reached<LastTicketOf>::member += count;
+}
+
+// ---- what is in memory before the forward -------------------------------------------------------
+
+void World::begin_early(Entry& entry) const {
+  if (!early() || entry.early_step == num_applied_) return;
+  entry.early_step = num_applied_;
+  entry.settled = entry.kept = view(entry).num_computed;
+}
+
+std::int64_t World::settled(const Entry& entry) const {
+  return entry.early_step == num_applied_ ? entry.settled : view(entry).num_computed;
+}
+
+std::int64_t World::kept(const Entry& entry) const {
+  return entry.early_step == num_applied_ ? entry.kept : view(entry).num_computed;
+}
+
+void World::limit_kept(Entry& entry) const {
+  entry.settled = std::min(entry.settled, view(entry).num_computed);
+  entry.kept = std::min(entry.kept, view(entry).num_computed);
+}
+
+bool World::ahead(const Entry& entry) const {
+  return view(entry).num_computed > settled(entry);
+}
+
+// Of what an admission has found, some may be written by this step's forward.
+void World::note_kept(Entry& entry, const MatchResult& match) const {
+  if (!early()) return;
+  entry.early_step = -1;
+  begin_early(entry);
+  for (std::size_t i = match.blocks.size(); i-- > 0;)
+    if (const int rest = promised_[static_cast<std::size_t>(match.blocks[i])])
+      entry.kept = static_cast<std::int64_t>(i + 1) * config_.block_size - rest;
+}
+
+// Blocks of a sequence that a commit ahead of the forward has made findable.
+void World::note_promised(const Entry& entry, const std::vector<bool>& was_keyed) {
+  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  for (std::int64_t i = 0; i < view(entry).num_chained; ++i) {
+    const auto b = static_cast<std::size_t>(table[i]);
+    if (was_keyed[b] || !core_.blocks()[table[i]].keyed()) continue;
+    const std::int64_t end = (i + 1) * config_.block_size;
+    promised_[b] = static_cast<int>(
+        std::clamp<std::int64_t>(end - kept(entry), 0, config_.block_size));
+  }
+}
+
+std::vector<bool> World::keyed() const {
+  std::vector<bool> keyed(promised_.size());
+  for (std::size_t b = 0; b < keyed.size(); ++b)
+    keyed[b] = core_.blocks()[static_cast<BlockId>(b)].keyed();
+  return keyed;
+}
+
+// Whether a write into this block needs a copy of what only the forward writes.
+bool World::lacks_words(const Entry& entry, std::int64_t logical) const {
+  const std::int64_t due = open_ ? view(entry).num_computed : settled(entry);
+  return due > std::max(kept(entry), logical * config_.block_size);
+}
+
+// ---- what the engine remembers ------------------------------------------------------------------
+
+// The first position that the next forward writes.
+std::int64_t World::first_to_write(const Entry& entry) const {
+  if (!habits_.looks_up()) return entry.left_off;
+  return early() ? entry.start : view(entry).num_computed;
+}
+
+// The slots of all that is not written, as the last call on the sequence left them.
+void World::hand(Entry& entry) const {
+  if (habits_.writes != Writes::kAsHanded) return;
+  const std::int64_t end = std::min(view(entry).num_tokens, slots_of(entry));
+  const std::int64_t start = std::min(entry.left_off, end);
+  entry.handed.resize(static_cast<std::size_t>(end));
+  core_.slot_mapping(entry.handle, start, end, entry.handed.data() + start);
+}
+
+// The sequences as the engine comes by them when it launches a step.
+std::vector<EntryPtr> World::to_launch() const {
+  if (!habits_.by_row) return entries_;
+  std::vector<EntryPtr> by_row(static_cast<std::size_t>(config_.max_seqs));
+  for (const EntryPtr& entry : entries_)
+    by_row[static_cast<std::size_t>(Sequences::row_of(entry->handle))] = entry;
+  std::vector<EntryPtr> found;
+  for (std::size_t row = 0; row < by_row.size(); ++row) {
+    const EntryPtr& entry = by_row[row];
+    const std::int64_t due =
+        entry && entry->running ? static_cast<std::int64_t>(entry->tokens.size()) : 0;
+    EXPECT(core_.lengths()[row] == due, "a row has another length than its sequence");
+    if (entry) found.push_back(entry);
+  }
+  return found;
+}
+
+}  // namespace blockmgr::testing

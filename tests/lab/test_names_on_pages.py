@@ -1,0 +1,97 @@
+"""Names are whatever somebody called a file: pages and pictures show any of them, and obey none."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from blockmgr import BlockManager
+from blockmgr.lab.block_map import as_html as map_as_html
+from blockmgr.lab.block_map import as_svg, block_map, save_block_map
+from blockmgr.lab.block_map.shapes import script_data
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.study import parse_capacities, study
+from blockmgr.lab.trace import read_trace
+from blockmgr.lab.workloads import generate
+
+page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
+
+NAMES = (
+    "<!--<script>",
+    "</script><script>alert(1)</script>",
+    "-->&<b>",
+    "a\u2028b\u2029c",
+    "]]>\x00\x0b\x1b\ufffe\udcff",
+    "$\\frac$_{x}^$",
+    "'\" onload=alert(1) x='",
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> page.Report:
+    sizes = parse_capacities("20%")
+    trace = generate("chat", 1, conversations=8)
+    options = {"capacity": sizes[0], "policies": ("lru",), "capacities": sizes}
+    return page.gather(trace, ReplayConfig(), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_keeps_its_script_whatever_the_trace_is_called(
+    report: page.Report, name: str
+) -> None:
+    text = page.as_html(replace(report, trace=name, command=f"blockmgr report {name}"))
+
+    # A browser ends a script at "</script", unless "<!--" and "<script" stood before: none of the
+    # three may come from a name.
+    assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 2
+    assert "<!--" not in text
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert not set(data) & set("<>&\u2028\u2029")
+    assert json.loads(data)["trace"] == name
+    page.as_html(replace(report, trace=name)).encode("utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_pictures_show_a_name_as_letters(
+    report: page.Report, tmp_path: Path, name: str, suffix: str
+) -> None:
+    from blockmgr.lab import plot
+    from blockmgr.lab.page import save_picture
+
+    shown = name.encode("ascii", "backslashreplace").decode().replace("\x00", "")
+    shown = "".join(char for char in shown if char.isprintable())
+    save_picture(replace(report, trace=shown), tmp_path / f"report{suffix}")
+    trace = replace(generate("chat", 1, conversations=8), name=shown)
+    plot.save_plot(study(trace, parse_capacities("20%"), ReplayConfig()), tmp_path / f"p{suffix}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_map_is_a_document_whatever_it_shows_is_called(tmp_path: Path, name: str) -> None:
+    manager = BlockManager(8, 4)
+    handle = manager.admit([1, 2, 3, 4, 5])
+    shown = block_map(manager, title=name, names={handle: name}, facts=[("seen with", name)])
+
+    ET.fromstring(as_svg(shown))
+    text = map_as_html(shown)
+    assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 1
+    assert "<!--" not in text
+    for suffix in (".html", ".svg"):
+        save_block_map(shown, tmp_path / f"map{suffix}")
+
+
+def test_data_of_a_script_says_what_it_said() -> None:
+    for name in NAMES:
+        assert json.loads(script_data({"name": name})) == {"name": name}
+
+
+def test_a_trace_has_the_name_of_its_file_as_it_can_be_shown(tmp_path: Path) -> None:
+    line = '{"timestamp": 0, "input_length": 1, "output_length": 0, "hash_ids": [0]}\n'
+    path = tmp_path / "a\x1b[2J\udcff.jsonl"
+    path.write_text(line, encoding="utf-8")
+    assert read_trace(path).name == r"a\x1b[2J\xff.jsonl"

@@ -1,0 +1,1 @@
+"""What a port answers, against what then happens, in random small worlds."""

@@ -1,0 +1,1 @@
+"""Other engines' own schedulers, driving the ports."""
