@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
-__all__ = ["MOST", "integer", "real", "whole"]
+__all__ = ["MOST", "extras_pairs", "integer", "real", "whole"]
 
 MOST = 2**31 - 1
 """Bound of numbers that nothing else bounds."""
@@ -48,6 +49,43 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
         return number
     bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
     raise ValueError(f"{name} must be {bounds}, got {number}")
+
+
+def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes], ...] | None:
+    """Extra keys by block, as the core takes them: a tuple, which nothing can change meanwhile.
+
+    Args:
+        extras: What was given.
+
+    Raises:
+        ValueError: The mapping yields another number of keys than it says it has.
+        TypeError: No mapping, or a key that is no int. A key is not shown: in a mapping that is the
+            wrong way round, it is a secret.
+    """
+    if extras is None:
+        return None
+    if not isinstance(extras, Mapping):
+        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
+    size = len(extras)
+    pairs: list[tuple[int, bytes]] = []
+    for key in extras:
+        if len(pairs) == size:
+            raise ValueError(f"extras must yield as many keys as it has, {size}, but it goes on")
+        pairs.append((_block_index(key), extras[key]))
+    if len(pairs) < size:
+        raise ValueError(f"extras must yield as many keys as it has, {size}, got {len(pairs)}")
+    return tuple(pairs)
+
+
+def _block_index(key: object) -> int:
+    if type(key) is int:
+        return key
+    try:
+        if not isinstance(key, bool):
+            return operator.index(key)  # type: ignore[arg-type]  # what it refuses is the point
+    except TypeError:
+        pass
+    raise TypeError(f"extras index must be an int, got {type(key).__name__}")
 
 
 def real(name: str, value: float) -> float:

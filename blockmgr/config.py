@@ -61,10 +61,10 @@ class Quotas(Mapping[bytes, int]):
             raise TypeError(
                 f"quotas must map namespaces to numbers of blocks, got {type(blocks).__name__}"
             )
-        if len(blocks) > MAX_QUOTAS:
-            raise ValueError(f"quotas must be at most {MAX_QUOTAS}, got {len(blocks)}")
         self._blocks: dict[bytes, int] = {}
         for position, namespace in enumerate(blocks):
+            if position == MAX_QUOTAS:
+                raise ValueError(f"quotas must be at most {MAX_QUOTAS}, got more")
             if not isinstance(namespace, bytes):
                 raise TypeError(
                     "quotas must have bytes as namespaces, "

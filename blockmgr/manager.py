@@ -6,11 +6,11 @@ Longer than other modules, because most of it is what the calls promise; what th
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
 from blockmgr import _core
+from blockmgr.arguments import integer
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
@@ -478,8 +478,9 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
         Raises:
             UnknownSequenceError: The handle is not live.
         """
-        self._core.view(handle)
-        return Sequence(self, operator.index(handle))
+        number = integer("handle", handle)
+        self._core.view(number)
+        return Sequence(self, number)
 
     def row(self, handle: int) -> int:
         """The sequence's row in ``block_tables`` and ``seq_lens``.
@@ -487,8 +488,9 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
         Raises:
             UnknownSequenceError: The handle is not live.
         """
-        self._core.view(handle)
-        return operator.index(handle) & 0xFFFFFFFF
+        number = integer("handle", handle)
+        self._core.view(number)
+        return number & 0xFFFFFFFF
 
     def handles(self) -> list[int]:
         """The handles of all live sequences, running and preempted, by row."""

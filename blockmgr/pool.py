@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
-from blockmgr.arguments import whole
+from blockmgr.arguments import extras_pairs, whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
@@ -29,7 +29,8 @@ class _SupportsArray(Protocol):
 
 
 Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Block ids or tokens: a list (fastest), a tuple, or a one-dimensional array of integers."""
+"""Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
+of ``uint32`` is fastest. Of a subclass of ``list`` or ``tuple`` its own items count."""
 
 
 class BlockPool(NotCopied):
@@ -192,7 +193,7 @@ class BlockPool(NotCopied):
 
         Cost: O(blocks): comparing tokens, one digest where prompts part ways.
         """
-        return self._core.find(tokens, parent, namespace, _pairs(extras))
+        return self._core.find(tokens, parent, namespace, extras_pairs(extras))
 
     def promote(
         self,
@@ -256,7 +257,7 @@ class BlockPool(NotCopied):
 
         Cost: O(blocks), one digest for each that becomes findable.
         """
-        return self._core.promote_chain(blocks, tokens, parent, namespace, _pairs(extras))
+        return self._core.promote_chain(blocks, tokens, parent, namespace, extras_pairs(extras))
 
     def evict(self, n: int) -> npt.NDArray[np.int32]:
         """Takes the next ``n`` idle blocks in the eviction order, whether or not any are free.
@@ -498,11 +499,3 @@ class BlockPool(NotCopied):
         """
         if violations := self._core.violations():
             raise InvariantError(tuple(violations))
-
-
-def _pairs(extras: Mapping[int, bytes] | None) -> list[tuple[int, bytes]] | None:
-    if extras is None:
-        return None
-    if not isinstance(extras, Mapping):
-        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
-    return [(block, extras[block]) for block in extras]

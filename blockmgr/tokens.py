@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from blockmgr.arguments import extras_pairs
+
 __all__ = ["Extras", "Tokens", "extras_pairs"]
 
 
@@ -17,22 +19,11 @@ class _SupportsArray(Protocol):
 
 
 Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Token ids: a list (fastest), tuple or range of ints, or a one-dimensional contiguous array of
-integers: NumPy, ``array.array``, anything with the buffer protocol or ``__array__``. Each is in
-``[0, 2**32)``. An array is read in place and must not change during the call."""
+"""Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
+contiguous array of integers: NumPy, ``array.array``, anything with the buffer protocol or
+``__array__``. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
+not change during the call. A list is converted, a number at a time, by every call it is given to.
+Of a subclass of ``list`` or ``tuple`` its own items count, whatever methods it overrides."""
 
 Extras: TypeAlias = Mapping[int, bytes]
 """Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""
-
-
-def extras_pairs(extras: Extras | None) -> list[tuple[int, bytes]] | None:
-    """The extra keys as pairs of block and bytes, which the core checks.
-
-    Raises:
-        TypeError: No mapping.
-    """
-    if extras is None:
-        return None
-    if not isinstance(extras, Mapping):
-        raise TypeError(f"extras must map block indices to bytes, got {type(extras).__name__}")
-    return [(block, extras[block]) for block in extras]

@@ -105,6 +105,23 @@ std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_
   return slots;
 }
 
+bool Sequences::can_fit(std::int64_t num_tokens, std::int64_t num_slots,
+                        std::string_view name) const {
+  const std::uint16_t partition = partition_of(name);
+  return !never_fits(num_tokens, num_slots, partition, watermark(partition));
+}
+
+void Sequences::check_admission(std::int64_t num_tokens, std::int64_t num_slots,
+                                std::string_view name) const {
+  const std::uint16_t partition = partition_of(name);
+  checked_slots(num_tokens, num_slots, partition, watermark(partition));
+}
+
+void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) const {
+  if (blocks_for(num_tokens) > config_.row_width)
+    throw_never_fits(num_tokens, 0, partition_of(name));
+}
+
 // Tokens of the leading blocks found that are in memory before this step's forward.
 std::int64_t Sequences::written_of(const Found& found) const {
   const std::int64_t size = config_.block_size;

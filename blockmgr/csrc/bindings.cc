@@ -16,7 +16,20 @@ namespace {
 using HandleArray = IntArray<std::int64_t>;
 
 TokenArray token_argument(Core& self, nb::handle tokens) {
-  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens);
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_matched());
+}
+
+// Handles of distinct sequences, or as many of something else. A longer list is refused unread.
+HandleArray batch_argument(Core& self, nb::handle values, const char* name,
+                           std::vector<std::int64_t>& home) {
+  return HandleArray(values, name, 0, home, self.core.config().max_seqs);
+}
+
+void read_handles(Core& self, HandleArray& handles) {
+  if (const int most = self.core.config().max_seqs; handles.size() > most)
+    throw Error(ErrorKind::kValue, "handles must be distinct, so at most " + std::to_string(most) +
+                                       " (max_seqs), got " + std::to_string(handles.size()));
+  handles.read();
 }
 
 std::int64_t not_empty(std::int64_t size, const char* name) {
@@ -30,6 +43,13 @@ std::int64_t slots_argument(nb::handle num_slots) {
   if (slots < 1)
     throw Error(ErrorKind::kValue, "num_slots must be at least 1, got " + std::to_string(slots));
   return slots;
+}
+
+void same_number(std::int64_t handles, std::int64_t others, const char* name) {
+  if (handles != others)
+    throw Error(ErrorKind::kValue, std::string(name) + " must be as many as handles (" +
+                                       std::to_string(handles) + "), got " +
+                                       std::to_string(others));
 }
 
 bool bool_argument(nb::handle value, const char* name) {
@@ -49,16 +69,29 @@ Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots,
   return {nullptr, 0, bytes, extras_argument(extras), slots, reads};
 }
 
-Prompt& with_tokens(Prompt& prompt, const TokenArray& tokens) {
+Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT64_MAX) {
+  not_empty(tokens.size(), "tokens");
+  tokens.read(most);
   prompt.tokens = tokens.data();
-  prompt.num_tokens = not_empty(tokens.size(), "tokens");
+  prompt.num_tokens = tokens.size();
   return prompt;
+}
+
+// A prompt to look up, of which no more is read than the cache can hold.
+Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
+  if (tokens.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_lookup(tokens.size(), prompt.name); });
+  return with_tokens(prompt, tokens, self.most_matched());
 }
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                  nb::handle num_slots, nb::handle read_cache) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) {
+      core.check_admission(values.size(), prompt.num_slots, prompt.name);
+    });
   nb::object handle;
   self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
   return handle;
@@ -68,8 +101,8 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
 // that would fill them.
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
-  const MatchResult found = self.core.match(with_tokens(prompt, values));
+  TokenArray values = token_argument(self, tokens);
+  const MatchResult found = self.core.match(with_tokens(prompt, values, self.most_matched()));
   const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
   const Known& python = known();
@@ -83,14 +116,20 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
 
 nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_lookup(values.size(), prompt.name); });
   return explained(self.core.explain(with_tokens(prompt, values)));
 }
 
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
               nb::handle num_slots, nb::handle read_cache) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
+        return core.can_fit(values.size(), prompt.num_slots, prompt.name);
+      }))
+    return static_cast<int>(Admission::kNever);
   return static_cast<int>(self.core.can_admit(with_tokens(prompt, values)));
 }
 
@@ -101,7 +140,10 @@ void reserve(Core& self, nb::handle handle, nb::handle num_slots) {
 
 void append(Core& self, nb::handle handle, nb::handle tokens) {
   const std::int64_t h = handle_argument(handle);
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_append(h, values.size()); });
+  values.read();
   self.core.append(h, values.data(), not_empty(values.size(), "tokens"));
 }
 
@@ -121,12 +163,21 @@ void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
   self.core.free(handle_argument(handle), expect_reuse);
 }
 
+void check_retention(int level, double ttl) {
+  if (level < kNoLevel || level > kHigh)
+    throw Error(ErrorKind::kValue, "level must be in [" + std::to_string(kNoLevel) + ", " +
+                                       std::to_string(kHigh) + "], got " + std::to_string(level));
+  if (!(ttl > 0)) throw Error(ErrorKind::kValue, "ttl must be above 0, got " + std::to_string(ttl));
+}
+
 nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
                   double ttl) {
   const std::int64_t h = handle_argument(handle);
   const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  check_retention(level, ttl);
   nb::object blocks;
-  self.core.retain(h, first, int_argument(stop, "stop"), level, ttl,
+  self.core.retain(h, first, last, level, ttl,
                    announce_to<std::int64_t>(blocks));
   return blocks;
 }
@@ -134,18 +185,19 @@ nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle st
 nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                          int level, double ttl) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
+  check_retention(level, ttl);
   nb::object blocks;
-  self.core.retain_prefix(with_tokens(prompt, values), level, ttl,
+  self.core.retain_prefix(to_look_up(self, prompt, values), level, ttl,
                           announce_to<std::int64_t>(blocks));
   return blocks;
 }
 
 nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
   nb::object number;
-  self.core.pin(with_tokens(prompt, values), announce_to<std::int64_t>(number));
+  self.core.pin(to_look_up(self, prompt, values), announce_to<std::int64_t>(number));
   return number;
 }
 
@@ -160,9 +212,9 @@ nb::tuple view_pin(Core& self, nb::handle pin) {
 
 nb::object touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
   nb::object blocks;
-  self.core.touch(with_tokens(prompt, values), announce_to<std::int64_t>(blocks));
+  self.core.touch(to_look_up(self, prompt, values), announce_to<std::int64_t>(blocks));
   return blocks;
 }
 
@@ -194,7 +246,8 @@ nb::tuple recent_hits(Core& self) {
 
 std::int64_t num_common_prefix_blocks(Core& self, nb::handle handles) {
   if (handles.is_none()) return self.core.num_common_prefix_blocks();
-  const HandleArray rows(handles, "handles", 0, self.handles);
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  rows.read();
   return self.core.num_common_prefix_blocks(rows.data(), rows.size());
 }
 
@@ -202,7 +255,7 @@ std::int64_t num_common_prefix_blocks(Core& self, nb::handle handles) {
 // and with it code that calls the manager.
 nb::list block_digests(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
-  const TokenArray values = token_argument(self, tokens);
+  TokenArray values = token_argument(self, tokens);
   const std::int64_t count = self.core.num_digests(with_tokens(prompt, values));
   const auto size = static_cast<std::size_t>(self.core.blocks().digest_size);
   std::vector<std::uint8_t> digests(static_cast<std::size_t>(count) * size);
@@ -237,12 +290,11 @@ nb::list take_remaps(Core& self, nb::handle make) {
 nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core, make); }
 
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
-  const HandleArray rows(handles, "handles", 0, self.handles);
-  const TokenArray values = token_argument(self, tokens);
-  if (rows.size() != values.size())
-    throw Error(ErrorKind::kValue, "tokens must be as many as handles (" +
-                                       std::to_string(rows.size()) + "), got " +
-                                       std::to_string(values.size()));
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  read_handles(self, rows);
+  TokenArray values = token_argument(self, tokens);
+  same_number(rows.size(), values.size(), "tokens");
+  values.read();
   // Made first: making it can fail, and can run code that calls the manager.
   const Array<std::int64_t> slots(rows.size());
   self.core.decode(rows.data(), values.data(), rows.size(), slots.numbers);
@@ -250,12 +302,11 @@ nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
 }
 
 void reparent(Core& self, nb::handle handles, nb::handle parents) {
-  const HandleArray rows(handles, "handles", 0, self.handles);
-  const HandleArray from(parents, "parents", 0, self.parents);
-  if (rows.size() != from.size())
-    throw Error(ErrorKind::kValue, "parents must be as many as handles (" +
-                                       std::to_string(rows.size()) + "), got " +
-                                       std::to_string(from.size()));
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  read_handles(self, rows);
+  HandleArray from = batch_argument(self, parents, "parents", self.parents);
+  same_number(rows.size(), from.size(), "parents");
+  from.read();
   self.core.reparent(rows.data(), from.data(), rows.size());
 }
 
@@ -264,9 +315,9 @@ void reparent(Core& self, nb::handle handles, nb::handle parents) {
 nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
   const std::int64_t parent = handle_argument(handle);
   const std::int64_t count = int_argument(n, "n");
-  // A count no pool could have is refused by the core.
-  std::vector<Handle> expected(
-      static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, self.core.config().max_seqs)));
+  // One is as soon made as asked for.
+  if (count != 1) self.read([&](const Sequences& core) { core.check_fork(parent, count); });
+  std::vector<Handle> expected(static_cast<std::size_t>(count));
   std::vector<Handle> children(expected.size());
   for (;;) {
     self.read([&](const Sequences& core) {
@@ -493,6 +544,9 @@ NB_MODULE(_core, m) {
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.
   const auto any = [] { return nb::arg().none(); };
+  // Numbers that the package itself has made. Nothing is converted: nanobind drops whatever error
+  // that raises, an interrupt too.
+  const auto exact = [] { return nb::arg().noconvert(); };
   nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
                    "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
       .def("__init__", init_core,
@@ -534,15 +588,15 @@ NB_MODULE(_core, m) {
            any())
       .def("free_expecting", checked<free_expecting>,
            nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, /) -> None"),
-           any(), nb::arg())
+           any(), exact())
       .def("retain", checked<retain>,
            nb::sig("def retain(self, handle: object, start: object, stop: object, level: int, "
                    "ttl: float, /) -> int"),
-           any(), any(), any(), nb::arg(), nb::arg())
+           any(), any(), any(), exact(), exact())
       .def("retain_prefix", checked<retain_prefix>,
            nb::sig("def retain_prefix(self, tokens: object, namespace: object, extras: object, "
                    "level: int, ttl: float, /) -> int"),
-           any(), any(), any(), nb::arg(), nb::arg())
+           any(), any(), any(), exact(), exact())
       .def("pin", checked<pin>,
            nb::sig("def pin(self, tokens: object, namespace: object, extras: object, /) -> int"),
            any(), any(), any())
@@ -552,7 +606,8 @@ NB_MODULE(_core, m) {
       .def("touch", checked<touch>,
            nb::sig("def touch(self, tokens: object, namespace: object, extras: object, /) -> int"),
            any(), any(), any())
-      .def("set_time", checked<set_time>, nb::sig("def set_time(self, seconds: float, /) -> None"))
+      .def("set_time", checked<set_time>, nb::sig("def set_time(self, seconds: float, /) -> None"),
+           exact())
       .def("time", time_set)
       .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
            any())

@@ -31,6 +31,15 @@ Object made(Object object) {
   return object;
 }
 
+[[noreturn]] void raise(PyObject* type, const std::string& message);
+
+// The name of the value's type, and a whole number, for messages.
+std::string kind_of(nb::handle value);
+std::string shown(nb::handle whole);
+
+// The value as an exact int. position: in a sequence, for the message; -1 for a single value.
+nb::object whole_number(nb::handle value, const char* name, std::int64_t position = -1);
+
 // A whole number, by name: TypeError and ValueError say which argument is meant.
 std::int64_t int_argument(nb::handle value, const char* name);
 
@@ -40,44 +49,89 @@ std::int64_t handle_argument(nb::handle value);
 // Bytes of at most 1024, by name; the view lives as long as the object.
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
 
-// Extra keys by block: None, or a list of (block index, bytes) pairs, which keeps the bytes alive.
+// Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
+// run code, so the bytes live as long as it does.
 ExtrasBytes extras_argument(nb::handle extras);
 
+// Exports an object's buffer. If it has none like this, raises TypeError: "<wanted>, got ...".
+// Anything else that goes wrong meanwhile, an interrupt say, is passed on.
+void export_buffer(nb::handle object, Py_buffer& view, int flags, const char* wanted);
+
 // A buffer that calls reuse, taken out for the length of one: converting arguments can run Python
-// code, and a call made from there must not find its caller's numbers.
+// code, and a call made from there must not find its caller's numbers. One larger than most numbers
+// is not kept.
 template <class T>
 class Scratch {
  public:
-  explicit Scratch(std::vector<T>& home) : home_(home) { numbers.swap(home_); }
-  ~Scratch() { numbers.swap(home_); }
+  Scratch(std::vector<T>& home, std::int64_t most) : home_(home), most_(most) {
+    numbers_.swap(home_);
+  }
+  ~Scratch() {
+    if (numbers_.capacity() <= static_cast<std::size_t>(most_)) numbers_.swap(home_);
+  }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  std::vector<T> numbers;
+
+  // Room for this many. The vector is never made smaller, for it would be filled with zeros when it
+  // grows again.
+  T* make_room(std::int64_t size) {
+    const auto count = static_cast<std::size_t>(size);
+    if (numbers_.size() < count) {
+      if (numbers_.capacity() < count) {
+        // As vectors grow, but never past what is kept because of that.
+        const std::size_t twice = 2 * numbers_.capacity();
+        numbers_.reserve(std::max(count, std::min(twice, static_cast<std::size_t>(most_))));
+      }
+      numbers_.resize(count);
+    }
+    return numbers_.data();
+  }
 
  private:
   std::vector<T>& home_;
+  std::int64_t most_;
+  std::vector<T> numbers_;
 };
 
-// One-dimensional whole numbers out of a list, a tuple, a buffer, or anything with __array__.
-// Tokens in a contiguous native buffer of the right type are used in place.
+// One-dimensional whole numbers out of a list, a tuple, a buffer, anything with __array__, or any
+// other sequence. Tokens in a contiguous native buffer of the right type are used in place.
+//
+// Two steps, so that a call can refuse a length before it pays for it: the constructor finds out
+// what holds the numbers and how many there are; read() converts them. The length is asked for
+// once, and what the container yields is held to it. Of a subclass of list or tuple its own items
+// count, as in the interpreter's own functions, whatever methods it overrides.
 template <class T>
 class IntArray {
  public:
-  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home);
+  // kept: numbers that the home may keep room for after the call.
+  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home,
+           std::int64_t kept);
   ~IntArray();
   IntArray(const IntArray&) = delete;
   IntArray& operator=(const IntArray&) = delete;
-  const T* data() const { return data_; }
   std::int64_t size() const { return size_; }
+  // Converts the first so many, and leaves the others unseen; size() is their number from then on.
+  void read(std::int64_t most = INT64_MAX);
+  const T* data() const { return data_; }
 
  private:
-  void read_sequence(PyObject* sequence, const char* name, std::int64_t limit);
-  void read_numbers(const Numbers& from, const char* name, std::int64_t limit);
+  void open_other(nb::handle value);
+  void read_numbers(std::int64_t count);
+  void read_items(std::int64_t count);
+  void read_iterable(std::int64_t count);
+  void store(nb::handle item, std::int64_t index);
+
+  enum class Kind { kNumbers, kList, kTuple, kIterable };
 
   Scratch<T> scratch_;
+  const char* name_;
+  std::int64_t limit_;
+  Kind kind_ = Kind::kNumbers;
+  Numbers numbers_{};
   nb::object owner_;
   Py_buffer view_{};
   bool has_view_ = false;
+  T* out_ = nullptr;
   const T* data_ = nullptr;
   std::int64_t size_ = 0;
 };
@@ -85,6 +139,14 @@ extern template class IntArray<std::uint32_t>;
 extern template class IntArray<std::int64_t>;
 
 using TokenArray = IntArray<Token>;
+
+// Bounds of options, which blockmgr.config states again: there for who sets them, here for memory.
+inline constexpr int kMaxBlocks = INT32_MAX - 511;
+inline constexpr int kMaxBlockSize = UINT16_MAX;
+inline constexpr int kMinDigest = 8;
+
+// A whole number among the options, in [low, high].
+int int_option(const nb::dict& options, const char* name, int low, int high);
 
 // What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
 // collection: a digest function or a policy may refer back to the object that calls it.

@@ -28,6 +28,11 @@ struct PoolCore {
     return read(core);
   }
 
+  // Tokens that all blocks hold: more are never looked at, and room for more is not kept.
+  std::int64_t most_tokens() const {
+    return static_cast<std::int64_t>(core.blocks().count) * core.blocks().block_size;
+  }
+
   PythonDigest* digest;  // the core's, if it calls Python
   BlockPool core;
   std::vector<Token> tokens;
@@ -35,14 +40,37 @@ struct PoolCore {
 };
 
 void init_pool(PoolCore* self, nb::dict options) {
-  const auto num_blocks = static_cast<int>(int_argument(options["num_blocks"], "num_blocks"));
-  const auto block_size = static_cast<int>(int_argument(options["block_size"], "block_size"));
-  new (self) PoolCore(num_blocks, block_size, nb::cast<bool>(options["null_block"]),
-                      digest_option(options, block_size));
+  const bool null_block = nb::cast<bool>(options["null_block"]);
+  const int num_blocks = int_option(options, "num_blocks", 1 + null_block, kMaxBlocks);
+  const int block_size = int_option(options, "block_size", 1, kMaxBlockSize);
+  new (self) PoolCore(num_blocks, block_size, null_block, digest_option(options, block_size));
 }
 
-IdArray ids_argument(PoolCore& self, nb::handle blocks) {
-  return IdArray(blocks, "blocks", 0, self.ids);
+// Block ids, read. A block may stand among them as often as it is held, so any number will do; but
+// room for more than there are blocks is not kept.
+class Ids {
+ public:
+  Ids(PoolCore& self, nb::handle blocks)
+      : ids_(blocks, "blocks", 0, self.ids, self.core.blocks().count) {
+    ids_.read();
+  }
+  const std::int64_t* data() const { return ids_.data(); }
+  std::int64_t size() const { return ids_.size(); }
+
+ private:
+  IdArray ids_;
+};
+
+TokenArray token_argument(PoolCore& self, nb::handle tokens) {
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_tokens());
+}
+
+// The tokens of so many blocks, refused unread if they are not as many.
+void read_tokens(PoolCore& self, std::int64_t num_blocks, TokenArray& tokens, ChainKey& key) {
+  self.core.check_fill(num_blocks, tokens.size());
+  tokens.read();
+  key.tokens = tokens.data();
+  key.num_tokens = tokens.size();
 }
 
 std::int64_t block_argument(nb::handle block) { return int_argument(block, "block"); }
@@ -66,17 +94,17 @@ nb::object take(PoolCore& self, nb::handle n) {
 }
 
 void acquire(PoolCore& self, nb::handle blocks) {
-  const IdArray ids = ids_argument(self, blocks);
+  const Ids ids(self, blocks);
   self.core.acquire(ids.data(), ids.size());
 }
 
 void release(PoolCore& self, nb::handle blocks) {
-  const IdArray ids = ids_argument(self, blocks);
+  const Ids ids(self, blocks);
   self.core.release(ids.data(), ids.size());
 }
 
 void touch(PoolCore& self, nb::handle blocks) {
-  const IdArray ids = ids_argument(self, blocks);
+  const Ids ids(self, blocks);
   self.core.touch(ids.data(), ids.size());
 }
 
@@ -90,7 +118,8 @@ ChainKey key_argument(nb::handle parent, nb::handle name, nb::handle extras) {
 nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle name,
                 nb::handle extras) {
   ChainKey key = key_argument(parent, name, extras);
-  const TokenArray values(tokens, "tokens", kTokenLimit, self.tokens);
+  TokenArray values = token_argument(self, tokens);
+  values.read(self.most_tokens());
   key.tokens = values.data();
   key.num_tokens = values.size();
   return copied(self.core.find(key));
@@ -103,9 +132,8 @@ nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::hand
       nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
   const std::string_view bytes = bytes_argument(extras, "extras", 0);
   if (!bytes.empty()) key.extras.emplace_back(0, bytes);
-  const TokenArray values(tokens, "tokens", kTokenLimit, self.tokens);
-  key.tokens = values.data();
-  key.num_tokens = values.size();
+  TokenArray values = token_argument(self, tokens);
+  read_tokens(self, 1, values, key);
   nb::object result;
   BlockId out;
   self.core.promote(&id, 1, key, &out, announce_to<BlockId>(result));
@@ -115,10 +143,11 @@ nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::hand
 nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, nb::handle parent,
                          nb::handle name, nb::handle extras) {
   ChainKey key = key_argument(parent, name, extras);
-  const IdArray ids = ids_argument(self, blocks);
-  const TokenArray values(tokens, "tokens", kTokenLimit, self.tokens);
-  key.tokens = values.data();
-  key.num_tokens = values.size();
+  IdArray ids(blocks, "blocks", 0, self.ids, self.core.blocks().count);
+  self.core.check_distinct(ids.size());
+  ids.read();
+  TokenArray values = token_argument(self, tokens);
+  read_tokens(self, ids.size(), values, key);
   const Array<BlockId> result(ids.size());
   self.core.promote(ids.data(), ids.size(), key, result.numbers);
   return result.array;
@@ -176,7 +205,7 @@ std::uint32_t generation(PoolCore& self, nb::handle block) {
 
 template <class T, class Fact>
 nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
-  const IdArray ids = ids_argument(self, blocks);
+  const Ids ids(self, blocks);
   const Array<T> result(ids.size());
   self.read([&](const BlockPool& pool) {
     for (std::int64_t i = 0; i < ids.size(); ++i)
@@ -333,7 +362,8 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("tokens", tokens_of,
            nb::sig("def tokens(self, block: object, /) -> " BM_ARRAY("uint32")), any())
-      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS))
+      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS),
+           nb::arg().noconvert())
       .def("num_free", num_free)
       .def("num_idle", num_idle)
       .def("num_available", num_available)

@@ -1,5 +1,6 @@
 // The Python face of copy_order.h.
 #include <limits>
+#include <optional>
 
 #include "bindings.h"
 #include "copy_order.h"
@@ -9,24 +10,20 @@ namespace blockmgr {
 
 namespace {
 
-using Numbers = IntArray<std::int64_t>;
-
-// Where copies are packed: int32[n, 3], writable and contiguous. Read as a buffer, because nanobind
+// Where copies are packed: int32[n, 3], writable and contiguous. Made when every other argument has
+// been read, for code that these run could resize the array. Read as a buffer, because nanobind
 // ends the process where it has no memory to read an array.
 class Rows {
  public:
   explicit Rows(nb::handle array) {
-    if (PyObject_GetBuffer(array.ptr(), &view_,
-                           PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT)) {
-      if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
-      PyErr_Clear();
-      refuse();
-    }
+    export_buffer(array, view_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT, kWanted);
     const std::string_view format = view_.format ? view_.format : "B";
     const bool whole = view_.itemsize == 4 && (format == "i" || format == "l");
-    if (whole && view_.ndim == 2 && view_.shape[1] == 3) return;
+    // The count of what is packed goes into the first row.
+    if (whole && view_.ndim == 2 && view_.shape[1] == 3 && view_.shape[0] > 0) return;
     PyBuffer_Release(&view_);
-    refuse();
+    PyErr_SetString(PyExc_TypeError, kWanted);
+    throw nb::python_error();
   }
   ~Rows() { PyBuffer_Release(&view_); }
   Rows(const Rows&) = delete;
@@ -35,10 +32,8 @@ class Rows {
   std::int64_t size() const { return view_.shape[0]; }
 
  private:
-  [[noreturn]] static void refuse() {
-    PyErr_SetString(PyExc_TypeError, "out must be a writable, contiguous array int32[n, 3]");
-    throw nb::python_error();
-  }
+  static constexpr const char* kWanted =
+      "out must be a writable, contiguous array int32[n, 3] of at least one row";
   Py_buffer view_{};
 };
 
@@ -46,7 +41,22 @@ class Rows {
 struct Checker {
   Checker(std::int32_t num_sources, std::int32_t num_destinations, std::int32_t block_size,
           bool one_pool)
-      : lists(num_sources, num_destinations, block_size, one_pool) {}
+      : most(num_destinations), lists(num_sources, num_destinations, block_size, one_pool) {}
+  // An argument, read. Any number may be given; room for more than there are blocks is not kept.
+  class Column {
+   public:
+    Column(Checker& self, nb::handle value, const char* name, std::vector<std::int64_t>& home)
+        : numbers_(value, name, 0, home, self.most) {
+      numbers_.read();
+    }
+    const std::int64_t* data() const { return numbers_.data(); }
+    std::int64_t size() const { return numbers_.size(); }
+
+   private:
+    IntArray<std::int64_t> numbers_;
+  };
+
+  std::int64_t most;
   CopyChecker lists;
   std::vector<std::int64_t> sources;
   std::vector<std::int64_t> destinations;
@@ -92,39 +102,46 @@ void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
 
 std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
                    nb::handle num_tokens, nb::handle out) {
-  const Rows rows(out);
-  const Numbers from(sources, "sources", 0, self.sources);
-  const Numbers to(destinations, "destinations", 0, self.destinations);
+  const Checker::Column from(self, sources, "sources", self.sources);
+  const Checker::Column to(self, destinations, "destinations", self.destinations);
   const bool whole = num_tokens.is_none();
-  const Numbers tokens(whole ? destinations : num_tokens, "num_tokens", 0, self.num_tokens);
+  std::optional<Checker::Column> tokens;
+  if (!whole) tokens.emplace(self, num_tokens, "num_tokens", self.num_tokens);
+  const Rows rows(out);
   with_copy_errors([&] {
     check_sizes(from.size(), to.size(), "destinations");
-    check_sizes(from.size(), tokens.size(), "num_tokens");
-    self.lists.check(from.data(), to.data(), whole ? nullptr : tokens.data(), from.size());
+    if (!whole) check_sizes(from.size(), tokens->size(), "num_tokens");
+    self.lists.check(from.data(), to.data(), whole ? nullptr : tokens->data(), from.size());
   });
   self.lists.pack(0, rows.data(), rows.size());
   return self.lists.size();
 }
 
 std::int64_t check_blocks(Checker& self, nb::handle blocks, nb::handle out) {
+  const Checker::Column ids(self, blocks, "blocks", self.destinations);
   const Rows rows(out);
-  const Numbers ids(blocks, "blocks", 0, self.destinations);
   with_copy_errors([&] { self.lists.check_blocks(ids.data(), ids.size()); });
   self.lists.pack(0, rows.data(), rows.size());
   return self.lists.size();
 }
 
-std::int64_t pack(Checker& self, std::int64_t start, nb::handle out) {
+std::int64_t pack(Checker& self, nb::handle start, nb::handle out) {
+  const std::int64_t first = int_argument(start, "start");
   const Rows rows(out);
-  return self.lists.pack(start, rows.data(), rows.size());
+  if (first < 0 || first > self.lists.size())
+    throw Error(ErrorKind::kValue, "start must be in [0, " + std::to_string(self.lists.size()) +
+                                       "], got " + std::to_string(first));
+  return self.lists.pack(first, rows.data(), rows.size());
 }
 
 nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_blocks,
                 bool sequential) {
-  std::vector<std::int64_t> homes[2];
-  const Numbers from(sources, "sources", 0, homes[0]);
-  const Numbers to(destinations, "destinations", 0, homes[1]);
   const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
+  std::vector<std::int64_t> homes[2];
+  IntArray<std::int64_t> from(sources, "sources", 0, homes[0], 0);
+  from.read();
+  IntArray<std::int64_t> to(destinations, "destinations", 0, homes[1], 0);
+  to.read();
   const MoveGroups groups = with_copy_errors([&] {
     check_sizes(from.size(), to.size(), "destinations");
     return order_copies(from.data(), to.data(), from.size(), blocks, sequential);
@@ -163,13 +180,14 @@ void bind_copies(nb::module_& m) {
                    "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
            any(), any())
       .def("pack", pack,
-           nb::sig("def pack(self, start: int, out: numpy.typing.NDArray[numpy.int32], /) -> int"),
-           nb::arg(), any());
+           nb::sig("def pack(self, start: object, out: numpy.typing.NDArray[numpy.int32], /) -> "
+                   "int"),
+           any(), any());
   m.def("order_copies", order,
         nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
                 "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "
                 "numpy.typing.NDArray[numpy.int32]]"),
-        any(), any(), any(), nb::arg());
+        any(), any(), any(), nb::arg().noconvert());
 }
 
 }  // namespace blockmgr

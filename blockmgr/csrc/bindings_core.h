@@ -36,6 +36,10 @@ struct Core {
     }
   }
 
+  // Tokens of a prompt that can matter to a look-up: one after those that fit, for the last is
+  // never served. More is not converted, and room for more is not kept.
+  std::int64_t most_matched() const { return core.most_tokens() + 1; }
+
   PythonDigest* digest;            // the core's, if it calls Python
   PythonPolicy* policy = nullptr;  // the core's; nullptr for those with a name
   Sequences core;

@@ -147,11 +147,22 @@ std::vector<BlockId> BlockPool::find(const ChainKey& key) {
   return found;
 }
 
+void BlockPool::check_distinct(std::int64_t count) const {
+  if (count > blocks_.count)
+    throw Error(ErrorKind::kValue, "blocks must be distinct, so at most " +
+                                       std::to_string(blocks_.count) + ", got " +
+                                       std::to_string(count));
+}
+
+void BlockPool::check_fill(std::int64_t count, std::int64_t num_tokens) const {
+  const std::int64_t wanted = count * blocks_.block_size;
+  if (num_tokens != wanted)
+    throw Error(ErrorKind::kValue, "tokens must fill the blocks, " + std::to_string(wanted) +
+                                       " of them, got " + std::to_string(num_tokens));
+}
+
 void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, const ChainKey& key) {
-  const std::int64_t size = blocks_.block_size;
-  if (key.num_tokens != count * size)
-    throw Error(ErrorKind::kValue, "tokens must fill the blocks, " + std::to_string(count * size) +
-                                       " of them, got " + std::to_string(key.num_tokens));
+  check_fill(count, key.num_tokens);
   if (!key.extras.empty() && key.extras.back().first >= count)
     throw Error(ErrorKind::kValue, "extras index must be in [0, " + std::to_string(count) +
                                        "), got " + std::to_string(key.extras.back().first));

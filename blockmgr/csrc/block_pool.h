@@ -51,6 +51,9 @@ class BlockPool {
   using Announce = std::function<void(BlockId)>;
   void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out,
                const Announce& announce = {});
+  // What promote would refuse for the numbers alone, to be asked before anything is read.
+  void check_distinct(std::int64_t count) const;
+  void check_fill(std::int64_t count, std::int64_t num_tokens) const;
   BlockId make_writable(std::int64_t id, std::int64_t num_tokens, const Announce& announce = {});
 
   void check_evict(std::int64_t count) const;

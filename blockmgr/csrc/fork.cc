@@ -31,15 +31,19 @@ void Sequences::next_handles(std::int64_t count, Handle* out) const {
     out[i] = handle_of(unused_rows_[static_cast<std::size_t>(rows - 1 - i)]);
 }
 
-bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
-  Call call(*this);
-  Sequence& parent = running(handle);
+void Sequences::check_fork(const Sequence& parent, std::int64_t count) const {
   // Its forward may move to a copy of the tail; the children would wait for K/V that never comes.
   refuse_ahead(parent, "fork");
   if (count < 1)
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
   if (static_cast<std::size_t>(count) > unused_rows_.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(unused_rows_.size()));
+}
+
+bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
+  Call call(*this);
+  Sequence& parent = running(handle);
+  check_fork(parent, count);
   Sequence model = parent;
   // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
   model.num_blocks = static_cast<std::int32_t>(

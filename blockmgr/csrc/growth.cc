@@ -71,6 +71,12 @@ void Sequences::reserve(Handle handle, std::int64_t num_slots) {
   grow(s, num_slots, s.num_tokens, "reserve slots of");
 }
 
+void Sequences::check_append(Handle handle, std::int64_t count) const {
+  const Sequence& s = running(handle);
+  const std::int64_t total = s.num_tokens + std::min(count, INT64_MAX - s.num_tokens);
+  if (blocks_for(total) > longest(s.partition)) throw_never_fits(total, 0, s.partition);
+}
+
 void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   Call call(*this);
   Sequence& s = running(handle);

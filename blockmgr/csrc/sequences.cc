@@ -61,6 +61,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
                                                 !pool_.policy()));
   if (!config.remap && digester_) pool_.keep_twins();
   set_apart(config);
+  measure();
 }
 
 // The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
@@ -74,6 +75,18 @@ void Sequences::set_apart(const Config& config) {
     partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
     pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks, nullptr));
   }
+}
+
+void Sequences::measure() {
+  std::int64_t least = config_.row_width;
+  std::int64_t most = 0;
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const std::int64_t blocks = longest(i);
+    least = std::min(least, std::min(blocks, pool_.partition(i).capacity - watermark(i)));
+    most = std::max(most, blocks);
+  }
+  fits_anyway_ = std::max<std::int64_t>(least, 0) * config_.block_size;
+  most_tokens_ = most * config_.block_size;
 }
 
 std::int64_t Sequences::watermark(int partition) const {
@@ -95,7 +108,11 @@ Sequence& Sequences::live(Handle handle) {
 }
 
 Sequence& Sequences::running(Handle handle) {
-  Sequence& s = live(handle);
+  return const_cast<Sequence&>(static_cast<const Sequences*>(this)->running(handle));
+}
+
+const Sequence& Sequences::running(Handle handle) const {
+  const Sequence& s = live(handle);
   if (s.state == Sequence::kPreempted)
     throw Error(ErrorKind::kSequenceState,
                 "sequence " + std::to_string(handle) + " is preempted; resume it first");

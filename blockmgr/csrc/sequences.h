@@ -167,6 +167,16 @@ class Sequences {
   // announce is told the handle at the end of the plan, when it may still throw: whoever needs
   // memory to pass the handle on takes it there. It must not call back.
   Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
+  // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
+  // they are read. They need to be asked of numbers above fits_anyway() only.
+  bool can_fit(std::int64_t num_tokens, std::int64_t num_slots, std::string_view name) const;
+  void check_admission(std::int64_t num_tokens, std::int64_t num_slots,
+                       std::string_view name) const;
+  void check_lookup(std::int64_t num_tokens, std::string_view name) const;
+  void check_append(Handle handle, std::int64_t count) const;
+  // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
+  std::int64_t fits_anyway() const { return fits_anyway_; }
+  std::int64_t most_tokens() const { return most_tokens_; }
   MatchResult match(const Prompt& prompt);
   Admission can_admit(const Prompt& prompt);
   // What match finds, and why no more, block by block. Changes nothing.
@@ -178,6 +188,8 @@ class Sequences {
   // expected: handles that were announced for the children, see next_handles. If they are others
   // by this time, nothing is done. Whether it was.
   bool fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected = nullptr);
+  // What fork would refuse, to be asked before anything is made for so many children.
+  void check_fork(Handle handle, std::int64_t count) const { check_fork(running(handle), count); }
   // The handles that the next sequences get, as many as there are rows for.
   void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
@@ -310,6 +322,7 @@ class Sequences {
 
   Sequence& live(Handle handle);
   const Sequence& live(Handle handle) const;
+  const Sequence& running(Handle handle) const;
   Sequence& running(Handle handle);
   Handle handle_of(std::int64_t row) const;
   std::int64_t blocks_for(std::int64_t slots) const {
@@ -331,6 +344,7 @@ class Sequences {
   void refuse_ahead(const Sequence& s, const char* call) const;
   void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
   void refuse_open_ticket(const char* call) const;
+  void check_fork(const Sequence& parent, std::int64_t count) const;
   void set_entry(std::int64_t row, std::int64_t logical, BlockId b) noexcept {
     const std::int64_t at = row * config_.row_width + logical;
     tables_[static_cast<std::size_t>(at)] = shown_tables_[static_cast<std::size_t>(at)] = b;
@@ -357,6 +371,7 @@ class Sequences {
   // Blocks held back from admission: of a partition, its share of all, rounded down.
   std::int64_t watermark(int partition) const;
   void set_apart(const Config& config);
+  void measure();
 
   // retaining.cc
   std::unique_ptr<Policy> make_eviction(const Config& config, int capacity,
@@ -430,6 +445,8 @@ class Sequences {
   CopyTracker copies_;
   BlockList unwritten_;                    // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
+  std::int64_t fits_anyway_ = 0;           // both constant, so that no call has to be waited for
+  std::int64_t most_tokens_ = 0;
 
   std::vector<Sequence> sequences_;
   std::vector<std::int32_t> unused_rows_;

@@ -1113,10 +1113,91 @@ EXTENSION = (
     ),
     Mutant(
         "reads_no_numbers_after_the_last_four",
-        "bindings_input.cc",
-        "  while (i < size && read(i)) ++i;\n  return i == size;\n",
+        "bindings_ints.cc",
+        "  while (i < count && read(i)) ++i;\n  return i == count;\n",
         "  return true;\n",
         ("tests/unit/test_growth.py",),
+    ),
+    Mutant(
+        "lets_a_subclass_of_list_yield_its_items",
+        "bindings_ints.cc",
+        "  if (is_exact && read_exact(sequence, size_, count, out_)) return;\n",
+        "  if (read_exact(sequence, size_, count, out_)) return;\n",
+        ("tests/arguments/test_containers.py",),
+    ),
+    Mutant(
+        "reads_items_off_a_list_that_may_change",
+        "bindings_ints.cc",
+        "    PyObject* item = is_list ? PyList_GetItem(items.ptr(), i) :",
+        "    PyObject* item = is_list ? PyList_GetItem(sequence, i) :",
+        ("tests/arguments/test_containers.py",),
+    ),
+    Mutant(
+        "stops_at_the_length_that_a_sequence_says",
+        "bindings_ints.cc",
+        "  if (count == size_ && next().is_valid())",
+        "  if (false)",
+        ("tests/arguments/test_containers.py",),
+    ),
+    Mutant(
+        "takes_an_interrupt_for_a_missing_attribute",
+        "bindings_ints.cc",
+        "  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();\n",
+        "",
+        ("tests/arguments/test_containers.py",),
+    ),
+    Mutant(
+        "reads_a_prompt_before_it_looks_at_its_length",
+        "bindings.cc",
+        (
+            "  if (values.size() > self.core.fits_anyway())\n"
+            "    self.read([&](const Sequences& core) {\n"
+            "      core.check_admission("
+        ),
+        ("  if (false)\n    self.read([&](const Sequences& core) {\n      core.check_admission("),
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "keeps_the_room_that_one_long_list_took",
+        "bindings.h",
+        "    if (numbers_.capacity() <= static_cast<std::size_t>(most_)) numbers_.swap(home_);\n",
+        "    numbers_.swap(home_);\n",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "looks_up_all_of_a_prompt",
+        "bindings.cc",
+        "  return with_tokens(prompt, tokens, self.most_matched());\n",
+        "  return with_tokens(prompt, tokens);\n",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "makes_children_before_it_counts_rows",
+        "bindings.cc",
+        "  if (count != 1) self.read(",
+        "  if (count < 1) self.read(",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "packs_copies_from_before_the_first",
+        "bindings_copies.cc",
+        "  if (first < 0 || first > self.lists.size())\n",
+        "  if (first > self.lists.size())\n",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "packs_copies_into_no_rows",
+        "bindings_copies.cc",
+        "view_.shape[1] == 3 && view_.shape[0] > 0)",
+        "view_.shape[1] == 3)",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
+        "takes_any_number_for_a_level",
+        "bindings.cc",
+        "  if (level < kNoLevel || level > kHigh)\n",
+        "  if (level < kNoLevel)\n",
+        ("tests/arguments/test_meddling.py",),
     ),
     Mutant(
         "takes_every_array_for_one_in_order",

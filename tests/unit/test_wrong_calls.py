@@ -34,6 +34,7 @@ from blockmgr import (
     TicketError,
     UnknownPinError,
     UnknownSequenceError,
+    _core,
 )
 from blockmgr.pool import BlockPool
 from tests.conftest import MakeManager
@@ -145,8 +146,39 @@ def register(**wrong: int) -> object:
     return KVBlocks([Segment(name="pool", tensor=tensor, **{**sizes, **wrong})], block_size=4)
 
 
+class Odd(list[int]):
+    """A list that yields more than it holds; its own items are what it holds."""
+
+    def __iter__(self) -> Any:
+        return iter([0] * 100_000)
+
+
+class Short:
+    """A sequence that ends before its length."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return [1, 2][index]
+
+
+class Interrupted(Short):
+    """A sequence whose reader is interrupted."""
+
+    def __getitem__(self, index: int) -> int:
+        raise KeyboardInterrupt
+
+
+def pack(start: int, num_rows: int) -> int:
+    """The rest of a list of one copy, from a place on, into so many rows."""
+    checker = _core.CopyChecker(4, 4)
+    checker.check([1], [2], None, np.zeros((2, 3), np.int32))
+    return checker.pack(start, np.zeros((num_rows, 3), np.int32))
+
+
 Wrong = Callable[[World], Any]
-ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
+ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     # Admission.
     ("admit: no tokens", lambda w: w.manager.admit([]), ValueError, "tokens"),
     ("admit: negative token", lambda w: w.manager.admit([-1]), ValueError, "tokens"),
@@ -180,6 +212,32 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
         ValueError,
         "extras",
     ),
+    # Containers that are not what they say; tests/arguments has every kind of them.
+    (
+        "admit: odd list",
+        lambda w: w.manager.admit(Odd(range(49))),
+        NeverFitsError,
+        "49 tokens",
+    ),
+    ("append: odd list", lambda w: w.manager.append(w.running, Odd()), ValueError, "tokens"),
+    ("decode: odd list", lambda w: w.manager.decode(Odd([3]), Odd([1])), UnknownSequenceError, "3"),
+    ("admit: short", lambda w: w.manager.admit(Short()), ValueError, "ends after 2"),
+    ("decode: short", lambda w: w.manager.decode(Short(), [1]), ValueError, "handles"),
+    ("admit: interrupted", lambda w: w.manager.admit(Interrupted()), KeyboardInterrupt, ""),
+    ("pool: odd list", lambda _: BlockPool(4, 4).release(Odd([0])), BlockStateError, "0"),
+    # Lengths come first, so a wrong number at the end is not even seen.
+    ("admit: huge", lambda w: w.manager.admit(range(-1, 10**12)), NeverFitsError, "slots for 1000"),
+    (
+        "append: huge",
+        lambda w: w.manager.append(w.running, range(-1, 10**12)),
+        NeverFitsError,
+        "slots for 1000",
+    ),
+    ("decode: huge", lambda w: w.manager.decode(range(10**12), [1]), ValueError, "at most 4"),
+    ("fork: huge", lambda w: w.manager.fork(w.running, 2**62), OutOfSequencesError, str(2**62)),
+    ("pack: from -1", lambda _: pack(-1, 2), ValueError, "start"),
+    ("pack: from past the end", lambda _: pack(2, 2), ValueError, "start"),
+    ("pack: no row", lambda _: pack(0, 0), TypeError, "out"),
     ("match: no tokens", lambda w: w.manager.match([]), ValueError, "tokens"),
     ("admit: read_cache of 1", lambda w: w.manager.admit([1], read_cache=1), TypeError, "read_ca"),
     (
@@ -415,7 +473,7 @@ ROWS: list[tuple[str, Wrong, type[Exception], str]] = [
     ("call", "error", "names"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_a_wrong_call_is_refused_and_changes_nothing(
-    world: World, call: Wrong, error: type[Exception], names: str
+    world: World, call: Wrong, error: type[BaseException], names: str
 ) -> None:
     before = snapshot(world.manager), snapshot(world.plain)
     with pytest.raises(error) as caught:

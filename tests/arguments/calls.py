@@ -1,0 +1,369 @@
+"""Every public call, and what each of its parameters takes: the table that containers go through.
+
+``test_containers`` looks every public callable up here and fails where one, or one of its
+parameters, is missing: a new call cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, field, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from blockmgr import BlockManager, Priority, _core
+from blockmgr.pool import BlockPool
+
+PROMPT: Final = [1, 2, 3, 4, 5, 6]
+LONG: Final = list(range(1, 10))
+
+
+class World:
+    """Something of everything that calls are made on, always the same but for handles."""
+
+    def __init__(self) -> None:
+        self.manager = BlockManager(
+            16,
+            4,
+            max_seqs=6,
+            retention=True,
+            max_pinned_blocks=8,
+            ghost_blocks=8,
+            steps_in_flight=1,
+            watermark_blocks=1,
+        )
+        manager = self.manager
+        self.manager.set_time(5)
+        self.running = manager.admit(PROMPT)
+        manager.commit(self.running, 6)
+        self.second = manager.admit(LONG)
+        self.preempted = manager.admit([7] * 3)
+        manager.preempt(self.preempted)
+        self.sequence = manager.sequence(self.running)
+        self.pin = manager.pin(PROMPT)
+        self.ticket = manager.take_copies().ticket
+        self.pool = BlockPool(16, 4)
+        self.held = self.pool.take(6).tolist()
+        self.pool.promote_chain(self.held[:2], LONG[:8])
+        idle = self.pool.take(1).tolist()
+        self.pool.promote(idle[0], [50, 51, 52, 53])
+        self.pool.release(idle)
+        self.pool.make_writable(self.held[0], 2)
+        self.pool_ticket = self.pool.take_copies().ticket
+        self.checker = _core.CopyChecker(16, 4)
+        self.out = np.zeros((9, 3), np.int32)
+        self.checker.check([1, 2, 3], [4, 5, 6], None, self.out)
+        self.model = _core.ReuseModel(4)
+
+    def memory(self) -> int:
+        """Bytes that the manager and the pool hold."""
+        return self.manager.memory_usage() + self.pool.memory_usage()
+
+    def state(self) -> object:
+        """All that a refused call must leave as it was."""
+        manager, pool = self.manager, self.pool
+        return (
+            manager._core.fingerprint(),
+            pool._core.fingerprint(),
+            self.out.tolist(),
+        )
+
+    def seen(self) -> object:
+        """What may be compared between worlds: all but the numbers of handles."""
+        manager = self.manager
+        manager.check_invariants()
+        self.pool.check_invariants()
+        views = [manager.sequence(handle) for handle in manager.handles()]
+        return (
+            astuple(manager.stats()),
+            [(v.row, v.tokens.tolist(), v.block_ids.tolist(), v.is_preempted) for v in views],
+            [v.num_computed_tokens for v in views],
+            self.pool._core.fingerprint(),
+            self.out.tolist(),
+        )
+
+
+Values = Callable[[World], Any]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a parameter takes, and an argument that is right."""
+
+    kind: str
+    """``ints``, ``int``, ``exact`` (an int and nothing like one), ``keys`` (a mapping from blocks
+    to bytes), ``bytes`` or ``other``."""
+
+    plain: Values
+    or_none: bool = False
+
+
+def role(kind: str) -> Callable[[Any], Role]:
+    return lambda plain: Role(kind, plain if callable(plain) else lambda world: plain)
+
+
+ints, number, keys, name, other = map(role, ("ints", "int", "keys", "bytes", "other"))
+exact = role("exact")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, and the roles of its parameters in their order."""
+
+    name: str
+    of: Callable[[World], Callable[..., Any]]
+    roles: dict[str, Role]
+    by_position: bool = field(default=False, kw_only=True)
+
+    def __call__(self, world: World, **given: Any) -> Any:
+        """Calls it with what is right, but for what is given."""
+        arguments = {n: given.get(n, r.plain(world)) for n, r in self.roles.items()}
+        function = self.of(world)
+        return function(*arguments.values()) if self.by_position else function(**arguments)
+
+
+def method(target: str, of: str, **roles: Role) -> Call:
+    """A method of what the world keeps under this name."""
+    owner, call = of.split(".")
+    private = hasattr(_core, owner)
+    return Call(of, lambda w: getattr(getattr(w, target), call), roles, by_position=private)
+
+
+handle = number(lambda w: w.running)
+handles = ints(lambda w: [w.running, w.second])
+prompt = ints(PROMPT)
+own = name(b"")
+extras = keys({0: b"x", 1: b"y"})
+high = other(Priority.HIGH)
+held = ints(lambda w: w.held[2:5])
+out = other(lambda w: w.out)
+
+CALLS: Final = (
+    method(
+        "manager",
+        "BlockManager.admit",
+        tokens=prompt,
+        namespace=own,
+        extras=extras,
+        num_slots=number(8),
+    ),
+    method("manager", "BlockManager.match", tokens=prompt, namespace=own, extras=keys(None)),
+    method(
+        "manager",
+        "BlockManager.can_admit",
+        tokens=prompt,
+        namespace=own,
+        extras=extras,
+        num_slots=number(8),
+    ),
+    method("manager", "BlockManager.explain", tokens=prompt, namespace=own, extras=extras),
+    method("manager", "BlockManager.reserve", handle=handle, num_slots=number(9)),
+    method("manager", "BlockManager.append", handle=handle, tokens=prompt),
+    method(
+        "manager",
+        "BlockManager.commit",
+        handle=number(lambda w: w.second),
+        num_computed_tokens=number(9),
+    ),
+    method("manager", "BlockManager.decode", handles=handles, tokens=ints([8, 9])),
+    method("manager", "BlockManager.truncate", handle=handle, num_tokens=number(5)),
+    method("manager", "BlockManager.fork", handle=handle, n=number(2)),
+    method("manager", "BlockManager.reparent", handles=handles, parents=ints([1, 0])),
+    method("manager", "BlockManager.free", handle=handle, expect_reuse=other(True)),
+    method("manager", "BlockManager.preempt", handle=handle),
+    method(
+        "manager",
+        "BlockManager.resume",
+        handle=number(lambda w: w.preempted),
+        num_slots=number(5),
+    ),
+    method(
+        "manager",
+        "BlockManager.retain",
+        handle=handle,
+        start=number(1),
+        stop=number(6),
+        priority=high,
+        ttl=other(3.0),
+    ),
+    method(
+        "manager",
+        "BlockManager.retain_prefix",
+        tokens=prompt,
+        priority=high,
+        ttl=other(3.0),
+        namespace=own,
+        extras=keys(None),
+    ),
+    method("manager", "BlockManager.pin", tokens=prompt, namespace=own, extras=keys(None)),
+    method("manager", "BlockManager.unpin", pin=number(lambda w: w.pin)),
+    method("manager", "BlockManager.pinned", pin=number(lambda w: w.pin)),
+    method("manager", "BlockManager.touch", tokens=prompt, namespace=own, extras=keys(None)),
+    method("manager", "BlockManager.set_time", seconds=other(6)),
+    method("manager", "BlockManager.copies_applied", ticket=number(lambda w: w.ticket)),
+    method("manager", "BlockManager.copies_aborted", ticket=number(lambda w: w.ticket)),
+    method("manager", "BlockManager.complete", ticket=number(lambda w: w.ticket)),
+    method("manager", "BlockManager.slot_mapping", handle=handle, start=number(1), stop=number(6)),
+    method("manager", "BlockManager.sequence", handle=handle),
+    method("manager", "BlockManager.row", handle=handle),
+    method("manager", "BlockManager.quota_usage", namespace=own),
+    # Views.
+    method("sequence", "Sequence.append", tokens=prompt),
+    method("sequence", "Sequence.commit", num_computed_tokens=number(6)),
+    method("sequence", "Sequence.reserve", num_slots=number(9)),
+    method("sequence", "Sequence.truncate", num_tokens=number(5)),
+    method("sequence", "Sequence.fork", n=number(2)),
+    Call(
+        "Sequence.resume",
+        lambda w: w.manager.sequence(w.preempted).resume,
+        {"num_slots": number(5)},
+    ),
+    method("sequence", "Sequence.slot_mapping", start=number(1), stop=number(6)),
+    method(
+        "sequence",
+        "Sequence.retain",
+        start=number(1),
+        stop=number(6),
+        priority=high,
+        ttl=other(None),
+    ),
+    method("sequence", "Sequence.free", expect_reuse=other(None)),
+    # Blocks without sequences.
+    method("pool", "BlockPool.take", n=number(2)),
+    method("pool", "BlockPool.acquire", blocks=held),
+    method("pool", "BlockPool.release", blocks=held),
+    method("pool", "BlockPool.touch", blocks=held),
+    method(
+        "pool",
+        "BlockPool.find",
+        tokens=ints(LONG),
+        parent=number(-1),
+        namespace=own,
+        extras=keys(None),
+    ),
+    method(
+        "pool",
+        "BlockPool.promote",
+        block=number(lambda w: w.held[3]),
+        tokens=ints(LONG[:4]),
+        parent=number(lambda w: w.held[1]),
+        namespace=own,
+        extras=name(b"k"),
+    ),
+    method(
+        "pool",
+        "BlockPool.promote_chain",
+        blocks=ints(lambda w: w.held[3:5]),
+        tokens=ints(list(range(60, 68))),
+        parent=number(lambda w: w.held[1]),
+        namespace=own,
+        extras=extras,
+    ),
+    method("pool", "BlockPool.evict", n=number(1)),
+    method("pool", "BlockPool.forget", n=number(1)),
+    method(
+        "pool", "BlockPool.make_writable", block=number(lambda w: w.held[1]), num_tokens=number(2)
+    ),
+    method("pool", "BlockPool.copies_applied", ticket=number(lambda w: w.pool_ticket)),
+    method("pool", "BlockPool.copies_aborted", ticket=number(lambda w: w.pool_ticket)),
+    *(
+        method("pool", f"BlockPool.{call}", block=number(lambda w: w.held[1]))
+        for call in ("ref_count", "is_cached", "waits_for_copy", "generation", "parent", "tokens")
+    ),
+    *(
+        method("pool", f"BlockPool.{call}", blocks=held)
+        for call in ("ref_counts", "are_cached", "are_idle")
+    ),
+    method("pool", "BlockPool.children", parent=number(lambda w: w.held[0]), namespace=own),
+    method("pool", "BlockPool.idle_blocks", most=number(1)),
+    # What blockmgr.kv stands on, and the estimator of a policy.
+    method(
+        "checker",
+        "CopyChecker.check",
+        sources=ints([7, 8, 9]),
+        destinations=ints([1, 2, 3]),
+        num_tokens=Role("ints", lambda w: [4, 3, 2], or_none=True),
+        out=out,
+    ),
+    method("checker", "CopyChecker.check_blocks", blocks=ints([7, 8, 9]), out=out),
+    method("checker", "CopyChecker.pack", start=number(1), out=out),
+    Call(
+        "order_copies",
+        lambda w: _core.order_copies,
+        {
+            "sources": ints([1, 2, 3]),
+            "destinations": ints([2, 3, 4]),
+            "num_blocks": number(9),
+            "sequential": other(True),
+        },
+        by_position=True,
+    ),
+    method("model", "ReuseModel.cell", turn=exact(1), part=exact(1), gap=exact(1), size=exact(1)),
+    method(
+        "model", "ReuseModel.end", cell=exact(1), level=exact(1), age=exact(3), used=other(True)
+    ),
+    method("model", "ReuseModel.waiting", cell=exact(1), level=exact(1), age=exact(3)),
+    method("model", "ReuseModel.level", cell=exact(1)),
+    method("model", "ReuseModel.factor", cell=exact(1)),
+    method("model", "ReuseModel.worth", level=exact(1), age=exact(3)),
+)
+
+OWNERS: Final = {
+    "BlockManager": BlockManager,
+    "Sequence": type(World().sequence),
+    "BlockPool": BlockPool,
+    "CopyChecker": _core.CopyChecker,
+    "ReuseModel": _core.ReuseModel,
+}
+BEHIND: Final = {"Core": BlockManager, "PoolCore": BlockPool}
+"""Classes whose methods are called by the methods of the same name of a public class."""
+
+ELSEWHERE: Final = {
+    "BlockManager.from_config": "a config has its own tests",
+    "Core.free_expecting": "BlockManager.free",
+    "Core.view": "BlockManager.sequence",
+    "Core.view_pin": "BlockManager.pinned",
+    "Core.block_ids": "Sequence.block_ids",
+    "Core.tokens": "Sequence.tokens",
+    "Core.set_debug": "BlockManager.debug, which is a property",
+    "Core.take_copies": "takes a class",
+    "Core.take_remaps": "takes a class",
+    "PoolCore.take_copies": "takes a class",
+}
+
+
+def parameters(function: Any) -> list[str]:
+    """Names of what a callable takes, of one in C++ as well."""
+    if signatures := getattr(function, "__nb_signature__", None):
+        [parsed] = ast.parse(f"{signatures[0][0]}: ...").body
+        assert isinstance(parsed, ast.FunctionDef)
+        names = [a.arg for a in (*parsed.args.posonlyargs, *parsed.args.args)]
+    else:
+        names = list(inspect.signature(function).parameters)
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def public(owner: type) -> Iterator[tuple[str, Any]]:
+    """The public methods of a class, but for those without a parameter."""
+    for name in dir(owner):
+        function = getattr(owner, name)
+        if not name.startswith("_") and callable(function) and parameters(function):
+            yield name, function
+
+
+def plain(value: Any) -> Any:
+    """A result as numbers that can be compared between worlds."""
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.tolist()]
+    if hasattr(value, "row"):
+        return ("sequence", value.row)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [plain(getattr(value, name)) for name in value.__dataclass_fields__]
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if type(value) is int and value >= 2**32:
+        return ("handle", value & 0xFFFFFFFF)
+    return value
