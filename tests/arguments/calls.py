@@ -134,6 +134,7 @@ def method(target: str, of: str, **roles: Role) -> Call:
 
 handle = number(lambda w: w.running)
 handles = ints(lambda w: [w.running, w.second])
+handles_or_none = Role("ints", lambda w: [w.running, w.second], or_none=True)
 prompt = ints(PROMPT)
 own = name(b"")
 extras = keys({0: b"x", 1: b"y"})
@@ -149,6 +150,7 @@ CALLS: Final = (
         namespace=own,
         extras=extras,
         num_slots=number(8),
+        read_cache=other(True),
     ),
     method("manager", "BlockManager.match", tokens=prompt, namespace=own, extras=keys(None)),
     method(
@@ -158,6 +160,7 @@ CALLS: Final = (
         namespace=own,
         extras=extras,
         num_slots=number(8),
+        read_cache=other(True),
     ),
     method("manager", "BlockManager.explain", tokens=prompt, namespace=own, extras=extras),
     method("manager", "BlockManager.reserve", handle=handle, num_slots=number(9)),
@@ -179,6 +182,7 @@ CALLS: Final = (
         "BlockManager.resume",
         handle=number(lambda w: w.preempted),
         num_slots=number(5),
+        read_cache=other(True),
     ),
     method(
         "manager",
@@ -210,6 +214,15 @@ CALLS: Final = (
     method("manager", "BlockManager.sequence", handle=handle),
     method("manager", "BlockManager.row", handle=handle),
     method("manager", "BlockManager.quota_usage", namespace=own),
+    method(
+        "manager", "BlockManager.block_digests", tokens=prompt, namespace=own, extras=keys(None)
+    ),
+    method("manager", "BlockManager.num_common_prefix_blocks", handles=handles_or_none),
+    Call(
+        "BlockManager.reset_prefix_cache",
+        lambda w: BlockManager(8, 4).reset_prefix_cache,
+        {"reset_hit_rate": other(True)},
+    ),
     # Views.
     method("sequence", "Sequence.append", tokens=prompt),
     method("sequence", "Sequence.commit", num_computed_tokens=number(6)),
@@ -219,7 +232,7 @@ CALLS: Final = (
     Call(
         "Sequence.resume",
         lambda w: w.manager.sequence(w.preempted).resume,
-        {"num_slots": number(5)},
+        {"num_slots": number(5), "read_cache": other(False)},
     ),
     method("sequence", "Sequence.slot_mapping", start=number(1), stop=number(6)),
     method(
