@@ -332,6 +332,12 @@ void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
   unused_ghost_ = ghost;
 }
 
+std::int64_t ReuseTracker::num_ghosts() const noexcept {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < num_buckets_; ++i) count += buckets_[i] >= 0;
+  return count;
+}
+
 std::size_t ReuseTracker::memory() const {
   return sizeof *this + live_.bytes() + holes_.bytes() + at_.bytes() + sums_.bytes() +
          tick_.bytes() + ghosts_.bytes() + buckets_.bytes() + histogram_.bytes();

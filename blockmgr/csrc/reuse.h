@@ -103,6 +103,7 @@ class ReuseTracker {
   // blocks.
   const ZeroedArray<std::int64_t>& histogram() const { return histogram_; }
   std::int64_t query_tokens() const { return query_tokens_; }
+  std::int64_t num_ghosts() const noexcept;
   // Evicted full blocks that nothing remembers any more.
   std::int64_t num_forgotten() const { return num_forgotten_; }
   std::size_t memory() const;

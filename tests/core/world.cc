@@ -331,6 +331,8 @@ void World::reset(bool reset_hit_rate) {
            [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
     EXPECT(count == cached, "a reset misstates what it has forgotten");
     EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
+    EXPECT(!core_.pool().reuse() || core_.pool().reuse()->num_ghosts() == 0,
+           "evicted blocks are remembered after a reset");
     EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
            "requests are remembered after a reset");
     for (const EntryPtr& entry : entries_) entry->outdated = entry->running;
@@ -569,7 +571,10 @@ void World::free(const EntryPtr& entry) {
   const EntryPtr kept = entry;  // the caller's may be the one in entries_
   const Outcome due = ahead(*kept) ? kStepRefused : kDone;
   touching(kept->name);
+  const int cached = core_.index().num_keyed();
   if (call(kFree, bit(due), [&] { core_.free(kept->handle); }) == kDone) {
+    EXPECT(!kept->outdated || core_.index().num_keyed() <= cached,
+           "the tail of a forgotten prefix is kept");
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);
@@ -580,7 +585,10 @@ void World::free(const EntryPtr& entry) {
 void World::preempt(Entry& entry) {
   const Outcome due = !entry.running ? kWrongState : ahead(entry) ? kStepRefused : kDone;
   touching(entry.name);
+  const int cached = core_.index().num_keyed();
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
+    EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
+           "the tail of a forgotten prefix is kept");
     entry.start = entry.left_off = entry.promise = 0;
     entry.early_step = -1;
     entry.handed.clear();
