@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -137,7 +137,7 @@ class Cell:
         return 100 * (self.adaptive - self.lru) / (self.optimum - self.lru)
 
 
-def look_ups(trace: Trace, blocks: int, settings: dict[str, int]) -> dict[bytes, list[int]]:
+def look_ups(trace: Trace, blocks: int, settings: dict[str, Any]) -> dict[bytes, list[int]]:
     """The requests that find each digest in an unbounded pool."""
     recorder = Recorder()
     config = ReplayConfig(**settings, eviction=lambda _: recorder)
@@ -146,7 +146,7 @@ def look_ups(trace: Trace, blocks: int, settings: dict[str, int]) -> dict[bytes,
 
 
 def optimum(
-    trace: Trace, blocks: int, settings: dict[str, int], uses: dict[bytes, list[int]]
+    trace: Trace, blocks: int, settings: dict[str, Any], uses: dict[bytes, list[int]]
 ) -> float:
     """The hit rate of a policy that knows what will be found."""
     policy = Clairvoyant(uses)
@@ -159,7 +159,8 @@ def cells(
 ) -> Iterator[Cell]:
     """Replays one workload at every capacity, without and with service times."""
     for service in (False, True):
-        settings = {"block_size": block_size}
+        # Prompts alone, as simulators of ids have them.
+        settings: dict[str, Any] = {"block_size": block_size, "outputs": "none"}
         if not service:
             settings |= {"min_service_ms": 0, "service_ms_per_token": 0}
         attainable = unbounded(trace, ReplayConfig(**settings))

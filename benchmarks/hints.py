@@ -52,6 +52,7 @@ def main() -> None:
         min_service_ms=0,
         service_ms_per_token=0,
         eviction=args.eviction,
+        outputs="none",  # prompts alone, as simulators of ids have them
     )
     stream = references(trace, plain)
     unique = unique_blocks(trace, plain)

@@ -41,6 +41,7 @@ def main() -> None:
         "block_size": arguments.block_size,
         "min_service_ms": 0,
         "service_ms_per_token": 0,
+        "outputs": "none",  # the tables are those of prompts, as simulators of ids have them
     }
     attainable = unbounded(trace, ReplayConfig(**config))
     working_set = attainable.working_set_blocks

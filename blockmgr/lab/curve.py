@@ -33,6 +33,8 @@ import xxhash
 from blockmgr.lab.distances import Counts, StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
 from blockmgr.lab.references import Rule, references
+from blockmgr.lab.spread import Floats, half_width
+from blockmgr.lab.trace import TOKENS_PER_HASH_ID
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig
@@ -53,6 +55,8 @@ class Curve:
         longest_request_blocks: Blocks of the longest request, the smallest capacity there is.
         exact_from: Smallest capacity at which no request waits; the curve is exact from there on.
         sampling_rate: Share of the blocks that were looked at, 1 if all.
+        hit_rate_errors: Of a curve from a sample, how far its hit rates may be off, as two standard
+            deviations: ``float64[n]``. None if all blocks were looked at.
     """
 
     capacities: Counts
@@ -62,6 +66,7 @@ class Curve:
     longest_request_blocks: int
     exact_from: int
     sampling_rate: float = 1.0
+    hit_rate_errors: Floats | None = None
 
     @property
     def unbounded_hit_rate(self) -> float:
@@ -96,6 +101,20 @@ class Curve:
         """
         return self.hit_tokens_at(num_blocks) / self.query_tokens
 
+    def error_at(self, num_blocks: int) -> float:
+        """How far ``hit_rate_at`` may be off, as two standard deviations; 0 if it is exact.
+
+        Some nine of ten estimates are no further from the exact rate than this. The
+        estimate is told from the sample itself, so it varies with it, too.
+
+        Raises:
+            ValueError: The longest request does not fit.
+        """
+        self._check(num_blocks)
+        if self.hit_rate_errors is None:
+            return 0.0
+        return float(np.interp(num_blocks, self.capacities, self.hit_rate_errors))
+
     def blocks_for(self, hit_rate: float) -> int:
         """The smallest capacity whose hit rate is at least ``hit_rate``.
 
@@ -128,14 +147,20 @@ class Curve:
             "longest_request_blocks": self.longest_request_blocks,
             "exact_from": self.exact_from,
             "sampling_rate": self.sampling_rate,
+            "hit_rate_errors": (
+                None if self.hit_rate_errors is None else self.hit_rate_errors.tolist()
+            ),
         }
 
-    def _at(self, counts: Counts, num_blocks: int) -> int:
+    def _check(self, num_blocks: int) -> None:
         if num_blocks < self.longest_request_blocks:
             raise ValueError(
                 f"num_blocks must be at least {self.longest_request_blocks}, the blocks of the "
                 f"longest request, got {num_blocks}"
             )
+
+    def _at(self, counts: Counts, num_blocks: int) -> int:
+        self._check(num_blocks)
         right = int(np.searchsorted(self.capacities, num_blocks))
         if right == len(counts):
             return int(counts[-1])
@@ -191,7 +216,10 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
         trace: The requests.
         config: How they would be replayed.
         rate: Share of the blocks to look at, in ``(0, 1]``.
-        salt: Picks another sample, in ``[0, 2**64)``. The spread over a few of them is the error.
+        salt: Picks another sample, in ``[0, 2**64)``.
+
+    Returns:
+        A curve that says how far it may be off: ``Curve.error_at``.
 
     Raises:
         ValueError: As ``hit_rate_curve`` does; or ``rate`` or ``salt`` is out of its range.
@@ -223,6 +251,14 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
     scaled = capacities / rate
     points = np.unique(np.append(np.ceil(scaled[scaled > longest]), longest)).astype(np.int64)
     hit_blocks = np.interp(points, scaled, found).astype(np.int64)
+    errors = None
+    if rate < 1:
+        unit = TOKENS_PER_HASH_ID // config.block_size if trace.is_hashed else 1
+        share = config.block_size / stream.query_tokens
+        deviation: Floats = walk.look_ups.miss_deviation(capacities, rate, unit) * share
+        deviation = np.interp(points, scaled, deviation).astype(np.float64)
+        rates: Floats = hit_blocks.astype(np.float64) * share
+        errors = half_width(points, rates, deviation, rate=rate, unit_blocks=unit)
     return Curve(
         capacities=points,
         hit_blocks=hit_blocks,
@@ -231,6 +267,7 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
         longest_request_blocks=longest,
         exact_from=max(longest, walk.peak),
         sampling_rate=rate,
+        hit_rate_errors=errors,
     )
 
 

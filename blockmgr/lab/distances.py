@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr.lab.references import NO_RUN, References, RequestReferences
+from blockmgr.lab.spread import FAR, LookUps
 from blockmgr.lab.stack import ReleaseStack
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class StackPass:
 
     def __init__(self, stream: References, max_seqs: int, rate: float = 1.0) -> None:
         self._stream = stream
+        self.look_ups = LookUps()  # of a sample; of all blocks there is nothing to estimate
         self._rate = rate  # share of the blocks that the forest of the stream holds
         self._runs = stream.runs
         samples = sum(request.num_samples for request in stream.requests)
@@ -177,14 +179,18 @@ class StackPass:
         """Enter the distance of each block of a prompt that may hit."""
         runs, size = self._runs, self._stream.block_size
         last = NO_RUN
-        for run in runs.path(request.limit):
+        path = runs.path(request.limit)
+        for number, run in enumerate(path):
             release = self._state[run]
             if release == ABSENT:
+                for missed in path[number:]:
+                    self._note(missed, FAR)
                 return
             end, length = runs.end[run], runs.length[run]
             distance = 0
             if release != IN_USE:
                 distance = max(0, self._stack.distance(release) - (self._tail[release] - end))
+            self._note(run, distance)
             # Nothing was ever taken at the cost of the blocks with distances below 1.
             near = max(0, length - distance)
             self._hits.add(0, 0, near, near * size)
@@ -192,6 +198,10 @@ class StackPass:
             last = run
         if last != NO_RUN and request.last_tokens < size:
             self._hits.add(distance, distance, 0, request.last_tokens - size)
+
+    def _note(self, run: int, distance: int) -> None:
+        if self._rate < 1:
+            self.look_ups.add(self._runs.first_node[run], self._runs.length[run], distance)
 
     def _acquire(self, path: list[int]) -> None:
         for run in path:

@@ -13,7 +13,7 @@ import pytest
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import Request, Trace
+from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import lru_hits, uses
 from tests.lab.worlds import conversations, prompts
@@ -194,3 +194,60 @@ def test_a_sample_out_of_range_is_refused(make_trace: MakeTrace) -> None:
     for salt in (-1, 2**64):
         with pytest.raises(ValueError, match=r"salt must be in \[0, 2\*\*64\), got"):
             sampled_curve(trace, ReplayConfig(), 0.5, salt=salt)
+
+
+def spots(curve: Curve) -> list[int]:
+    """Pool sizes from the smallest to the largest, evenly by ratio."""
+    sizes = np.geomspace(curve.exact_from, curve.capacities[-1], 40)
+    return np.unique(sizes.astype(int)).tolist()
+
+
+def test_a_sample_says_how_far_it_is_off() -> None:
+    """Of five workloads, at two rates and with four samples each: nine of ten are that near."""
+    near: list[float] = []
+    for name in ("chat", "agent", "few-shot", "shared-prompt", "tree-of-thought"):
+        trace = generate(name, 5)
+        curve = hit_rate_curve(trace, ONE_AT_A_TIME)
+        widths = []
+        for rate in (0.01, 0.05):
+            samples = [sampled_curve(trace, ONE_AT_A_TIME, rate, salt=salt) for salt in range(4)]
+            asked = [(sample, size) for sample in samples for size in spots(curve)]
+            errors = [abs(each.hit_rate_at(n) - curve.hit_rate_at(n)) for each, n in asked]
+            told = [each.error_at(n) for each, n in asked]
+            widths.append(np.mean(told))
+            near.append(float(np.mean(np.array(errors) <= np.array(told))))
+            # Said of a sample that is not exact anywhere, and yet not of everything.
+            assert 0 < np.mean(told) < 12 * np.mean(errors)
+        assert widths[1] < widths[0]
+    assert np.mean(near) >= 0.9
+    assert min(near) >= 0.75
+
+
+def test_ids_that_are_looked_at_together_count_as_one() -> None:
+    """Half the ids are not half the blocks drawn one by one: the error is as large as it is."""
+    random, requests = Random(4), []
+    for number in range(400):
+        ids = np.arange(1000 * (first := random.randrange(40)), 1000 * first + 4)
+        prompt = HashedPrompt(ids, 4 * 512)
+        requests.append(Request(arrival_ms=number, prompt=prompt, num_output_tokens=0))
+    trace = Trace("ids", tuple(requests))
+    curve = hit_rate_curve(trace, ONE_AT_A_TIME)
+    for salt in range(4):
+        sample = sampled_curve(trace, ONE_AT_A_TIME, 0.3, salt=salt)
+        for size in spots(curve):
+            error = abs(sample.hit_rate_at(size) - curve.hit_rate_at(size))
+            assert error <= 1.5 * sample.error_at(size)
+
+
+def test_an_exact_curve_is_off_by_nothing(make_trace: MakeTrace) -> None:
+    trace = make_trace([1] * 40, [1] * 40)
+    curve = hit_rate_curve(trace, ONE_AT_A_TIME)
+    assert curve.error_at(curve.longest_request_blocks) == 0
+    assert sampled_curve(trace, ONE_AT_A_TIME, 1.0).error_at(9) == 0
+    with pytest.raises(ValueError, match="num_blocks must be at least"):
+        curve.error_at(1)
+
+
+def test_a_sample_without_a_block_says_that_it_knows_nothing(make_trace: MakeTrace) -> None:
+    sample = sampled_curve(make_trace([1] * 40, [1] * 40), ONE_AT_A_TIME, 1e-9)
+    assert sample.error_at(9) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr import Admission
+from blockmgr import Admission, BlockManager
 from tests.conftest import MakeManager
 from tests.unit.engine import cache, ids, serve, step
 
@@ -252,3 +252,11 @@ def test_with_the_cache_off_no_tail_is_kept(make_manager: MakeManager) -> None:
     cache(manager, [1] * 6)
     assert manager.match([1] * 6).num_cached_tokens == 0
     assert manager.stats().free_blocks == 8
+
+
+def test_whole_blocks_of_a_prompt_that_parts_are_found() -> None:
+    """With blocks of 256 tokens, a prompt that parts after 300 finds 256 of them."""
+    manager = BlockManager(8, 256)
+    manager.commit(manager.admit(range(600)), 600)
+    parted = [*range(300), *range(1000, 1300)]
+    assert manager.sequence(manager.admit(parted)).num_cached_tokens == 256

@@ -342,6 +342,28 @@ def test_thousands_of_quotas_cost_memory_in_proportion() -> None:
     many.check_invariants()
 
 
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None:
+    """12 to 28 bytes a block for each quota, and 183 KB besides under `adaptive`."""
+
+    def added(num_blocks: int) -> float:
+        few, many = (
+            BlockManager(
+                num_blocks, 16, eviction=eviction, quotas={b"%d" % i: 1 for i in range(quotas)}
+            ).memory_usage()
+            for quotas in (1, 3)
+        )
+        return (many - few) / 2
+
+    a_block = (added(40_000) - added(20_000)) / 20_000
+    besides = added(20_000) - 20_000 * a_block
+    if eviction == "lru":
+        assert a_block == 0
+    else:
+        assert 12 <= a_block <= 28
+    assert besides < (183_000 if eviction == "adaptive" else 1_000)
+
+
 @pytest.mark.parametrize("namespace", ["text", None, 5, bytearray(b"x")])
 def test_the_usage_of_no_namespace_is_refused(make_manager: MakeManager, namespace: Any) -> None:
     manager = make_manager(8, 2, quotas={A: 4})

@@ -1,0 +1,105 @@
+"""How far a curve from a sample of blocks may be off, told from that sample alone.
+
+Two things vary from sample to sample. Which blocks are in it decides how many misses are counted:
+blocks are drawn one by one, so the variance of the scaled count follows from the misses of each
+(Horvitz and Thompson). And a distance is the number of distinct blocks of the sample in between,
+scaled, so a pool of one size is taken for one somewhat larger or smaller, which moves the curve as
+far as it is steep there.
+
+Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite
+universe", Journal of the American Statistical Association 47, 1952.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from blockmgr.lab.distances import Counts
+
+__all__ = ["FAR", "Floats", "LookUps", "half_width"]
+
+Floats = npt.NDArray[np.float64]
+
+FAR: Final = 2**62
+"""The distance of a block that was never there before."""
+
+
+@dataclass(slots=True)
+class LookUps:
+    """Look-ups of a sample: stretches of blocks, each one further from the root than the last.
+
+    Attributes:
+        first: Number of the first block of each stretch.
+        length: Blocks of it.
+        distance: Stack distance of its last block, ``FAR`` if it was not there.
+    """
+
+    first: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    distance: list[int] = field(default_factory=list)
+
+    def add(self, first: int, length: int, distance: int) -> None:
+        """Note one stretch."""
+        self.first.append(first)
+        self.length.append(length)
+        self.distance.append(distance)
+
+    def miss_deviation(self, capacities: Counts, rate: float, unit_blocks: int) -> Floats:
+        """Standard deviation of the misses that the sample stands for, at pool sizes of its own.
+
+        Args:
+            capacities: Pool sizes in blocks of the sample, growing: ``int64[n]`` on the host.
+            rate: Share of the blocks in the sample.
+            unit_blocks: Blocks that are in the sample together or not at all.
+
+        Returns:
+            ``float64[n]`` on the host, in blocks of the trace.
+        """
+        length = np.array(self.length, dtype=np.int64)
+        if not length.sum():
+            return np.full(len(capacities), np.inf)
+        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        units = np.repeat(np.array(self.first, dtype=np.int64), length)
+        units += within // unit_blocks * unit_blocks
+        distances = np.repeat(np.array(self.distance, dtype=np.int64) - length + 1, length) + within
+        # The k-th largest distance of a unit is its k-th miss: k squared less (k - 1) squared more.
+        order = np.lexsort((-distances, units))
+        begins = np.flatnonzero(np.diff(units[order], prepend=-1))
+        counts = np.diff(np.append(begins, len(order)))
+        rank = np.arange(len(order)) - np.repeat(begins, counts) + 1
+        by_distance = np.argsort(distances[order], kind="stable")
+        at = np.searchsorted(distances[order][by_distance], capacities, side="right")
+        squares = (2 * rank - 1).astype(np.float64)[by_distance]
+        beyond = np.concatenate((np.cumsum(squares[::-1])[::-1], [0.0]))[at]
+        # As if one more unit of the usual kind were there: of a few, none need have a miss.
+        usual = len(order) / len(begins)
+        deviation: Floats = np.sqrt((1 - rate) * (beyond + usual**2)) / rate
+        return deviation
+
+
+def half_width(
+    sizes: Counts, rates: Floats, deviation: Floats, *, rate: float, unit_blocks: int
+) -> Floats:
+    """Two standard deviations of the hit rates of a sampled curve.
+
+    Args:
+        sizes: Pool sizes, growing: ``int64[n]`` on the host.
+        rates: Hit rates at each of them: ``float64[n]``.
+        deviation: Of the rates, by what was in the sample: ``float64[n]``.
+        rate: Share of the blocks in the sample.
+        unit_blocks: Blocks that are in the sample together or not at all.
+
+    Returns:
+        ``float64[n]`` on the host, each at most 1.
+    """
+    # A pool holds as many units of the sample as a draw of that many gives; and it rounds to one.
+    away = np.sqrt((1 - rate) * sizes * unit_blocks / rate) + (1 - rate) * unit_blocks / rate
+    lower, upper = (np.interp(sizes + sign * away, sizes, rates) for sign in (-1, 1))
+    steep = np.maximum(upper - rates, rates - lower)
+    width: Floats = np.minimum(1.0, 2 * np.sqrt(deviation**2 + steep**2))
+    return width

@@ -1,0 +1,74 @@
+"""Whatever the pages claim with a number, or without exception, has something behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.sentences import VERDICTS, found, has_test, key, paragraphs, register, sentences
+
+# So many have nobody's word yet. The number may only fall.
+MOST_OPEN = 39
+
+
+def test_every_sentence_that_claims_something_is_in_the_register() -> None:
+    known = register()
+    missing = [f"{each.page}: {each.text}" for name, each in found().items() if name not in known]
+    assert not missing, "\n".join([*missing, "(`python -m tests.sentences` lists them)"])
+
+
+def test_every_entry_names_one_thing_that_stands_behind_it() -> None:
+    for entry in register().values():
+        [kind] = set(entry) - {"text"}
+        assert kind in ("test", *VERDICTS), entry
+        assert entry[kind].strip(), entry
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = {entry["test"] for entry in register().values() if "test" in entry}
+    assert named
+    assert [node for node in named if not has_test(node)] == []
+
+
+def test_every_command_that_is_named_exists() -> None:
+    modules = {
+        module
+        for entry in register().values()
+        for module in re.findall(r"python -m ([\w.]+)", entry.get("command", ""))
+    }
+    assert modules
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+
+
+def test_no_more_sentences_are_open_than_before() -> None:
+    said = found()
+    opened = [name for name, entry in register().items() if "open" in entry and name in said]
+    assert len(opened) <= MOST_OPEN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It takes 5 ns. It is fast.", ["It takes 5 ns."]),
+        ("One line\nand 2 more.", ["One line and 2 more."]),
+        ("- It never waits.\n- It may.\n- Always 3.", ["It never waits.", "Always 3."]),
+        ("```text\nnever 3\n```\nText.", []),
+        ("    any code 3\n\nText.", []),
+        ("| a | 3 |\n|---|---|\n\nText.", []),
+        ("# 3 headings\n\nText.", []),
+        ("See [the page](page-3.md).", []),
+        ("Kwon et al. 2023 say so. Nobody else.", ["Kwon et al. 2023 say so."]),
+        ("<!-- 3 hidden\nlines -->\nText.", []),
+        ("Many things.", []),
+    ],
+)
+def test_sentences_are_found_in_running_text_alone(text: str, expected: list[str]) -> None:
+    assert list(sentences(text)) == expected
+
+
+def test_a_sentence_is_the_same_wherever_its_lines_break() -> None:
+    one = "A match *never* covers the\nwhole [prompt](a.md), as `match` says."
+    [other] = paragraphs("A match never covers\nthe whole prompt, as [match](b.md) says.")
+    assert key(one) == key(other)
