@@ -1,9 +1,10 @@
 // Can the audit fail? Breaks one field of a live manager at a time: books --runs 44 --moves 60.
 //
-// After each move of a play, every way of tampering below is tried on a block, a list or a
-// sequence drawn at random. violations() has to say something, and nothing once the field is back.
-// Compiled without access control: these fields are nobody's to write. A play resolves each plan in
-// the move that takes it, so no copy is in flight between moves.
+// After the moves of a play, every way of tampering below is tried on a block, a list or a sequence
+// drawn at random, at the first moves that leave something to break. violations() has to say
+// something, and nothing once the field is back. Compiled without access control: these fields are
+// nobody's to write. A play resolves each plan in the move that takes it, so no copy is in flight
+// between moves.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -331,20 +332,20 @@ std::vector<Tampering> of_sequences() {
   };
 }
 
-// Every way of tampering, once.
-void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::int64_t>& tallies) {
+constexpr std::int64_t kTimes = 2;  // each is tried in a run
+
+// Every way of tampering that was not tried often enough in this run.
+void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::int64_t>& tried) {
   for (std::size_t i = 0; i < all.size(); ++i) {
-    const std::string before = victim.core.fingerprint();
+    if (tried[i] == kTimes) continue;
     const Undo undo = all[i].tamper(victim);
     if (!undo) continue;
     const bool noticed = !victim.core.violations().empty();
     undo();
     if (!noticed) throw Violation(std::string("the audit does not see ") + all[i].name);
-    if (victim.core.fingerprint() != before)
-      throw Violation(std::string(all[i].name) + " was not undone");
     if (const auto broken = victim.core.violations(); !broken.empty())
       throw Violation(std::string(all[i].name) + ", undone: " + broken.front());
-    ++tallies[i];
+    ++tried[i];
   }
 }
 
@@ -381,10 +382,12 @@ int main(int argc, char** argv) {
       Bytes bytes(stream);
       std::mt19937_64 rng(stream);
       Play play(bytes, number % kinds);
+      std::vector<std::int64_t> tried(all.size());
       for (int i = 0; i < moves && play.move(); ++i) {
         Victim victim{const_cast<blockmgr::Sequences&>(play.world().core()), rng};
-        tamper(victim, all, tallies);
+        tamper(victim, all, tried);
       }
+      for (std::size_t i = 0; i < all.size(); ++i) tallies[i] += tried[i];
     }
   } catch (const std::exception& violation) {
     std::printf("violation in run %d of seed %d: %s\n", number, seed, violation.what());

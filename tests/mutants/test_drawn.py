@@ -188,6 +188,13 @@ def test_python_is_mutated_where_it_runs(tmp_path: Path) -> None:
     assert "return a - b" in {python.planted(one, text).splitlines()[3].strip() for one in sums}
 
 
+def test_an_overload_is_for_type_checkers_alone(tmp_path: Path) -> None:
+    text = "@overload\ndef f(a): ...\n@cache\ndef f(a): ...\n"
+    assert {(one.line, one.operator) for one in sites_of(text, tmp_path, "code.py")} == {
+        (3, "RemoveDecorator")
+    }
+
+
 def test_every_module_has_tests_that_exist() -> None:
     for path in [*python.modules(ROOT / "blockmgr"), *CSRC.glob("*.cc"), *CSRC.glob("*.h")]:
         for entry in (tests := chosen_tests(str(path.relative_to(ROOT)))):

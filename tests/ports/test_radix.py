@@ -346,6 +346,17 @@ def test_an_unfinished_request_goes_over_to_what_others_computed_first() -> None
     assert cache.manager.size_info == SizeInfo(3, 0)
 
 
+def test_what_others_computed_after_a_chunk_was_shared_is_kept_once() -> None:
+    cache = CacheManager(None, num_pages=8)
+    first, second = cache.allocate(3).tolist(), cache.allocate(2).tolist()
+    chunk = cache.cache_unfinished_req(root(cache), [1], first[:1]).handle
+    cache.free_and_cache_finished_req(root(cache), [1, 2], second)
+    cache.free_and_cache_finished_req(chunk, [1, 2, 3], first)
+    assert cache.manager.size_info == SizeInfo(3, 0)
+    assert cache.match_req(request(1, 2, 3, 4)).indices.tolist() == [first[0], second[1], first[2]]
+    assert cache.available_size == 8
+
+
 def test_less_than_a_page_is_not_shared_yet() -> None:
     cache = CacheManager(None, num_pages=4, page_size=4)
     slots = cache.allocate(3)[:3]

@@ -55,8 +55,9 @@ def silent(tree: ast.Module) -> set[tuple[int, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
             unread.append(node.annotation)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns:
-            unread.append(node.returns)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            unread += [node.returns] if node.returns else []
+            unread += [d for d in node.decorator_list if ast.unparse(d) == "overload"]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             unread += node.body
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -74,6 +75,10 @@ def spots(node: ast.AST) -> Iterator[tuple[int, int]]:
         last = node.end_col_offset if line == node.end_lineno else 200
         for column in range(first, last):
             yield line, column
+
+
+def below(start: tuple[int, int]) -> tuple[int, int]:
+    return start[0], start[1] + 1
 
 
 def functions(tree: ast.Module) -> dict[int, str]:
@@ -109,7 +114,8 @@ def sites(path: Path, root: Path) -> list[Site]:
         family = match[1] or match[2]
         places = (place for node in nodes for place in operator.mutation_positions(node))
         for occurrence, (start, _) in enumerate(places):
-            if start in unread:
+            # A decorator's place is its at sign, one before what the syntax tree has.
+            if start in unread or (name.endswith("RemoveDecorator") and below(start) in unread):
                 continue
             line = start[0]
             before = on_one_line(lines[line - 1].encode())
