@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,53 @@ def radix_match(seed: int) -> Iterator[str]:
             yield f"world {seed}: {handle.cached_len} tokens locked, {again.cached_len} left"
 
 
+def _paged(seed: int) -> tuple[Any, Any]:
+    """A cache of the later interface that was served some requests, and a new one."""
+    rng = random.Random(seed)
+    size = rng.choice([1, 2, 3])
+    cache = radix.PagedCacheManager(rng.randrange(4, 12), size, np.zeros((12, 60), np.int32))
+    for row in range(rng.randrange(1, 10)):
+        req = SimpleNamespace(input_ids=_tokens(rng, 4 * size + 1), table_idx=row)
+        handle = req.cache_handle = cache.match_req(req).cuda_handle
+        cache.lock(handle)
+        req.cached_len, req.device_len = handle.cached_len, len(req.input_ids)
+        cache.page_table[row, : req.cached_len] = handle.get_matched_indices()
+        try:
+            cache.allocate_paged([req])
+        except OutOfBlocksError:
+            cache.unlock(handle)
+            continue
+        req.cached_len = len(req.input_ids)
+        if rng.random() < 0.8:
+            cache.cache_req(req, finished=rng.random() < 0.7)
+    tokens = _tokens(rng, 5 * size)
+    return cache, SimpleNamespace(input_ids=tokens, table_idx=11, cached_len=0, device_len=0)
+
+
+def paged_available_size(seed: int) -> Iterator[str]:
+    for more in (0, 1):
+        cache, req = _paged(seed)
+        req.device_len = cache.available_size + more
+        try:
+            cache.allocate_paged([req])
+            done = True
+        except OutOfBlocksError:
+            done = False
+        if done is not (more == 0):
+            yield f"world {seed}: {req.device_len - more} slots available, wrong by one"
+
+
+def paged_match(seed: int) -> Iterator[str]:
+    cache, req = _paged(seed)
+    handle = cache.match_req(req).cuda_handle
+    found = handle.get_matched_indices().tolist()
+    cache.lock(handle)
+    cache.prefix_cache.evict(cache.prefix_cache.size_info.evictable_size)
+    again = cache.prefix_cache.match_prefix(req.input_ids[:-1]).cuda_handle
+    if len(found) != handle.cached_len or again.get_matched_indices().tolist() != found:
+        yield f"world {seed}: {handle.cached_len} tokens locked, {again.cached_len} left"
+
+
 # Slots.
 
 
@@ -252,6 +300,10 @@ PROMISES: dict[tuple[str, str], Callable[[int], Iterator[str]]] = {
     ("CacheManager", "match_req"): radix_match,
     ("RadixCacheManager", "match_prefix"): radix_match,
     ("RadixCacheManager", "size_info"): radix_evictable_size,
+    ("PagedCacheManager", "available_size"): paged_available_size,
+    ("PagedCacheManager", "match_req"): paged_match,
+    ("RadixPrefixCache", "match_prefix"): paged_match,
+    ("RadixPrefixCache", "size_info"): paged_match,
     ("SlotAllocator", "free_count"): slots_free_count,
     ("SlotAllocator", "is_free"): slots_is_free,
     ("PrefixCacheManager", "find"): slots_find,
