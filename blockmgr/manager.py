@@ -360,10 +360,10 @@ class BlockManager:
             NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
-            StepError: Not all present tokens can be in memory before this step's forward: a sequence
-                was committed ahead of it, or shares a block that is, with ``early_commit``, written
-                by it, or is waiting for a copy of fewer tokens. Or, with ``early_commit``, a copy
-                plan is not resolved.
+            StepError: Not all present tokens can be in memory before this step's forward: a
+                sequence was committed ahead of it, or shares a block that it writes, or one that
+                waits for a copy of fewer tokens. Or, with ``early_commit``, a copy plan is not
+                resolved.
             ValueError: Handles repeated, or not as many tokens as handles.
 
         Leaves:

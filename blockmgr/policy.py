@@ -27,9 +27,9 @@ class EvictionPolicy(Protocol):
     recently used block goes first. A policy must not call its manager: that is refused with
     ``ReentrancyError``.
 
-    With ``dedup="append_only"`` a policy needs one more method, ``on_moved(block, to)``: the key of the
-    used ``block`` has passed to ``to``, a used block that was not cached, together with the blocks
-    that continue it. All that is known of ``block`` is now to be known of ``to``.
+    With ``dedup="append_only"`` a policy needs one more method, ``on_moved(block, to)``: the key of
+    the used ``block`` has passed to ``to``, a used block that was not cached, together with the
+    blocks that continue it. All that is known of ``block`` is now to be known of ``to``.
 
     Every call costs about as much as a Python function call, and each prompt makes one for each of
     its blocks: good for replays, not for serving.

@@ -80,7 +80,9 @@ class Tree:
         del self.parent[block], self.digest[block], self.life[block]
 
     def on_moved(self, block: int, to: int) -> None:
-        assert block in self.parent and block not in self.idle and to not in self.parent
+        assert block in self.parent
+        assert block not in self.idle
+        assert to not in self.parent
         for name, value in vars(self).items():
             setattr(self, name, renamed(value, block, to))
         self.parent = {b: to if p == block else p for b, p in self.parent.items()}

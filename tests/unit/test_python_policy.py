@@ -377,17 +377,14 @@ def test_a_policy_is_told_where_a_key_has_passed_to() -> None:
             self.said.append(("moved", block, to))
             super().on_moved(block, to)
 
-    made: list[Moving] = []
-    manager = BlockManager(
-        8, 2, dedup="append_only", eviction=lambda n: made.append(Moving(n)) or made[0]
-    )
+    policy = Moving(8)
+    manager = BlockManager(8, 2, dedup="append_only", eviction=lambda _: policy)
     first, second = (manager.admit([1, 1, 1]) for _ in range(2))
     manager.commit(first, 3)
     manager.commit(second, 3)
     cached = manager.sequence(first).block_ids[0]
     to = manager.sequence(second).block_ids[0]
     serve(manager, [1, 1, 2, 2]).free()
-    [policy] = made
     policy.said.clear()
     manager.free(first)
     assert policy.said == [("moved", cached, to)]
