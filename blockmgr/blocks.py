@@ -169,12 +169,12 @@ class BlockSnapshot:
         priority: ``uint8[num_blocks]``: of a block that can be found, a ``Priority``, at least that
             of the blocks that continue it; else ``Priority.NORMAL``.
         ref_count: ``int32[num_blocks]``: block tables that name the block.
-        pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in use,
-            private twins.
+        pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in
+            use.
         parent: ``int32[num_blocks]``: of a block that can be found, the block before it in its
             prefix; ``-2`` or less if it begins a prompt, a number for each namespace. Else ``-1``.
         twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
-            stands beside (``dedup="append_only"``), else ``-1``.
+            stands beside, in use as well (``dedup="append_only"``), else ``-1``.
         num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.
         num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``.
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that

@@ -108,7 +108,11 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
             "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
             "ghost_blocks": config.ghost_blocks,
             "hit_rate_window": config.hit_rate_window,
-            "python_policy": policy_of(config.eviction, config.capacity),
+            "python_policy": policy_of(
+                config.eviction,
+                config.capacity,
+                keys_move=config.prefix_caching and config.dedup == "append_only",
+            ),
             "retention": config.retention,
             "max_pinned_blocks": config.max_pinned_blocks,
             "quotas": list(config.quotas.items()),
@@ -226,6 +230,8 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
             NeverFitsError: More than the pool or a block table row holds.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
+            StepError: With ``early_commit``, the block the tokens go to is shared, and what a copy
+                has to bring is written by this step's forward.
             ValueError: No tokens, or a token out of bounds.
             TypeError: Tokens of the wrong type.
 
@@ -262,6 +268,10 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
     ) -> npt.NDArray[np.int64]:
         """One decode step for a batch: commits all present tokens, then appends one each.
 
+        The forward before has computed every token present, so that afterwards
+        ``num_computed_tokens == num_tokens - 1`` for each sequence, always: an engine writes the
+        slots it is given here, and nothing else of these sequences.
+
         All or nothing for the whole batch, of several namespaces as well: with ``quotas``, the
         numbers of a shortage are those of one namespace that lacks blocks, and a call for each
         namespace keeps one from refusing another.
@@ -278,8 +288,10 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
             NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
-            StepError: A sequence was committed ahead of this step's forward; or, with
-                ``early_commit``, a copy plan is not resolved.
+            StepError: Not all present tokens can be in memory before this step's forward: a
+                sequence was committed ahead of it, or shares a block that it writes, or one that
+                waits for a copy of fewer tokens. Or, with ``early_commit``, a copy plan is not
+                resolved.
             ValueError: Handles repeated, or not as many tokens as handles.
 
         Leaves:

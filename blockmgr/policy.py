@@ -27,6 +27,10 @@ class EvictionPolicy(Protocol):
     recently used block goes first. A policy must not call its manager: that is refused with
     ``ReentrancyError``.
 
+    With ``dedup="append_only"`` a policy needs one more method, ``on_moved(block, to)``: the key of
+    the used ``block`` has passed to ``to``, a used block that was not cached, together with the
+    blocks that continue it. All that is known of ``block`` is now to be known of ``to``.
+
     Every call costs about as much as a Python function call, and each prompt makes one for each of
     its blocks: good for replays, not for serving.
 
@@ -88,8 +92,15 @@ PolicyFactory = Callable[[int], EvictionPolicy]
 _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")
 
 
-def policy_of(eviction: str | PolicyFactory, capacity: int) -> EvictionPolicy | None:
+def policy_of(
+    eviction: str | PolicyFactory, capacity: int, *, keys_move: bool = False
+) -> EvictionPolicy | None:
     """The policy a factory makes for a pool of ``capacity`` blocks; None for one with a name.
+
+    Args:
+        eviction: A name, or a factory.
+        capacity: Blocks of the pool.
+        keys_move: Whether the policy needs ``on_moved``.
 
     Raises:
         TypeError: What it makes lacks a method of ``EvictionPolicy``.
@@ -97,7 +108,8 @@ def policy_of(eviction: str | PolicyFactory, capacity: int) -> EvictionPolicy | 
     if isinstance(eviction, str):
         return None
     policy = eviction(capacity)
-    missing = [name for name in _METHODS if not callable(getattr(policy, name, None))]
+    methods = (*_METHODS, "on_moved") if keys_move else _METHODS
+    missing = [name for name in methods if not callable(getattr(policy, name, None))]
     if missing:
         raise TypeError(
             f"eviction must make an object with the methods of EvictionPolicy, got one of type "

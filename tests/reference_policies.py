@@ -10,8 +10,22 @@ cached, whether or not it is in the list; sizes count such blocks, as a cache th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from blockmgr.policy import EvictionPolicy
+
+
+def renamed(value: Any, block: int, to: int) -> Any:
+    """Lists and sets of blocks, what is known by block, and lists by name, with another name."""
+    if isinstance(value, list):
+        return [to if item == block else item for item in value]
+    if isinstance(value, set):
+        return {to if item == block else item for item in value}
+    if isinstance(value, dict):
+        lists = {k: renamed(v, block, to) if isinstance(v, list) else v for k, v in value.items()}
+        lists.pop(to, None)  # of what it was before
+        return {to if key == block else key: item for key, item in lists.items()}
+    return value
 
 
 class Tree:
@@ -64,6 +78,14 @@ class Tree:
         self.gone(block, evicted)
         self.idle.discard(block)
         del self.parent[block], self.digest[block], self.life[block]
+
+    def on_moved(self, block: int, to: int) -> None:
+        assert block in self.parent
+        assert block not in self.idle
+        assert to not in self.parent
+        for name, value in vars(self).items():
+            setattr(self, name, renamed(value, block, to))
+        self.parent = {b: to if p == block else p for b, p in self.parent.items()}
 
     def cached(self, block: int) -> None: ...
     def hit(self, block: int) -> None: ...

@@ -100,6 +100,8 @@ class Draw:
         return {
             "skip": self.rng.choice([-1, -1, -1, 0, 1]),
             "held_back": self.rng.choice([0, 0, 0, 1]),
+            # What is told apart by the low 16 bits of a step is taken for another then.
+            "pause": 2**16 - self.rng.randint(0, 2) if self.rng.random() < 1 / 4096 else 0,
         }
 
     def begin(self) -> Record:

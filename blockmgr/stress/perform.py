@@ -71,6 +71,9 @@ def _reparent(world: World, record: Record) -> None:
 
 def _step(world: World, record: Record) -> None:
     world.step(record["skip"], record["held_back"])
+    if record.get("pause"):
+        world.complete(len(world.steps))
+        world.skip_steps(record["pause"])
 
 
 def _begin(world: World, record: Record) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import Admission
-from blockmgr.stress.lockstep import DivergenceError, Entry, Launched, LockStep
+from blockmgr.stress.lockstep import DivergenceError, Entry, Launched
 from blockmgr.stress.oracle import Work, extend_prefixes
+from blockmgr.stress.remembering import RememberingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
 
-class World(LockStep):
+class World(RememberingEngine):
     """A manager, optionally its model, a device, and the engine between them."""
 
     # ---- admission ----------------------------------------------------------------------
@@ -112,39 +113,6 @@ class World(LockStep):
         if self.on("reserve", entry, num_slots):
             self.hand_anew(entry)
         self.settle()
-
-    # ---- what an engine remembers -------------------------------------------------------
-
-    def first_to_write(self, entry: Entry) -> int:
-        """The first position that the next forward of the sequence writes."""
-        if not self.habits.looks_up:
-            return entry.left_off
-        start = entry.start
-        return start if self.early else int(self.manager.sequence(entry.handle).num_computed_tokens)
-
-    def hand(self, entry: Entry) -> None:
-        """The slots of all that is not written, as the last call on the sequence left them."""
-        if self.habits.writes != "as_handed":
-            return
-        view = self.manager.sequence(entry.handle)
-        end = min(view.num_tokens, view.num_slots)
-        start = min(entry.left_off, end)
-        slots = self.slots(entry, start, end)
-        known = np.zeros(start, np.int64)
-        known[: len(entry.handed)] = entry.handed[:start]
-        entry.handed = np.concatenate((known, slots))
-
-    def hand_anew(self, entry: Entry) -> None:
-        """Growth may have moved the sequence to another block, without what it promised."""
-        entry.promise = 0
-        self.hand(entry)
-
-    def slots(self, entry: Entry, start: int, stop: int) -> Any:
-        if not self.habits.by_row:
-            return self.manager.slot_mapping(entry.handle, start, stop)
-        table = self.manager.block_tables[self.manager.row(entry.handle)].astype(np.int64)
-        positions = np.arange(start, stop)
-        return table[positions // self.size] * self.size + positions % self.size
 
     def written_until(self, entry: Entry) -> int:
         """How far the K/V of the sequence is in memory, in the slots it has at the moment."""

@@ -285,6 +285,8 @@ void Play::move_once() {
     case kMoveStep:
       world_.step(bytes_.one_in(3) ? static_cast<std::size_t>(bytes_.below(2)) : SIZE_MAX,
                   bytes_.one_in(4));
+      // What is told apart by the low 16 bits of a step is taken for another now and then.
+      if (bytes_.one_in(128)) world_.pause((1ll << 16) - bytes_.below(3));
       return;
     case kMoveBegin:
       world_.begin(SIZE_MAX, bytes_.one_in(2));

@@ -174,6 +174,8 @@ class World {
   void complete(std::size_t count);
   void step(std::size_t skip = SIZE_MAX, std::int64_t held_back = 0);
   void abort();
+  // So many steps with nothing in them.
+  void pause(std::int64_t count);
   // From here on the engine goes through its sequences, and those of its steps, in this order.
   void reorder(const std::vector<std::size_t>& order);
   // Everything is freed, and nothing may be missing afterwards.

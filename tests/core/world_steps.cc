@@ -152,6 +152,14 @@ void World::step(std::size_t skip, std::int64_t held_back) {
   finish(launch, held_back);
 }
 
+void World::pause(std::int64_t count) {
+  step();
+  if (config_.steps_in_flight) complete(steps_.size());
+  skip_steps(core_, count);
+  num_applied_ += count;
+  last_ticket_ += count;
+}
+
 // The launch failed: neither copies nor forward have run.
 void World::abort() {
   if (early() && open_) finish(open_, 0);

@@ -245,8 +245,7 @@ class Engine:
         named = Counter(block for seq in holders for block in seq.block_table)
         shown, used, free = blocks.manager.blocks(), blocks.used_block_ids, blocks.free_block_ids
         assert shown.ref_count.tolist() == [named[block] for block in range(len(shown))]
-        # Beside what the tables name, a cached twin is kept for the blocks that continue it.
-        assert set(named) <= used <= set(named) | set(shown.twin.tolist())
+        assert set(named) == used
         assert sorted([*used, *free]) == list(range(len(shown)))
         assert len(free) == blocks.manager.num_available
         assert len(blocks.manager.handles()) == len(holders)

@@ -265,3 +265,24 @@ def test_one_call_may_log_more_than_the_bound(make_manager: MakeManager) -> None
     remaps = manager.take_remaps()
     assert [remap.old for remap in remaps] == before
     assert [remap.new for remap in remaps] == ids(first)
+
+
+def test_what_is_merged_while_the_log_is_read_is_told(
+    make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that commits, or a garbage collector that runs somebody's code, meanwhile."""
+    manager = make_manager(8, 2, dedup="remap")
+    first, second, third = (manager.sequence(manager.admit([1] * 3)) for _ in range(3))
+    first.commit(3)
+    second.commit(3)
+    late = [third]
+
+    def make(handle: int, index: int, old: int, new: int) -> Remap:
+        while late:
+            late.pop().commit(3)
+        return Remap(handle, index, old, new)
+
+    monkeypatch.setattr("blockmgr.manager.Remap", make)
+    told = [remap.handle for remap in manager.take_remaps()]
+    assert told == [second.handle, third.handle]
+    assert manager.take_remaps() == []

@@ -275,3 +275,16 @@ def test_a_digest_that_fails_leaves_nothing_changed() -> None:
         manager.explain([1, 1, 0])
     with refused(manager, RuntimeError):
         manager.admit([1, 1, 0])
+
+
+def test_what_is_asked_for_again_gives_way_to_what_is_evicted_later() -> None:
+    """Of two places for what was evicted, one is taken by a prompt that came back and was not
+    computed: the next block to be evicted gets it, the first place included."""
+    manager = BlockManager(2, 1, ghost_blocks=1)
+    for token in (1, 2, 3):
+        cache(manager, [token, 9])
+    manager.free(manager.admit([2, 9]))
+    for token in (1, 3):
+        cache(manager, [token, 9])
+    assert manager.explain([1, 9]).reason is MissReason.EVICTED
+    assert manager.explain([2, 9]).reason is MissReason.NOT_REMEMBERED

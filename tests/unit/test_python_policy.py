@@ -369,3 +369,34 @@ def test_a_replay_raises_what_its_policy_did_wrong() -> None:
     config = ReplayConfig(block_size=2, eviction=lambda _: fails("on_idle", boom))
     with pytest.raises(PolicyError, match="LookupError: boom"):
         replay(trace([1, 1, 0], [2, 2, 0]), 3, config)
+
+
+def test_a_policy_is_told_where_a_key_has_passed_to() -> None:
+    class Moving(Recorder):
+        def on_moved(self, block: int, to: int) -> None:
+            self.said.append(("moved", block, to))
+            super().on_moved(block, to)
+
+    policy = Moving(8)
+    manager = BlockManager(8, 2, dedup="append_only", eviction=lambda _: policy)
+    first, second = (manager.admit([1, 1, 1]) for _ in range(2))
+    manager.commit(first, 3)
+    manager.commit(second, 3)
+    cached = manager.sequence(first).block_ids[0]
+    to = manager.sequence(second).block_ids[0]
+    serve(manager, [1, 1, 2, 2]).free()
+    policy.said.clear()
+    manager.free(first)
+    assert policy.said == [("moved", cached, to)]
+    manager.free(second)
+    manager.check_invariants()
+    assert policy.order[-1] == to
+
+
+def test_append_only_needs_a_policy_that_follows_keys() -> None:
+    class Still(Recorder):
+        on_moved = None  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match="of type Still without on_moved"):
+        BlockManager(8, 2, dedup="append_only", eviction=Still)
+    BlockManager(8, 2, eviction=Still)

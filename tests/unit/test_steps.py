@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from blockmgr import OutOfBlocksError, StepError
@@ -177,7 +179,7 @@ def test_a_hit_of_the_same_step_is_not_copied_from(make_manager: MakeManager, ca
     manager.commit(manager.admit([1] * 5), 5)
     second = manager.sequence(manager.admit([1] * 5))
     second.truncate(2)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "append": lambda: second.append([2]),
         "reserve": lambda: second.reserve(4),
         "decode": lambda: manager.decode([second.handle], [2]),
@@ -203,7 +205,10 @@ def test_a_promise_is_not_taken_back_once_the_step_is_taken(
     [child] = seq.fork()
     child.commit(3)
     ticket = manager.take_copies().ticket
-    calls = {"append": lambda: child.append([2]), "reserve": lambda: child.reserve(4)}
+    calls: dict[str, Callable[[], object]] = {
+        "append": lambda: child.append([2]),
+        "reserve": lambda: child.reserve(4),
+    }
     with refused(manager, StepError, f"cannot {call}.*positions 1 to 2"):
         calls[call]()
     manager.copies_applied(ticket)
@@ -378,7 +383,7 @@ def test_a_promise_cannot_be_taken_back(make_manager: MakeManager, call: str) ->
     manager = make_manager(8, 4, early_commit=True)
     handle, other = manager.admit([1] * 5), manager.admit([2])
     manager.commit(handle, 5)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "free": lambda: manager.free(handle),
         "preempt": lambda: manager.preempt(handle),
         "truncate": lambda: manager.truncate(handle, 4),
