@@ -1,1 +1,1 @@
-"""What a port answers, against what then happens, in random small worlds."""
+"""What a manager, a pool or a port answers, against what then happens, in random small worlds."""

@@ -28,7 +28,7 @@ from blockmgr.stress.draw import Draw
 from blockmgr.stress.perform import finish_up, perform
 from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
 from blockmgr.stress.world import World
-from tests.promises import Acts, Broken, keeps_its_word, questions
+from tests.promises.questions import Acts, Broken, keeps_its_word, questions
 from tests.unit.snapshot import snapshot
 
 PLACES = ("balanced", "admission", "tiny_pool", "exact_fit", "multi_tenant")
