@@ -90,6 +90,7 @@ class Play {
   void finish();
   void abort();
   void branch(const EntryPtr& entry);
+  void stagger(const EntryPtr& entry);
   void reparent();
   void resume();
   void nonsense();
