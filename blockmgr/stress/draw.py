@@ -136,7 +136,8 @@ class Draw:
         """A family, in the order in which it writes."""
         order = [0, 1, 2]
         self.rng.shuffle(order)
-        return {"order": order, "tokens": [self.token() for _ in range(6)]}
+        cut = self.rng.randint(0, 3) if self.rng.random() < 0.3 else None
+        return {"order": order, "tokens": [self.token() for _ in range(6)], "cut": cut}
 
     def resume(self) -> Record:
         """With all its slots, or only some."""

@@ -153,6 +153,8 @@ def _fork(world: World, entry: Entry, record: Record) -> None:
 
 def _branch(world: World, entry: Entry, record: Record) -> None:
     """A fork of a fork, all written in one step: copies of copies."""
+    if record.get("cut") is not None:
+        return _stagger(world, entry, record)
     for child in world.fork(entry):
         family = [entry, child, *world.fork(child)]
         tokens = iter(record["tokens"])
@@ -160,6 +162,17 @@ def _branch(world: World, entry: Entry, record: Record) -> None:
             if index < len(family):
                 world.append(family[index], [next(tokens)])
                 world.append(family[index], [next(tokens)])
+
+
+def _stagger(world: World, entry: Entry, record: Record) -> None:
+    """A sequence and its fork decode one after another, the fork cut back a little."""
+    world.step()
+    for child in world.fork(entry):
+        world.decode([entry], record["tokens"][:1])
+        if 0 < record["cut"] < len(child.tokens):
+            world.truncate(child, len(child.tokens) - record["cut"])
+        world.decode([child], record["tokens"][1:2])
+        world.step()
 
 
 def _free(world: World, entry: Entry, record: Record) -> None:

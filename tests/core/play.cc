@@ -454,8 +454,24 @@ void Play::abort() {
   world_.abort();
 }
 
+// A sequence and its fork decode one after another in a step, the fork cut back a little, perhaps
+// into what the first has just promoted.
+void Play::stagger(const EntryPtr& entry) {
+  world_.step();
+  if (bytes_.one_in(4)) world_.pause((1ll << 16) - bytes_.below(2));
+  for (const EntryPtr& child : world_.fork(entry, 1)) {
+    if (!bytes_.one_in(3)) world_.decode({entry}, {token()});
+    const auto length = static_cast<int>(child->tokens.size());
+    const int cut = bytes_.between(0, std::min(length - 1, 3));
+    if (cut) world_.truncate(*child, length - cut);
+    world_.decode({child}, {token()});
+    world_.step();
+  }
+}
+
 // A fork of a fork, all written in one step: copies of copies.
 void Play::branch(const EntryPtr& entry) {
+  if (bytes_.one_in(3)) return stagger(entry);
   // With early commits the copies may start from what the step's forward has yet to write.
   const bool commits = world_.early() && bytes_.one_in(2);
   if (commits) world_.append(*entry, {token()});
