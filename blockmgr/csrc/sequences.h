@@ -174,6 +174,8 @@ class Sequences {
                        std::string_view name) const;
   void check_lookup(std::int64_t num_tokens, std::string_view name) const;
   void check_append(Handle handle, std::int64_t count) const;
+  // Throws unless there is retention to do this call.
+  void check_retaining(const char* call) const { retaining(call); }
   // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
   std::int64_t fits_anyway() const { return fits_anyway_; }
   std::int64_t most_tokens() const { return most_tokens_; }

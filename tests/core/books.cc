@@ -229,6 +229,12 @@ std::vector<Tampering> of_pool() {
        }},
       {"a cached block more in the index",
        [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},
+      {"a block more that passed a bucket",
+       [](Victim& v) -> Undo {
+         auto& buckets = v.core.index_.buckets_.buckets_;
+         auto& passed = buckets[v.below(buckets.size())].passed;
+         return set(passed, passed + 1);
+       }},
       {"a holder of a namespace more",
        [](Victim& v) -> Undo {
          const BlockId b = v.block([](BlockId, const Block& k) {

@@ -350,6 +350,17 @@ def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeMana
     assert [copy.num_tokens for copy in manager.take_copies()] == [1]
 
 
+def test_what_an_earlier_step_committed_is_copied_whole(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 4, early_commit=True)
+    seq = manager.sequence(manager.admit([1] * 6))
+    seq.commit(6)
+    launch(manager)
+    [child] = seq.fork()
+    child.append([2])
+    assert child.num_computed_tokens == 6
+    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
+
+
 def test_partial_reuse_takes_what_is_written_of_a_block(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
     seq = manager.sequence(manager.admit([1] * 4))
