@@ -73,12 +73,15 @@ void Monitor::wait_for_turn() {
 }
 
 bool Monitor::enter_afterwards() noexcept {
+  const std::thread::id self = std::this_thread::get_id();
+  // The call was refused because this thread is inside another one, which has an end of its own.
+  if (owner_.load(std::memory_order_relaxed) == self) return false;
   if (!mutex_.try_lock()) {
     do {
       if (lost_) return false;
     } while (!wait(mutex_, false));
   }
-  owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  owner_.store(self, std::memory_order_relaxed);
   return true;
 }
 

@@ -42,7 +42,8 @@ class Monitor {
     if (!mutex_.try_lock()) wait_for_turn();
     owner_.store(self, std::memory_order_relaxed);
   }
-  // For what has to be done after a call, whatever signals come meanwhile. False: it never can be.
+  // For what has to be done after a call, whatever signals come meanwhile. False: it never can be,
+  // or this thread is inside another call.
   bool enter_afterwards() noexcept;
   void leave() noexcept {
     owner_.store(std::thread::id(), std::memory_order_relaxed);

@@ -13,7 +13,7 @@ from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import Pool, Slots, batch_ids, device_ids, host_ids, pairs_of, to_device
 from blockmgr.kv.layout import segments_from
-from blockmgr.kv.pairs import no_reduce, on_device
+from blockmgr.kv.pairs import on_device
 from blockmgr.kv.shape import ModelShape
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
 from blockmgr.uncopied import NotCopied
@@ -99,8 +99,6 @@ class PagedKVCache(NotCopied):
             token = torch.zeros_like(k[0, :1])
             nowhere = torch.tensor([PAD_SLOT], device=k.device)
             self._launch(0, token, None if v is None else token, nowhere)
-
-    __reduce__ = no_reduce
 
     @property
     def num_blocks(self) -> int:

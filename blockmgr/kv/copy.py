@@ -16,8 +16,9 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError, LayoutError, MissingExtraError, TicketError
 from blockmgr.kv import ops
 from blockmgr.kv.copy_torch import TorchCopier
-from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers, no_reduce
+from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers
 from blockmgr.kv.registration import Registration, form_of, place_of, register
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ class Copier(Protocol):
         """Puts the staged count and pairs into ``int32[n, 3]`` on the device."""
 
 
-class KVBlocks:
+class KVBlocks(NotCopied):
     """The blocks of K/V tensors that a manager hands out, registered once for copying.
 
     A copy runs on the current stream, over all layers, K and V, in one launch, and copies only
@@ -93,6 +94,8 @@ class KVBlocks:
     [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     """
 
+    _instead = "register the tensors again, or other ones"
+
     def __init__(
         self,
         segments: Sequence[Segment],
@@ -116,8 +119,6 @@ class KVBlocks:
         self._place, self._form = place_of(self._tensors), form_of(self._tensors)
         self._bytes_per_block = self._registered.bytes_per_block
         self._no_limit = torch.tensor([NO_LIMIT], dtype=torch.int32, device=self.device)
-
-    __reduce__ = no_reduce
 
     @property
     def num_blocks(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from blockmgr.blocks import CopyPlan
     from blockmgr.kv.copy import KVBlocks
+from blockmgr.uncopied import NotCopied
 
 __all__ = [
     "Event",
@@ -25,7 +26,6 @@ __all__ = [
     "columns_of",
     "integers",
     "make_ring",
-    "no_reduce",
     "on_device",
 ]
 
@@ -36,12 +36,6 @@ RING_SIZE = 8
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Where a kernel has to be launched from: Triton launches on the current device."""
     return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-
-
-def no_reduce(owner: object) -> NoReturn:
-    """A ``__reduce__`` for what stands for memory of this process: no pickle and no copy of it."""
-    name = type(owner).__name__
-    raise TypeError(f"{name} cannot be pickled or copied: it stands for memory of this process")
 
 
 class Event(Protocol):
@@ -148,7 +142,7 @@ def make_ring(
     )
 
 
-class PairBuffer:
+class PairBuffer(NotCopied):
     """A list of copies in device memory, filled before each replay of a graph that reads it.
 
     ::
@@ -167,6 +161,8 @@ class PairBuffer:
         pairs: ``int32[max_pairs, 3]`` on the device: source, destination, tokens.
     """
 
+    _instead = "make another one with pair_buffer() of its owner"
+
     def __init__(
         self,
         owner: KVBlocks,
@@ -178,8 +174,6 @@ class PairBuffer:
         self.pairs = rows[1:]
         self._rows = rows
         self._fill = fill
-
-    __reduce__ = no_reduce
 
     @property
     def max_pairs(self) -> int:

@@ -9,10 +9,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "digester.h"
 #include "play.h"
 #include "runs.h"
 
@@ -277,10 +279,6 @@ std::vector<Tampering> of_sequences() {
        with([](Victim&, Sequence& s) { return set(s.num_computed, -1); })},
       {"a token more",
        with([](Victim&, Sequence& s) { return set(s.num_tokens, s.num_tokens + 1); })},
-      {"a longer row", with([](Victim& v, Sequence& s) {
-         auto& length = v.core.lengths_[static_cast<std::size_t>(v.core.row_of(s))];
-         return set(length, length + 1);
-       })},
       {"a sequence that does not run and holds blocks",
        with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
       {"a block that is none in a table",
@@ -361,6 +359,98 @@ std::vector<Tampering> everything() {
   return all;
 }
 
+// Some of everything, at a debug level; and what its checks find of books that are made wrong.
+class AtLevel {
+ public:
+  explicit AtLevel(int level) : core_(config(), digester(), {}) {
+    core_.set_debug(level);
+    first_ = admit({1, 2, 3, 4, 5});
+    core_.commit(first_, 5);
+    other_ = admit({9, 9, 9, 9, 9});
+  }
+
+  // A block of the sequence is released twice.
+  void release_another() {
+    entry(first_, 1) = entry(other_, 1);
+    core_.free(first_);
+    core_.free(other_);
+  }
+  // Tokens go to a block that is free.
+  void write_to_a_free_one() {
+    const BlockId free = entry(other_, 0);  // the last to be freed, and the first to be taken
+    core_.free(other_);
+    entry(first_, 1) = free;
+    append(first_, {1, 2, 3});
+    append(first_, {4});
+  }
+  // Nothing is done with a table that is wrong.
+  void touch_nothing() {
+    entry(first_, 1) = entry(other_, 1);
+    core_.reserve(other_, 1);
+  }
+  // Likewise, by a call that is refused.
+  void be_refused() {
+    entry(first_, 1) = entry(other_, 1);
+    try {
+      admit(std::vector<Token>(30, 1));
+    } catch (const std::exception&) {
+      return;
+    }
+    throw Violation("a prompt larger than the pool was admitted");
+  }
+
+  bool has_findings() { return !core_.findings().empty(); }
+
+ private:
+  static Config config() {
+    Config config;
+    config.num_blocks = 8;
+    config.block_size = 4;
+    config.max_seqs = 4;
+    config.row_width = 8;
+    return config;
+  }
+  static std::unique_ptr<Digester> digester() {
+    return std::make_unique<TestDigester>(TestDigester::kWide);
+  }
+  Handle admit(const std::vector<Token>& tokens) {
+    Handle handle = 0;
+    core_.admit({tokens.data(), static_cast<std::int64_t>(tokens.size()), {}, {}, 0},
+                [&](Handle made) { handle = made; });
+    return handle;
+  }
+  void append(Handle handle, const std::vector<Token>& tokens) {
+    core_.append(handle, tokens.data(), static_cast<std::int64_t>(tokens.size()));
+  }
+  std::int32_t& entry(Handle handle, int index) {
+    return core_.table_at(Sequences::row_of(handle))[index];
+  }
+
+  Sequences core_;
+  Handle first_ = 0;
+  Handle other_ = 0;
+};
+
+// Level 1 checks what each step touches, level 2 everything after each call.
+void check_levels() {
+  const struct {
+    const char* name;
+    void (AtLevel::*act)();
+    int found_from;
+  } acts[] = {{"a block released twice", &AtLevel::release_another, 1},
+              {"a write to a free block", &AtLevel::write_to_a_free_one, 1},
+              {"a table nobody touches", &AtLevel::touch_nothing, 2},
+              {"a table behind a refused call", &AtLevel::be_refused, 2}};
+  for (const auto& each : acts)
+    for (int level = 1; level <= 2; ++level) {
+      AtLevel world(level);
+      if (world.has_findings()) throw Violation("right books are found to be wrong");
+      (world.*each.act)();
+      if (world.has_findings() != (level >= each.found_from))
+        throw Violation(std::string(each.name) + " at debug level " + std::to_string(level));
+    }
+}
+
 }  // namespace
 }  // namespace blockmgr::testing
 
@@ -382,6 +472,7 @@ int main(int argc, char** argv) {
   const int kinds = static_cast<int>(profiles().size());
   int number = 0;
   try {
+    check_levels();
     for (; number < runs; ++number) {
       const auto stream =
           static_cast<std::uint64_t>(seed) * 1'000'003 + static_cast<unsigned>(number);

@@ -94,5 +94,5 @@ def test_what_stands_for_memory_is_neither_pickled_nor_copied(
     cache = PagedKVCache(4, 4, shape)
     for each in (cache, cache.blocks, cache.blocks.pair_buffer(2)):
         name = type(each).__name__
-        with pytest.raises(TypeError, match=f"{name} cannot be pickled or copied"):
+        with pytest.raises(TypeError, match=f"a {name} cannot be (copied|pickled)"):
             call(each)

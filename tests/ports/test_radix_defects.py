@@ -102,9 +102,9 @@ def test_torch_is_not_imported_before_a_device_is_named() -> None:
 
 def test_a_device_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"blockmgr\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[torch\]'"):
         CacheManager("cpu", 4)
-    with pytest.raises(MissingExtraError, match=r"blockmgr\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[torch\]'"):
         create_page_table(1, 1, device="cpu")
 
 

@@ -110,6 +110,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     serve(followed, PROMPT, namespace=SALT)
     yield followed.config
     yield followed.hit_rate_curve()
+    yield manager.recent_hits()
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 
@@ -147,7 +148,9 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.admit(PROMPT, extras={0: SALT * 100}),
     lambda m: m.admit(PROMPT, extras={SALT: b"x"}),  # type: ignore[dict-item]
     lambda m: m.admit(PROMPT, extras=[SALT]),  # type: ignore[arg-type]
-    lambda m: m.match(range(1000), namespace=SALT),
+    lambda m: m.match([], namespace=SALT),
+    lambda m: m.block_digests([], namespace=SALT),
+    lambda m: m.block_digests(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.match(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.can_admit(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.touch(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
@@ -270,6 +273,7 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "touch",
         "quota_usage",
         "pin",
+        "block_digests",
         "find",
         "children",
     }

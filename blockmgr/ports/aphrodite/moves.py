@@ -148,7 +148,7 @@ class Move:
         core = self._destination.pool._core
         assert len(tokens) == len(fresh) * size
         self._steps += [
-            (core.promote_chain, fresh, tokens, parent, b"", list(keys.items()) or None),
+            (core.promote_chain, fresh, tokens, parent, b"", tuple(keys.items()) or None),
             self._destination.prefix_cache.add(fresh),
         ]
 

@@ -82,7 +82,7 @@ class PoolPlans(BlockAllocator):
             num_fresh = num_full - len(found)
             if keep and num_fresh:
                 rest = tokens[len(found) * size : num_full * size]
-                keys = [(i, key) for i in range(num_fresh)] if key else None
+                keys = tuple((i, key) for i in range(num_fresh)) if key else None
                 before = found[-1] if found else parent
                 chained = fresh[:num_fresh]
                 steps += [
