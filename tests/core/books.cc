@@ -277,8 +277,10 @@ std::vector<Tampering> of_sequences() {
        with([](Victim&, Sequence& s) { return set(s.num_computed, s.num_tokens + 1); })},
       {"fewer computed than none",
        with([](Victim&, Sequence& s) { return set(s.num_computed, -1); })},
-      {"a token more",
-       with([](Victim&, Sequence& s) { return set(s.num_tokens, s.num_tokens + 1); })},
+      {"more tokens than slots", with([](Victim& v, Sequence& s) {
+         const std::int64_t slots = s.num_blocks * std::int64_t{v.core.config_.block_size};
+         return set(s.num_tokens, slots + s.num_waiting() + 1);
+       })},
       {"a sequence that does not run and holds blocks",
        with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
       {"a block that is none in a table",
@@ -287,10 +289,6 @@ std::vector<Tampering> of_sequences() {
        with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.block(any)); })},
       {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
          return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
-       })},
-      {"an entry past the blocks", with([](Victim& v, Sequence& s) -> Undo {
-         if (s.num_blocks >= v.core.config_.row_width) return {};
-         return set(v.core.table(s)[s.num_blocks], v.block(any));
        })},
       {"another namespace", with([](Victim&, Sequence& s) -> Undo { return set(s.root, 0u); })},
       {"another quota of a sequence", with([](Victim& v, Sequence& s) -> Undo {
