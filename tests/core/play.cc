@@ -286,7 +286,7 @@ void Play::move_once() {
       world_.step(bytes_.one_in(3) ? static_cast<std::size_t>(bytes_.below(2)) : SIZE_MAX,
                   bytes_.one_in(4));
       // What is told apart by the low 16 bits of a step is taken for another now and then.
-      if (bytes_.one_in(128)) world_.pause((1ll << 16) - bytes_.below(3));
+      if (bytes_.one_in(128)) world_.pause((1ll << 16) - bytes_.below(4));
       return;
     case kMoveBegin:
       world_.begin(SIZE_MAX, bytes_.one_in(2));
@@ -458,7 +458,7 @@ void Play::abort() {
 // into what the first has just promoted.
 void Play::stagger(const EntryPtr& entry) {
   world_.step();
-  if (bytes_.one_in(4)) world_.pause((1ll << 16) - bytes_.below(2));
+  if (bytes_.one_in(4)) world_.pause((1ll << 16) - bytes_.below(4));
   for (const EntryPtr& child : world_.fork(entry, 1)) {
     if (!bytes_.one_in(3)) world_.decode({entry}, {token()});
     const auto length = static_cast<int>(child->tokens.size());
