@@ -54,6 +54,8 @@ def flags() -> list[str]:
     """Those of the wheel: what CMake adds to a release, and what the core asks for."""
     text = (CORE / "CMakeLists.txt").read_text(encoding="utf-8")
     [own] = re.findall(r"target_compile_options\(blockmgr_static PRIVATE\s+([^)]*)\)", text)
+    optimize = re.findall(r"set\(BLOCKMGR_OPTIMIZE ([^)]*)\)", text)[0]  # as users build it
+    own = own.replace("${BLOCKMGR_OPTIMIZE}", optimize)
     return ["-std=gnu++20", "-O3", "-DNDEBUG", "-fPIC", *own.split()]
 
 

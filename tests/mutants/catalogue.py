@@ -1045,7 +1045,7 @@ PYTHON = (
     ),
     Mutant(
         "extras_that_are_no_mapping",
-        "tokens.py",
+        "arguments.py",
         "    if not isinstance(extras, Mapping):",
         "    if False:",
         ("tests/unit/test_bad_input.py",),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from blockmgr import (
     BlockManager,
+    InvariantError,
     OutOfBlocksError,
     ReentrancyError,
     UnknownSequenceError,
@@ -89,3 +91,13 @@ def test_a_call_from_inside_another_is_refused_at_every_level(level: int) -> Non
     assert refused >= 6
     managers.clear()
     manager.check_invariants()
+
+
+def test_check_invariants_raises_all_that_the_core_finds() -> None:
+    manager = BlockManager(8, 4)
+    manager.check_invariants()
+    broken = ["block 7 is lost", "block 3 is free and in use"]
+    manager._core = SimpleNamespace(violations=lambda: broken)  # type: ignore[assignment]
+    with pytest.raises(InvariantError, match="block 7 is lost") as caught:
+        manager.check_invariants()
+    assert caught.value.violations == tuple(broken)
