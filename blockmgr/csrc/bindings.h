@@ -192,7 +192,8 @@ struct Field {
 // What of Python is looked up once, at import: looking it up within a call could run Python code,
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
-  PyObject* ndarray;  // numpy.ndarray
+  PyObject* ndarray;     // numpy.ndarray
+  PyObject* array_name;  // "__array__"
   PyObject* match;    // blockmgr.blocks.Match, and its fields
   Field num_cached_tokens;
   Field num_partial_tokens;

@@ -47,6 +47,7 @@ void know_python() {
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
   python = {member("numpy", "ndarray"),
+            nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
             match,
             field(match, "num_cached_tokens"),
             field(match, "num_partial_tokens"),

@@ -64,8 +64,8 @@ bool in_range(std::int64_t value, std::int64_t limit) {
 }
 
 // The attribute, or nothing if there is none. What else goes wrong is thrown.
-nb::object attribute(nb::handle value, const char* name) {
-  nb::object found = nb::steal(PyObject_GetAttrString(value.ptr(), name));
+nb::object attribute(nb::handle value, PyObject* name) {
+  nb::object found = nb::steal(PyObject_GetAttr(value.ptr(), name));
   if (found.is_valid()) return found;
   if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
   PyErr_Clear();
@@ -128,7 +128,7 @@ template <class T>
 void IntArray<T>::open_other(nb::handle value) {
   PyObject* object = value.ptr();
   if (!PyObject_CheckBuffer(object)) {
-    const nb::object convert = attribute(value, "__array__");
+    const nb::object convert = attribute(value, known().array_name);
     if (convert.is_valid()) {
       owner_ = convert();
       if (is_plain_array(owner_.ptr(), numbers_)) {
