@@ -89,7 +89,7 @@ def test_a_last_id_that_covers_less_than_its_tokens_does_not_come_back() -> None
 def test_hints_let_go_of_blocks_that_nobody_can_find() -> None:
     two = [([7, 8], 768), ([17, 18], 768)]  # each leaves two blocks that return, and one
     made = by_ids(*two, ([5], 512), ([7, 9], 768), ([17, 19], 768))
-    hinted = replay(made, 6, replace(SEQUENTIAL, block_size=256, hints="truth"))
+    hinted = replay(made, 6, replace(SEQUENTIAL, block_size=256, hints="truth", outputs="none"))
     assert hinted.hit_tokens == 2 * 512
 
 

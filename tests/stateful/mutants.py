@@ -121,9 +121,9 @@ class IgnoresTheParent(ModelManager):
 
 @mutant
 class ServesTheLastToken(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True) -> Plan:
+    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
         seq.tokens.append(0)
-        plan = super().plan(seq, num_slots, partial)
+        plan = super().plan(seq, num_slots, partial, read)
         seq.tokens.pop()
         return plan
 
@@ -164,16 +164,16 @@ class EvictsTheNewest(ModelManager):
 
 @mutant
 class DoesNotCountIdleHits(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True) -> Plan:
-        plan = super().plan(seq, num_slots, partial)
+    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
+        plan = super().plan(seq, num_slots, partial, read)
         plan.needed = plan.num_blocks - len(plan.hits)
         return plan
 
 
 @mutant
 class IgnoresTheWatermark(ModelManager):
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int) -> Plan:
-        return super().fitting_plan(seq, num_slots, 0)
+    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
+        return super().fitting_plan(seq, num_slots, 0, read)
 
 
 @mutant
@@ -293,9 +293,9 @@ class LosesRemaps(ModelManager):
 
 @mutant
 class LeaksABlockWhenAdmissionFails(ModelManager):
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int) -> Plan:
+    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
         try:
-            return super().fitting_plan(seq, num_slots, watermark)
+            return super().fitting_plan(seq, num_slots, watermark, read)
         except Exception:
             if self.free_ids():
                 self.fence_of_id[self.free_ids()[0]] = -1
