@@ -285,8 +285,7 @@ void Play::move_once() {
     case kMoveStep:
       world_.step(bytes_.one_in(3) ? static_cast<std::size_t>(bytes_.below(2)) : SIZE_MAX,
                   bytes_.one_in(4));
-      // What is told apart by the low 16 bits of a step is taken for another now and then.
-      if (bytes_.one_in(128)) world_.pause((1ll << 16) - bytes_.below(4));
+      if (bytes_.one_in(128)) pause();
       return;
     case kMoveBegin:
       world_.begin(SIZE_MAX, bytes_.one_in(2));
@@ -412,6 +411,8 @@ void Play::next_turn(const EntryPtr& entry) {
   // An edited prompt: cut back into what was found, and continued in another way.
   const auto length = static_cast<int>(next->tokens.size());
   world_.truncate(*next, bytes_.between(std::max(1, length - 12), length));
+  // With early commits what was found may not be written yet.
+  if (bytes_.one_in(3)) return world_.decode({next}, {token()});
   world_.append(*next, tokens(2));
 }
 
@@ -454,11 +455,17 @@ void Play::abort() {
   world_.abort();
 }
 
+// So many steps that what is told apart by the low bits of one is taken for another.
+void Play::pause() {
+  const int bits = bytes_.one_in(2) ? 16 : 32;
+  world_.pause((1ll << bits) - bytes_.below(4));
+}
+
 // A sequence and its fork decode one after another in a step, the fork cut back a little, perhaps
 // into what the first has just promoted.
 void Play::stagger(const EntryPtr& entry) {
   world_.step();
-  if (bytes_.one_in(4)) world_.pause((1ll << 16) - bytes_.below(4));
+  if (bytes_.one_in(4)) pause();
   for (const EntryPtr& child : world_.fork(entry, 1)) {
     if (!bytes_.one_in(3)) world_.decode({entry}, {token()});
     const auto length = static_cast<int>(child->tokens.size());
@@ -532,15 +539,32 @@ void Play::twins(const EntryPtr& entry) {
   if (prompt.size() > 4096) return;
   for (const Token t : tokens(4)) prompt.push_back(t);
   EntryPtr twin;
+  std::vector<EntryPtr> both;
   for (int i = 0; i < 2; ++i) {
     twin = world_.admit(prompt, entry->name, entry->extras, 0);
     if (!twin) return;
+    both.push_back(twin);
+    // Written and not committed: the other one is first, and ahead of the forward.
+    if (world_.early() && !i && bytes_.one_in(3)) {
+      world_.step();
+      continue;
+    }
     if (settings_.core.retention && !bytes_.one_in(4)) retain(twin);
     if (world_.early()) world_.commit(*twin, world_.committable(*twin));
   }
-  world_.step();
-  if (bytes_.one_in(2)) return;
+  if (world_.early() && bytes_.one_in(2)) world_.decode({both[0]}, {token()});
   const auto length = static_cast<int>(prompt.size());
+  if (world_.early() && bytes_.one_in(2)) {
+    world_.truncate(*both[0], bytes_.between(std::max(1, length - 3), length));
+    world_.append(*both[0], {token()});
+  }
+  world_.step();
+  if (bytes_.one_in(3)) {
+    for (const EntryPtr& each : both)
+      if (each->tokens.size() > 1) world_.truncate(*each, static_cast<int>(each->tokens.size()) - 1);
+    return world_.decode(both, {token(), token()});
+  }
+  if (bytes_.one_in(2)) return;
   world_.truncate(*twin, bytes_.between(std::max(1, length - 3), length));
   if (bytes_.one_in(2)) world_.append(*twin, {token()});
 }

@@ -92,6 +92,7 @@ class Play {
   void abort();
   void branch(const EntryPtr& entry);
   void stagger(const EntryPtr& entry);
+  void pause();
   void reparent();
   void resume();
   void nonsense();

@@ -389,8 +389,10 @@ void World::reserve(Entry& entry, std::int64_t num_slots) {
   const auto length = static_cast<std::int64_t>(entry.tokens.size());
   const Outcomes due =
       entry.running && num_slots < 1 ? bit(kBadValue) : due_growth(entry, num_slots, length);
+  const std::int64_t computed = entry.running ? computed_after(entry, num_slots, length) : 0;
   touching(entry.name);
   if (call(kReserve, due, [&] { core_.reserve(entry.handle, num_slots); }) == kDone) {
+    EXPECT(view(entry).num_computed == computed, "reserve leaves a wrong number computed");
     EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
     if (num_slots > length) expect_private(entry, length);
     entry.promise = 0;  // it may have moved to another block, without what it promised
@@ -404,8 +406,11 @@ void World::append(Entry& entry, const std::vector<Token>& tokens) {
   const auto before = static_cast<std::int64_t>(entry.tokens.size());
   const auto count = static_cast<std::int64_t>(tokens.size());
   const Outcomes due = due_growth(entry, before + count, before + count);
+  const std::int64_t computed =
+      entry.running ? computed_after(entry, before + count, before + count) : 0;
   touching(entry.name);
   if (call(kAppend, due, [&] { core_.append(entry.handle, tokens.data(), count); }) == kDone) {
+    EXPECT(view(entry).num_computed == computed, "append leaves a wrong number computed");
     extend(entry, tokens);
     expect_private(entry, before);
     entry.promise = 0;
@@ -662,10 +667,15 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
       due = bit(kOutOfBlocks);
     touching(entry->name);
   }
+  const std::int64_t left_over =
+      available_to(ready[0]->name) - needed_by(ready, partition_of(ready[0]->name));
   std::vector<std::int64_t> slots(ready.size());
   const auto count = static_cast<std::int64_t>(ready.size());
   const auto run = [&] { core_.decode(handles.data(), fresh.data(), count, slots.data()); };
   if (call(kDecode, due, run) == kDone) {
+    // A merge may take a cached block into use, and leave another behind a fence.
+    EXPECT(config_.remap || available_to(ready[0]->name) >= left_over,
+           "decode took more blocks than it needs");
     for (std::size_t i = 0; i < ready.size(); ++i) {
       Entry& entry = *ready[i];
       const auto length = static_cast<std::int64_t>(entry.tokens.size());

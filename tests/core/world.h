@@ -246,6 +246,7 @@ class World {
   void note_promised(const Entry& entry, const std::vector<bool>& was_keyed);
   std::vector<bool> keyed() const;
   bool lacks_words(const Entry& entry, std::int64_t logical) const;
+  std::int64_t computed_after(const Entry& entry, std::int64_t slots, std::int64_t num_tokens) const;
   std::int64_t first_to_write(const Entry& entry) const;
   void hand(Entry& entry) const;
   std::vector<EntryPtr> to_launch() const;

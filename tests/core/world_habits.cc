@@ -95,6 +95,17 @@ bool World::lacks_words(const Entry& entry, std::int64_t logical) const {
   return due > std::max(kept(entry), logical * config_.block_size);
 }
 
+// What growth leaves computed: all, or what a copy of the block it writes to can bring.
+std::int64_t World::computed_after(const Entry& entry, std::int64_t slots,
+                                   std::int64_t num_tokens) const {
+  const Sequence& s = view(entry);
+  const std::int64_t logical = s.num_tokens / config_.block_size;
+  if (std::max(slots, num_tokens) <= s.num_tokens || logical >= s.num_blocks) return s.num_computed;
+  const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
+  if (block.ref_count == 1 && !block.keyed()) return s.num_computed;
+  return std::min(s.num_computed, std::max(kept(entry), logical * config_.block_size));
+}
+
 // ---- what the engine remembers ------------------------------------------------------------------
 
 // The first position that the next forward writes.

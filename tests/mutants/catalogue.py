@@ -217,8 +217,8 @@ CORE = (
     Mutant(
         "decode_counts_tokens_before_they_are_copied",
         "growth.cc",
-        "          refuse_uncopied(s, logical);\n          need_block(s);\n          --block",
-        "          need_block(s);\n          --block",
+        "          refuse_uncopied(s, logical);\n          need_block(s);\n        } else",
+        "          need_block(s);\n        } else",
     ),
     Mutant(
         "takes_back_what_a_forward_under_way_writes",
@@ -231,6 +231,7 @@ CORE = (
         "admission.cc",
         "s.num_written = written_of(found);",
         "s.num_written = s.num_computed;",
+        times=4,
     ),
     Mutant(
         "reuses_parts_that_are_not_written",
@@ -249,24 +250,29 @@ CORE = (
         "sequences.cc",
         "    blocks_[b].unwritten = 0;\n",
         "    if (b % 2) blocks_[b].unwritten = 0;\n",
+        times=10,
     ),
     Mutant(
         "merges_what_is_written_into_a_promise",
         "promotion.cc",
         "(i + 1) * config_.block_size <= written_now)",
         "false)",
+        profile="returning",
+        times=4,
     ),
     Mutant(
         "counts_steps_in_16_bits",
         "promotion.cc",
         "s.early_step != step_)",
         ("static_cast<std::uint16_t>(s.early_step) != static_cast<std::uint16_t>(step_))"),
+        times=10,
     ),
     Mutant(
         "counts_steps_in_32_bits",
         "promotion.cc",
         "s.early_step != step_)",
         ("static_cast<std::uint32_t>(s.early_step) != static_cast<std::uint32_t>(step_))"),
+        times=10,
     ),
     Mutant(
         "every_sharer_of_a_batch_copies",
@@ -460,6 +466,8 @@ CORE = (
         "growth.cc",
         "  for (const BlockId b : rewritten_) pool_.drop_twin(b);\n",
         "",
+        profile="returning",
+        times=4,
     ),
     Mutant(
         "a_pin_stays_where_the_key_was",
