@@ -242,9 +242,15 @@ class TakesOverPartsOfTails(ModelManager):
 
 
 @mutant
-class CopiesWhatIsNotWrittenYet(ModelManager):
-    def is_ahead(self, block: Block) -> bool:
-        return False
+class ReusesWhatIsNotWrittenYet(ModelManager):
+    def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
+        promised = [(block, block.unwritten) for block in self.live]
+        for block, _ in promised:
+            block.unwritten = 0
+        found = super().best_child(parent, extras, tokens)
+        for block, unwritten in promised:
+            block.unwritten = unwritten
+        return found
 
 
 @mutant
@@ -271,11 +277,29 @@ class KeepsDuplicates(ModelManager):
 
 
 @mutant
-class DoesNotPinTwins(ModelManager):
-    def used(self) -> list[Block]:
-        for block in self.live:
-            block.twin = None
-        return super().used()
+class KeepsBlocksForTheirTwins(ModelManager):
+    def part_twins(self) -> None:
+        pass
+
+
+@mutant
+class DecodeFallsBack(ModelManager):
+    def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
+        handles = list(handles)
+        slots = super().decode(handles, tokens)
+        for handle in handles:
+            seq = self.sequence(int(handle))
+            if seq.num_tokens % self.size > 1 and self.must_copy(seq) is None and self.pending:
+                seq.num_computed_tokens -= 1
+        return slots
+
+
+@mutant
+class MergesIntoPromises(ModelManager):
+    def promote(self, seq: Seq) -> None:
+        written, seq.written = seq.written, min(seq.written, seq.num_computed_tokens - 1)
+        super().promote(seq)
+        seq.written = written
 
 
 @mutant
@@ -298,6 +322,7 @@ class LeaksABlockWhenAdmissionFails(ModelManager):
             return super().fitting_plan(seq, num_slots, watermark)
         except Exception:
             if self.free_ids():
+                self.share_of_id.setdefault(self.free_ids()[0], None)
                 self.fence_of_id[self.free_ids()[0]] = -1
                 self.in_flight.insert(0, -1)
             raise
