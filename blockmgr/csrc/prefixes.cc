@@ -11,10 +11,6 @@ namespace blockmgr {
 void Sequences::detach(Sequence& s) noexcept {
   s.outdated = true;
   s.num_chained = 0;
-  for (std::int32_t i = 0; i < s.num_blocks; ++i) {
-    const BlockId b = table(s)[i];
-    if (!blocks_[b].keyed()) pool_.drop_twin(b);
-  }
 }
 
 // A block goes after the last of its children: each is tried in turn, and after it what it

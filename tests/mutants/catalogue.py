@@ -69,12 +69,6 @@ CORE = (
         "",
     ),
     Mutant(
-        "a_reset_keeps_twins",
-        "prefixes.cc",
-        "    if (!blocks_[b].keyed()) pool_.drop_twin(b);\n",
-        "",
-    ),
-    Mutant(
         "a_reset_passes_over_parents",
         "prefixes.cc",
         "      pool_.forget(b);\n      b = parent;\n",
