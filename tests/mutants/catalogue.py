@@ -219,6 +219,7 @@ CORE = (
         "sequences.cc",
         "copies_.in_flight() ? s.num_computed : settled(s);",
         "settled(s);",
+        times=4,
     ),
     Mutant(
         "copies_hits_of_this_step",
@@ -583,12 +584,6 @@ CORE = (
         "pool.cc",
         "    --block.ref_count;\n  }\n  return count;",
         "  }\n  return count;",
-    ),
-    Mutant(
-        "gives_up_what_is_pinned",
-        "pool.cc",
-        "    if (block.ref_count + block.pins == 1) {",
-        "    if (block.ref_count == 1) {",
     ),
     Mutant(
         "keeps_copies_into_released_blocks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blockmgr import (
+    BlockState,
     NeverFitsError,
     OutOfBlocksError,
     SequenceStateError,
@@ -272,3 +273,20 @@ def test_what_a_view_returns_is_a_copy(make_manager: MakeManager) -> None:
     assert seq.tokens.tolist() == [1, 2]
     assert str(seq.tokens.dtype) == "uint32"
     assert manager.block_tables[seq.row, 0] == seq.block_ids[0]
+
+
+def test_a_block_that_a_pending_copy_reads_is_not_idle_when_its_run_is_given_back() -> None:
+    """A long table is given back as a run; one block of it is still the source of a copy."""
+    manager = BlockManager(32, 2, min_partial_tokens=1)
+    first = manager.admit(list(range(1, 13)))
+    manager.commit(first, 12)
+    second = manager.admit([1, 2, 3, 4, 5, 99, 98])  # takes one token of the third block
+    [copy] = list(plan := manager.take_copies())
+    assert copy.num_tokens == 1
+    manager.free(first)
+    manager.check_invariants()
+    assert manager.blocks().state[copy.source] == BlockState.CACHED
+    manager.copies_applied(plan.ticket)
+    manager.check_invariants()
+    manager.free(second)
+    manager.check_invariants()
