@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blockmgr import (
+    BlockManager,
     BlockState,
     NeverFitsError,
     OutOfBlocksError,
