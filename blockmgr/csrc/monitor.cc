@@ -1,5 +1,7 @@
 #include "monitor.h"
 
+#include <new>
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #define BLOCKMGR_FORKS 1
@@ -14,7 +16,8 @@ struct Monitors {
   Monitor* first = nullptr;
 
   static Monitors& all() {
-    static Monitors& monitors = *new Monitors;
+    alignas(Monitors) static unsigned char memory[sizeof(Monitors)];
+    static Monitors& monitors = *new (memory) Monitors;
     return monitors;
   }
 
