@@ -20,8 +20,8 @@ class _SupportsArray(Protocol):
 
 Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
 """Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
-contiguous array of integers: NumPy, ``array.array``, anything with the buffer protocol or
-``__array__``. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
+array of integers: NumPy (a slice or a column too), ``array.array``, anything with the buffer
+protocol or ``__array__``. ``bytes`` and ``bytearray`` are refused: they hold text. Fastest is an array of ``uint32`` (or of ``int32``): it is read in place, and must
 not change during the call. A list is converted, a number at a time, by every call it is given to.
 Of a subclass of ``list`` or ``tuple`` its own items count, whatever methods it overrides."""
 

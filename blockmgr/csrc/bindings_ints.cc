@@ -49,6 +49,11 @@ bool read_exact(PyObject* sequence, std::int64_t size, std::int64_t count, T* nu
                               " at index " + std::to_string(index));
 }
 
+[[noreturn]] void raise_kind(const char* name, nb::handle value) {
+  raise(PyExc_TypeError, std::string(name) + " must be a list, tuple, array or buffer of ints, got " +
+                             kind_of(value));
+}
+
 [[noreturn]] void raise_changed(const char* name) {
   raise(PyExc_ValueError, std::string(name) + " changed while it was read");
 }
@@ -78,7 +83,7 @@ bool is_sequence(PyObject* object) {
          (has(Py_sq_length) || has(Py_mp_length));
 }
 
-// What a buffer holds, if that is whole numbers side by side.
+// What a buffer holds, if that is one row of whole numbers, however far apart.
 Numbers buffer_numbers(const Py_buffer& view, const char* name) {
   if (view.ndim != 1)
     raise(PyExc_ValueError,
@@ -95,12 +100,8 @@ Numbers buffer_numbers(const Py_buffer& view, const char* name) {
                                " must be native integers, got a buffer of format '" +
                                std::string(format) + "'");
   const Py_ssize_t size = view.shape ? view.shape[0] : view.len / view.itemsize;
-  if (view.strides && size > 1 && view.strides[0] != view.itemsize)
-    raise(PyExc_ValueError, std::string(name) + " must be contiguous, got a stride of " +
-                                std::to_string(view.strides[0]) + " bytes");
-  if (reinterpret_cast<std::uintptr_t>(view.buf) % static_cast<std::uintptr_t>(view.itemsize))
-    raise(PyExc_ValueError, std::string(name) + " must be aligned to its item size");
-  return {view.buf, size, view.itemsize, is_signed};
+  const Py_ssize_t stride = view.strides && size > 1 ? view.strides[0] : view.itemsize;
+  return {view.buf, size, view.itemsize, is_signed, stride};
 }
 
 }  // namespace
@@ -127,6 +128,8 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, st
 template <class T>
 void IntArray<T>::open_other(nb::handle value) {
   PyObject* object = value.ptr();
+  // Encoded text is a buffer of small ints too, and never what is meant.
+  if (PyBytes_Check(object) || PyByteArray_Check(object)) raise_kind(name_, value);
   if (!PyObject_CheckBuffer(object)) {
     const nb::object convert = attribute(value, known().array_name);
     if (convert.is_valid()) {
@@ -141,9 +144,7 @@ void IntArray<T>::open_other(nb::handle value) {
       if (size_ < 0) throw nb::python_error();
       return;
     } else {
-      raise(PyExc_TypeError, std::string(name_) +
-                                 " must be a list, tuple, array or buffer of ints, got " +
-                                 kind_of(value));
+      raise_kind(name_, value);
     }
   }
   export_buffer(owner_, view_, PyBUF_FORMAT | PyBUF_STRIDES,
@@ -238,15 +239,22 @@ void IntArray<T>::store(nb::handle item, std::int64_t index) {
 namespace {
 
 template <class From, class T>
-void convert(const void* from, Py_ssize_t size, const char* name, std::int64_t limit, T* out) {
-  const From* numbers = static_cast<const From*>(from);
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    const bool wraps =
-        sizeof(From) == 8 && From(-1) > From(0) && static_cast<std::uint64_t>(numbers[i]) >> 63;
-    const auto number = static_cast<std::int64_t>(numbers[i]);
-    if (wraps || !in_range(number, limit)) raise_range(name, std::to_string(numbers[i]), i, limit);
-    out[i] = static_cast<T>(number);
-  }
+void convert(const Numbers& from, Py_ssize_t size, const char* name, std::int64_t limit, T* out) {
+  const auto* const first = static_cast<const char*>(from.data);
+  const auto convert_all = [&](std::ptrdiff_t stride) {
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      From number;
+      std::memcpy(&number, first + i * stride, sizeof(From));
+      const bool wraps =
+          sizeof(From) == 8 && From(-1) > From(0) && static_cast<std::uint64_t>(number) >> 63;
+      const auto value = static_cast<std::int64_t>(number);
+      if (wraps || !in_range(value, limit)) raise_range(name, std::to_string(number), i, limit);
+      out[i] = static_cast<T>(value);
+    }
+  };
+  // A distance that the compiler knows makes for a faster loop.
+  if (from.stride == from.item_bytes) return convert_all(sizeof(From));
+  convert_all(from.stride);
 }
 
 // No branch a token, so that checking costs less than copying.
@@ -262,7 +270,7 @@ template <class T>
 void IntArray<T>::read_numbers(std::int64_t count) {
   const Numbers& from = numbers_;
   // Handles are copied: they are read again after a digest function, which could change them.
-  if (from.item_bytes == sizeof(T) && limit_) {
+  if (from.item_bytes == sizeof(T) && limit_ && from.packed()) {
     const bool same = from.is_signed == (T(-1) < T(0));
     const bool fits =
         same || (sizeof(T) == 4 && from.is_signed &&
@@ -275,21 +283,21 @@ void IntArray<T>::read_numbers(std::int64_t count) {
   data_ = out_ = scratch_.make_room(count);
   switch (from.item_bytes * 2 + from.is_signed) {
     case 3:
-      return convert<std::int8_t>(from.data, count, name_, limit_, out_);
+      return convert<std::int8_t>(from, count, name_, limit_, out_);
     case 2:
-      return convert<std::uint8_t>(from.data, count, name_, limit_, out_);
+      return convert<std::uint8_t>(from, count, name_, limit_, out_);
     case 5:
-      return convert<std::int16_t>(from.data, count, name_, limit_, out_);
+      return convert<std::int16_t>(from, count, name_, limit_, out_);
     case 4:
-      return convert<std::uint16_t>(from.data, count, name_, limit_, out_);
+      return convert<std::uint16_t>(from, count, name_, limit_, out_);
     case 9:
-      return convert<std::int32_t>(from.data, count, name_, limit_, out_);
+      return convert<std::int32_t>(from, count, name_, limit_, out_);
     case 8:
-      return convert<std::uint32_t>(from.data, count, name_, limit_, out_);
+      return convert<std::uint32_t>(from, count, name_, limit_, out_);
     case 17:
-      return convert<std::int64_t>(from.data, count, name_, limit_, out_);
+      return convert<std::int64_t>(from, count, name_, limit_, out_);
     default:
-      return convert<std::uint64_t>(from.data, count, name_, limit_, out_);
+      return convert<std::uint64_t>(from, count, name_, limit_, out_);
   }
 }
 

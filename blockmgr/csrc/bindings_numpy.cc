@@ -33,7 +33,7 @@ bool is_plain_array(PyObject* object, Numbers& numbers) noexcept {
   if (PyArray_NDIM(array) != 1 || !PyTypeNum_ISINTEGER(type) || !PyArray_ISCARRAY_RO(array))
     return false;
   numbers = {PyArray_DATA(array), PyArray_DIM(array, 0), PyArray_ITEMSIZE(array),
-             static_cast<bool>(PyTypeNum_ISSIGNED(type))};
+             static_cast<bool>(PyTypeNum_ISSIGNED(type)), PyArray_ITEMSIZE(array)};
   return true;
 }
 

@@ -23,12 +23,20 @@ constexpr Dtype dtype_of() {
   return static_cast<Dtype>(static_cast<int>(first) + kPower);
 }
 
-// Whole numbers side by side in memory, in the machine's order and alignment.
+// Whole numbers in memory, in the machine's order, each so many bytes after the one before it.
 struct Numbers {
   const void* data;
   std::ptrdiff_t size;
   std::ptrdiff_t item_bytes;
   bool is_signed;
+  std::ptrdiff_t stride;
+
+  // Whether they are the items of a C array.
+  bool packed() const {
+    return stride == item_bytes && reinterpret_cast<std::uintptr_t>(data) %
+                                           static_cast<std::uintptr_t>(item_bytes) ==
+                                       0;
+  }
 };
 
 // Finds NumPy, once, at import.

@@ -221,9 +221,10 @@ def buffers() -> Iterator[Kind]:
     yield Kind("numpy, no bytes", lambda n: np.zeros(len(n), "V0"), REFUSED)
     yield Kind("numpy, two dimensions", lambda n: np.array([n]), REFUSED)
     yield Kind("numpy, no dimension", lambda n: np.array(5), REFUSED)
-    yield Kind("numpy, backwards", lambda n: np.array(n[::-1])[::-1], EITHER)
-    yield Kind("numpy, strided", strided, EITHER)
-    yield Kind("numpy, unaligned", unaligned, EITHER)
+    yield Kind("numpy, backwards", lambda n: np.array(n[::-1])[::-1], SAME)
+    yield Kind("numpy, strided", strided, SAME)
+    yield Kind("numpy, a column", lambda n: np.stack([n, n], axis=1)[:, 1], SAME)
+    yield Kind("numpy, unaligned", unaligned, SAME)
     yield Kind("numpy, read-only", read_only, SAME)
     yield Kind("numpy subclass", lambda n: np.array(n).view(type("Sub", (np.ndarray,), {})), SAME)
     yield Kind("masked array", np.ma.array, SAME)
@@ -232,7 +233,7 @@ def buffers() -> Iterator[Kind]:
     yield Kind("ctypes, floats", of_c(ctypes.c_double), REFUSED)
     yield Kind("ctypes, chars", lambda n: (ctypes.c_char * len(n))(), REFUSED)
     yield Kind("memoryview, released", released, REFUSED)
-    yield Kind("memoryview, strided", lambda n: memoryview(strided(n)), EITHER)
+    yield Kind("memoryview, strided", lambda n: memoryview(strided(n)), SAME)
     yield Kind("memoryview, 2-D", lambda n: memoryview(np.array([n])), REFUSED)
 
 

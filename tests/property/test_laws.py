@@ -27,7 +27,10 @@ CONTAINERS: dict[str, Any] = {
     "uint32": lambda tokens: np.array(tokens, np.uint32),
     "uint64": lambda tokens: np.array(tokens, np.uint64),
     "memoryview": lambda tokens: memoryview(array.array("i", tokens)),
-    "bytearray": bytearray,
+    "every third of an array": lambda tokens: np.repeat(np.array(tokens, np.uint32), 3)[::3],
+    "a column": lambda tokens: np.stack([tokens, tokens], axis=1)[:, 1],
+    "backwards": lambda tokens: np.array(tokens[::-1], np.uint32)[::-1],
+    "a field of records": lambda tokens: np.array([(0, t) for t in tokens], "i1,u4")["f1"],
     "int subclasses": lambda tokens: [np.int64(token) for token in tokens],
 }
 
