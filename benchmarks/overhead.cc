@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "sequences.h"
+#include "sequences/sequences.h"
 
 namespace {
 

@@ -74,7 +74,7 @@ class Row:
 
 def build(folder: Path, cxx: str) -> Path:
     """Compiles the loop and the core, as one unit and with the flags of the extension."""
-    sources = sorted(path for path in CORE.glob("*.cc") if not path.name.startswith("bindings"))
+    sources = sorted(path for path in CORE.glob("*/*.cc") if path.parent.name != "bindings")
     unit = folder / "unit.cc"
     unit.write_text("".join(f'#include "{path}"\n' for path in [*sources, HERE / "overhead.cc"]))
     program = folder / "overhead"

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "block_pool.h"
-#include "sequences.h"
+#include "sequences/block_pool.h"
+#include "sequences/sequences.h"
 
 namespace {
 

@@ -92,7 +92,7 @@ def _policies() -> str:
 def _build_core() -> Path:
     """The core as one unit, as in the wheel, and the program beside it."""
     unit = BUILD / "unit.cc"
-    sources = sorted(path for path in CORE.glob("*.cc") if not path.name.startswith("bindings"))
+    sources = sorted(path for path in CORE.glob("*/*.cc") if path.parent.name != "bindings")
     BUILD.mkdir(parents=True, exist_ok=True)
     unit.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
     objects = [BUILD / "unit.o", BUILD / "core.o"]

@@ -31,11 +31,15 @@ OPTIONS = {
 }
 
 
+def core_files(suffix: str) -> list[Path]:
+    """Those of every room of the core but the bindings."""
+    return sorted(path for path in CORE.glob(f"*/*{suffix}") if path.parent.name != "bindings")
+
+
 def sources(program: str) -> list[Path]:
     """The core as one unit, the harness, and the program."""
-    core = sorted(path for path in CORE.glob("*.cc") if not path.name.startswith("bindings"))
     harness = sorted(path for path in HERE.glob("*.cc") if path.stem not in PROGRAMS)
-    return [*core, *harness, HERE / f"{program}.cc"]
+    return [*core_files(".cc"), *harness, HERE / f"{program}.cc"]
 
 
 def fuzzing_flags(cxx: str) -> list[str]:
@@ -62,7 +66,7 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     """Compiles what is out of date; returns the program."""
     out = folder / f"{program}-{sanitize}-{Path(cxx).name}"
     files = sources(program)
-    headers = [*CORE.glob("*.h"), *HERE.glob("*.h")]
+    headers = [*core_files(".h"), *HERE.glob("*.h")]
     if out.exists() and out.stat().st_mtime > newest([*files, *headers]):
         return out
     folder.mkdir(parents=True, exist_ok=True)

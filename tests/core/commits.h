@@ -4,11 +4,11 @@
 // Members that are private are named in explicit instantiations, to which access does not apply.
 #pragma once
 
-#include "copies.h"
-#include "index.h"
-#include "policy.h"
-#include "pool.h"
-#include "sequences.h"
+#include "identity/index.h"
+#include "places/pool.h"
+#include "policies/policy.h"
+#include "sequences/copies.h"
+#include "sequences/sequences.h"
 
 namespace blockmgr::testing {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "sequences.h"
+#include "sequences/sequences.h"
 
 namespace blockmgr::testing {
 

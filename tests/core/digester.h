@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "digest.h"
+#include "identity/digest.h"
 
 namespace blockmgr::testing {
 

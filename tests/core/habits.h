@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "sequences.h"
+#include "sequences/sequences.h"
 
 namespace blockmgr::testing {
 

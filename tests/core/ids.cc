@@ -17,7 +17,7 @@
 #include <string>
 
 #include "digester.h"
-#include "sequences.h"
+#include "sequences/sequences.h"
 
 namespace {
 

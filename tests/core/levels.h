@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sequences.h"
+#include "sequences/sequences.h"
 
 namespace blockmgr::testing {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "block_pool.h"
 #include "bytes.h"
 #include "device.h"
 #include "digester.h"
+#include "sequences/block_pool.h"
 #include "trial.h"
 
 namespace blockmgr::testing {

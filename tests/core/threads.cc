@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "digester.h"
-#include "inspect.h"
 #include "runs.h"
+#include "sequences/inspect.h"
 
 namespace {
 

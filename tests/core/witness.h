@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "policy.h"
+#include "policies/policy.h"
 
 namespace blockmgr::testing {
 

@@ -19,7 +19,7 @@
 #include "digester.h"
 #include "habits.h"
 #include "levels.h"
-#include "sequences.h"
+#include "sequences/sequences.h"
 #include "trial.h"
 #include "witness.h"
 

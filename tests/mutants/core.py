@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.core.__main__ import CORE as SOURCES
 from tests.core.__main__ import HERE as HARNESS
-from tests.core.__main__ import policies, sources
+from tests.core.__main__ import core_files, policies, sources
 from tests.mutants.catalogue import Mutant
 
 FOUND = re.compile(r"after (\d+) operations")
@@ -47,8 +47,7 @@ class Workshop:
 
     def prepare(self) -> None:
         """Compiles all that no bug is planted in."""
-        headers = sorted(p for p in SOURCES.glob("*.h") if not p.name.startswith("bindings"))
-        headers += [HARNESS / name for name in ("play.h", "pool_play.h")]
+        headers = [*core_files(".h"), *(HARNESS / name for name in ("play.h", "pool_play.h"))]
         for level in (FAST, QUICK):
             common = self._common(level)
             common.parent.mkdir()
@@ -56,7 +55,7 @@ class Workshop:
             options = [level, "-x", "c++-header", str(common), "-o", f"{common}.gch"]
             self._run(*options, include=SOURCES)
         compiled = {
-            path: self._pool.submit(self._compile, path, self._folder / f"{path.stem}.o", FAST)
+            path: self._pool.submit(self._compile, path, self._folder / object_name(path), FAST)
             for path in sources("stress")
             if path.name not in OTHERS
         }
@@ -97,7 +96,7 @@ class Workshop:
 
     def _build(self, mutant: Mutant, folder: Path, program: Path) -> None:
         original = SOURCES / mutant.file
-        changed = folder / mutant.file
+        changed = folder / original.name
         changed.write_text(planted(mutant, original))
         objects = {**self._objects, original: self._compile(changed, folder / "changed.o", QUICK)}
         self._link(objects.values(), program)
@@ -117,6 +116,11 @@ class Workshop:
     def _run(self, *arguments: str, include: Path) -> None:
         folders = [f"-I{include}", f"-I{HARNESS}"]
         subprocess.run([self._cxx, *self._flags, *folders, *arguments], check=True)
+
+
+def object_name(source: Path) -> str:
+    """Of an object file: two rooms may have files of one name."""
+    return f"{source.parent.name}-{source.stem}.o"
 
 
 def planted(mutant: Mutant, file: Path) -> str:

@@ -39,27 +39,24 @@ REST = (CORE, INPUT)
 
 BY_FILE: dict[str, tuple[str, ...]] = {
     # Between Python and the core.
-    "csrc/bindings_block_pool.cc": (POOL, INPUT),
-    "csrc/bindings_copies.cc": (f"{UNIT}/test_copies.py tests/kv/test_copy_order.py", CORE, INPUT),
-    "csrc/bindings_adaptive.cc": (f"{UNIT}/test_adaptive.py", CORE, INPUT),
-    "csrc/bindings_policy.*": (
+    "csrc/bindings/block_pool.cc": (POOL, INPUT),
+    "csrc/bindings/copies.cc": (f"{UNIT}/test_copies.py tests/kv/test_copy_order.py", CORE, INPUT),
+    "csrc/bindings/adaptive.cc": (f"{UNIT}/test_adaptive.py", CORE, INPUT),
+    "csrc/bindings/policy.*": (
         f"{UNIT}/test_python_policy.py",
         "tests/property/test_policies.py",
         CORE,
     ),
-    "csrc/bindings_input.cc": (INPUT, "tests/property/test_laws.py", CORE),
-    "csrc/bindings*": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"),
+    "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
+    "csrc/bindings/*": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"),
     # The core, after its own programs.
-    "csrc/block_pool*": (POOL,),
-    "csrc/copy_order*": ("tests/kv/test_copy_order.py", f"{UNIT}/test_copies.py"),
-    "csrc/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
-    "csrc/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),
-    "csrc/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),
-    "csrc/policy*": (POLICIES, CORE),
-    "csrc/ghosts*": (POLICIES, CORE),
-    "csrc/queues*": (POLICIES, CORE),
-    "csrc/aged_lists*": (POLICIES, CORE),
-    "csrc/buckets*": (POLICIES, CORE),
+    "csrc/sequences/block_pool*": (POOL,),
+    "csrc/sequences/copy_order*": ("tests/kv/test_copy_order.py", f"{UNIT}/test_copies.py"),
+    "csrc/policies/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
+    "csrc/sequences/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),
+    "csrc/*/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),
+    "csrc/policies/*": (POLICIES, CORE),
+    "csrc/memory/buckets*": (POLICIES, CORE),
     "csrc/*": (CORE, INPUT, f"{UNIT}/test_interference.py"),
     # The package.
     "manager.py": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py", MACHINE),

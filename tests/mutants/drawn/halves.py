@@ -36,8 +36,8 @@ def all_sites(half: str) -> list[Site]:
         return [
             one for path in python.modules(ROOT / "blockmgr") for one in python.sites(path, ROOT)
         ]
-    files = sorted(p for p in SOURCES.iterdir() if p.suffix in (".cc", ".h"))
-    wanted = [p for p in files if p.name.startswith("bindings") == (half == "bindings")]
+    files = sorted(p for p in SOURCES.glob("*/*") if p.suffix in (".cc", ".h"))
+    wanted = [p for p in files if (p.parent.name == "bindings") == (half == "bindings")]
     return [one for path in wanted for one in cpp.sites(path, ROOT)]
 
 

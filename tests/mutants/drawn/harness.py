@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.core.__main__ import CORE as SOURCES
 from tests.core.__main__ import HERE as HARNESS
-from tests.core.__main__ import PROGRAMS, policies
+from tests.core.__main__ import PROGRAMS, core_files, policies
+from tests.mutants.core import object_name
 from tests.mutants.drawn.outcome import Outcome, run
 from tests.mutants.drawn.site import Site
 
@@ -60,6 +61,11 @@ class Built:
     programs: dict[str, Path] = field(default_factory=dict)
 
 
+def within(site: Site) -> Path:
+    """The file, from the folder of the core."""
+    return Path(site.file).relative_to("blockmgr/csrc")
+
+
 class Harness:
     """A folder with the core and its programs in parts, each of which can be replaced."""
 
@@ -74,23 +80,23 @@ class Harness:
         self._others: dict[Path, Path] = {}
         self._mains: dict[str, Path] = {}
         self._seconds: dict[Check, float] = {}
-        self._shipped: dict[str, bytes] = {}
+        self._shipped: dict[Path, bytes] = {}
         self._pool = ThreadPoolExecutor(jobs)
 
     def prepare(self, checks: Iterable[Check]) -> None:
         """Compiles the core and the harness as they are, and sees that they pass these checks."""
         self.folder.mkdir(exist_ok=True)
-        headers = sorted(p for p in SOURCES.glob("*.h") if not p.name.startswith("bindings"))
+        headers = core_files(".h")
         for level in (FAST, QUICK):
             common = self.folder / level[1:] / "common.h"
             common.parent.mkdir(parents=True)
             common.write_text("".join(f'#include "{path}"\n' for path in headers))
             self.compile(Path(common), Path(f"{common}.gch"), level, "-x", "c++-header")
-        core = sorted(p for p in SOURCES.glob("*.cc") if not p.name.startswith("bindings"))
+        core = core_files(".cc")
         others = sorted(p for p in HARNESS.glob("*.cc") if p.stem not in PROGRAMS)
         mains = [HARNESS / f"{name}.cc" for name in sorted({name for name, _ in checks})]
         done = {
-            path: self._pool.submit(self._with_common, path, self.folder / f"{path.stem}.o", FAST)
+            path: self._pool.submit(self._with_common, path, self.folder / object_name(path), FAST)
             for path in (*core, *others, *mains)
         }
         self.core = {path: done[path].result() for path in core}
@@ -113,11 +119,11 @@ class Harness:
     def plant(self, site: Site, folder: Path) -> Built:
         """Compiles a mutant as far as its first check needs. Raises DoesNotCompile."""
         built = Built(site, folder)
-        original = SOURCES / Path(site.file).name
+        original = SOURCES / within(site)
         planted = site.planted(original.read_bytes())
         if original.suffix == ".h":
             shutil.copytree(SOURCES, folder / "csrc")
-            (folder / "csrc" / original.name).write_bytes(planted)
+            (folder / "csrc" / within(site)).write_bytes(planted)
             return built
         changed = folder / original.name
         changed.write_bytes(planted)
@@ -136,19 +142,19 @@ class Harness:
 
     def is_the_same(self, site: Site, folder: Path) -> bool:
         """Whether the compiler makes the same code of it, as it is shipped."""
-        name = Path(site.file).name
+        name = within(site)
         if name not in self._shipped:
             self._shipped[name] = self._code(name, None, folder / "before")
         return self._shipped[name] == self._code(name, site, folder / "after")
 
-    def _code(self, name: str, site: Site | None, folder: Path) -> bytes:
+    def _code(self, name: Path, site: Site | None, folder: Path) -> bytes:
         shutil.copytree(SOURCES, folder)
         if site is not None:
             source = (SOURCES / name).read_bytes()
             (folder / name).write_bytes(site.planted(source))
         unit = folder / "unit.cc"
         unit.write_text("".join(f'#include "{part}"\n' for part in self._parts(name)))
-        self._call(folder, SHIPPED, "-DNDEBUG", "-c", "unit.cc", "-o", "unit.o")
+        self._call(folder, SHIPPED, "-DNDEBUG", "-I.", "-c", "unit.cc", "-o", "unit.o")
         return (folder / "unit.o").read_bytes()
 
     def compile(self, source: Path, out: Path, level: str, *options: str) -> Path:
@@ -156,10 +162,10 @@ class Harness:
         self._call(self.folder, level, *folders, *options, "-c", str(source), "-o", str(out))
         return out
 
-    def _parts(self, name: str) -> list[str]:
-        if not name.endswith(".h"):
+    def _parts(self, name: Path) -> list[Path]:
+        if name.suffix != ".h":
             return [name]
-        return sorted(p.name for p in SOURCES.glob("*.cc") if not p.name.startswith("bindings"))
+        return [path.relative_to(SOURCES) for path in core_files(".cc")]
 
     def _with_common(self, source: Path, out: Path, level: str) -> Path:
         common = self.folder / level[1:] / "common.h"
@@ -173,7 +179,7 @@ class Harness:
             self._link(program, [*core, self._mains[program]], out)
         else:
             unit = out.with_suffix(".cc")
-            core = [built.folder / "csrc" / part for part in self._parts(built.site.file)]
+            core = [built.folder / "csrc" / part for part in self._parts(within(built.site))]
             parts = [*core, *self._others, HARNESS / f"{program}.cc"]
             unit.write_text("".join(f'#include "{part}"\n' for part in parts))
             folders = [f"-I{built.folder / 'csrc'}", f"-I{HARNESS}"]

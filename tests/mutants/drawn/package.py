@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.core.__main__ import CORE as SOURCES
-from tests.mutants.drawn.harness import QUICK, DoesNotCompile
+from tests.mutants.core import object_name
+from tests.mutants.drawn.harness import QUICK, DoesNotCompile, within
 from tests.mutants.drawn.outcome import Outcome, run
 from tests.mutants.drawn.site import Site
 from tests.mutants.python import BARE, ROOT
@@ -55,10 +56,10 @@ class Package:
         """Compiles the bindings, for mutants of them and of the core below them."""
         common = self.folder / "objects" / "common.h"
         common.parent.mkdir()
-        common.write_text(f'#include "{SOURCES / "bindings.h"}"\n')
+        common.write_text(f'#include "{SOURCES / "bindings" / "bindings.h"}"\n')
         self._compile(common, Path(f"{common}.gch"), "-x", "c++-header")
-        for source in sorted(SOURCES.glob("bindings*.cc")):
-            out = common.parent / f"{source.stem}.o"
+        for source in sorted(SOURCES.glob("bindings/*.cc")):
+            out = common.parent / object_name(source)
             self._objects[source] = self._compile(source, out, "-include", str(common))
         self._objects.update(core)
 
@@ -95,7 +96,7 @@ class Package:
 
     def extension(self, site: Site, folder: Path, changed: Path | None = None) -> Path:
         """The extension with a bug in it, of the bindings or of an object already compiled."""
-        original = SOURCES / Path(site.file).name
+        original = SOURCES / within(site)
         objects = dict(self._objects)
         planted = site.planted(original.read_bytes())
         if changed is not None:
@@ -108,11 +109,12 @@ class Package:
         else:
             sources = folder / "sources"
             shutil.copytree(SOURCES, sources)
-            (sources / original.name).write_bytes(planted)
+            (sources / within(site)).write_bytes(planted)
             for path in objects:
-                if original.name in included(path):
-                    out = folder / f"{path.stem}.o"
-                    objects[path] = self._compile(sources / path.name, out)
+                if within(site) in included(path):
+                    out = folder / object_name(path)
+                    own = sources / path.relative_to(SOURCES)
+                    objects[path] = self._compile(own, out, folder=sources)
         extension = folder / "_core.abi3.so"
         parts = [*map(str, objects.values()), "-o", str(extension)]
         subprocess.run([self._cxx, "-shared", *parts], check=True)
@@ -120,11 +122,15 @@ class Package:
 
     def is_the_same(self, site: Site, folder: Path) -> bool:
         """Whether the compiler makes the same code of a mutant of the bindings."""
-        name = Path(site.file).name
+        name = within(site)
         users = (
             [name]
-            if name.endswith(".cc")
-            else [path.name for path in SOURCES.glob("bindings*.cc") if name in included(path)]
+            if name.suffix == ".cc"
+            else [
+                path.relative_to(SOURCES)
+                for path in SOURCES.glob("bindings/*.cc")
+                if name in included(path)
+            ]
         )
         codes = []
         for which in ("before", "after"):
@@ -134,10 +140,7 @@ class Package:
                 (sources / name).write_bytes(site.planted((SOURCES / name).read_bytes()))
             out = sources / "out.o"
             codes.append(
-                [
-                    self._compile(Path(user), out, "-O2", folder=sources).read_bytes()
-                    for user in users
-                ]
+                [self._compile(user, out, "-O2", folder=sources).read_bytes() for user in users]
             )
         return codes[0] == codes[1]
 
@@ -169,13 +172,13 @@ class Package:
         return out
 
 
-def included(source: Path) -> set[str]:
-    """Names of all headers of the core that a file includes, and that those include."""
-    found: set[str] = set()
-    waiting = [source.name]
+def included(source: Path) -> set[Path]:
+    """All headers of the core that a file includes, and that those include."""
+    found: set[Path] = set()
+    waiting = [source.relative_to(SOURCES)]
     while waiting:
-        for name in INCLUDE.findall((SOURCES / waiting.pop()).read_text()):
-            if name not in found:
+        for header in INCLUDE.findall((SOURCES / waiting.pop()).read_text()):
+            if (name := Path(header)) not in found:
                 found.add(name)
                 waiting.append(name)
     return found

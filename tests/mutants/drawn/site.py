@@ -19,7 +19,7 @@ class Site:
     """
 
     file: str
-    """From the root of the tree, such as ``blockmgr/csrc/pool.cc``."""
+    """From the root of the tree, such as ``blockmgr/csrc/places/pool.cc``."""
 
     function: str
     """Qualified as far as the file says; empty outside every function and class."""

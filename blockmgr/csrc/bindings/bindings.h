@@ -1,0 +1,286 @@
+// What the binding files share: turning Python arguments into numbers, and back into arrays.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bindings/numpy.h"
+#include "identity/interning.h"
+#include "sequences/copies.h"
+
+namespace blockmgr {
+
+namespace nb = nanobind;
+
+inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
+
+// What nanobind has made, unless there was no memory for it: it does not say so itself.
+template <class Object>
+Object made(Object object) {
+  if (!object.is_valid()) throw nb::python_error();
+  return object;
+}
+
+[[noreturn]] void raise(PyObject* type, const std::string& message);
+
+// The name of the value's type, and a whole number, for messages.
+std::string kind_of(nb::handle value);
+std::string shown(nb::handle whole);
+
+// The value as an exact int. position: in a sequence, for the message; -1 for a single value.
+nb::object whole_number(nb::handle value, const char* name, std::int64_t position = -1);
+
+// A whole number, by name: TypeError and ValueError say which argument is meant.
+std::int64_t int_argument(nb::handle value, const char* name);
+
+// A handle; one too large to be one is an unknown sequence.
+std::int64_t handle_argument(nb::handle value);
+
+// Bytes of at most 1024, by name; the view lives as long as the object.
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
+
+// Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
+// run code, so the bytes live as long as it does.
+ExtrasBytes extras_argument(nb::handle extras);
+
+// Exports an object's buffer. If it has none like this, raises TypeError: "<wanted>, got ...".
+// Anything else that goes wrong meanwhile, an interrupt say, is passed on.
+void export_buffer(nb::handle object, Py_buffer& view, int flags, const char* wanted);
+
+// A buffer that calls reuse, taken out for the length of one: converting arguments can run Python
+// code, and a call made from there must not find its caller's numbers. One larger than most numbers
+// is not kept.
+template <class T>
+class Scratch {
+ public:
+  Scratch(std::vector<T>& home, std::int64_t most) : home_(home), most_(most) {
+    numbers_.swap(home_);
+  }
+  ~Scratch() {
+    if (numbers_.capacity() <= static_cast<std::size_t>(most_)) numbers_.swap(home_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  // Room for this many. The vector is never made smaller, for it would be filled with zeros when it
+  // grows again.
+  T* make_room(std::int64_t size) {
+    const auto count = static_cast<std::size_t>(size);
+    if (numbers_.size() < count) {
+      if (numbers_.capacity() < count) {
+        // As vectors grow, but never past what is kept because of that.
+        const std::size_t twice = 2 * numbers_.capacity();
+        numbers_.reserve(std::max(count, std::min(twice, static_cast<std::size_t>(most_))));
+      }
+      numbers_.resize(count);
+    }
+    return numbers_.data();
+  }
+
+ private:
+  std::vector<T>& home_;
+  std::int64_t most_;
+  std::vector<T> numbers_;
+};
+
+// One-dimensional whole numbers out of a list, a tuple, a buffer, anything with __array__, or any
+// other sequence. Tokens in a contiguous native buffer of the right type are used in place.
+//
+// Two steps, so that a call can refuse a length before it pays for it: the constructor finds out
+// what holds the numbers and how many there are; read() converts them. The length is asked for
+// once, and what the container yields is held to it. Of a subclass of list or tuple its own items
+// count, as in the interpreter's own functions, whatever methods it overrides.
+template <class T>
+class IntArray {
+ public:
+  // kept: numbers that the home may keep room for after the call.
+  IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home,
+           std::int64_t kept);
+  ~IntArray();
+  IntArray(const IntArray&) = delete;
+  IntArray& operator=(const IntArray&) = delete;
+  std::int64_t size() const { return size_; }
+  // Converts the first so many, and leaves the others unseen; size() is their number from then on.
+  void read(std::int64_t most = INT64_MAX);
+  const T* data() const { return data_; }
+
+ private:
+  void open_other(nb::handle value);
+  void read_numbers(std::int64_t count);
+  void read_items(std::int64_t count);
+  void read_iterable(std::int64_t count);
+  void store(nb::handle item, std::int64_t index);
+
+  enum class Kind { kNumbers, kList, kTuple, kIterable };
+
+  Scratch<T> scratch_;
+  const char* name_;
+  std::int64_t limit_;
+  Kind kind_ = Kind::kNumbers;
+  Numbers numbers_{};
+  nb::object owner_;
+  Py_buffer view_{};
+  bool has_view_ = false;
+  T* out_ = nullptr;
+  const T* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+extern template class IntArray<std::uint32_t>;
+extern template class IntArray<std::int64_t>;
+
+using TokenArray = IntArray<Token>;
+
+// Bounds of options, which blockmgr.config states again: there for who sets them, here for memory.
+inline constexpr int kMaxBlocks = INT32_MAX - 511;
+inline constexpr int kMaxBlockSize = UINT16_MAX;
+inline constexpr int kMinDigest = 8;
+
+// A whole number among the options, in [low, high].
+int int_option(const nb::dict& options, const char* name, int low, int high);
+
+// What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
+// collection: a digest function or a policy may refer back to the object that calls it.
+template <class Owner>
+PyType_Slot* collection_slots() {
+  struct Collected {
+    static int traverse(PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      if (!nb::inst_ready(self)) return 0;
+      const Owner* owner = nb::inst_ptr<Owner>(self);
+      if (owner->digest) Py_VISIT(owner->digest->function().ptr());
+      if constexpr (requires { owner->policy; }) {
+        if (owner->policy) Py_VISIT(owner->policy->policy().ptr());
+        if (owner->policy) Py_VISIT(owner->policy->held_error().ptr());
+      }
+      return 0;
+    }
+    static int clear(PyObject* self) {
+      Owner* owner = nb::inst_ptr<Owner>(self);
+      if (owner->digest) owner->digest->clear_function();
+      if constexpr (requires { owner->policy; }) {
+        if (owner->policy) owner->policy->clear();
+      }
+      return 0;
+    }
+  };
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(Collected::traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(Collected::clear)},
+                                {0, nullptr}};
+  return slots;
+}
+
+// A field of a class with slots, which can be filled in a frozen instance too.
+struct Field {
+  PyObject* descriptor;
+  descrsetfunc fill;
+  void set(const nb::object& instance, const nb::object& value) const {
+    if (!value.is_valid() || fill(descriptor, instance.ptr(), value.ptr()))
+      throw nb::python_error();
+  }
+};
+
+// What of Python is looked up once, at import: looking it up within a call could run Python code,
+// and needs memory when there may be none. Kept for good, as the modules are.
+struct Known {
+  PyObject* ndarray;     // numpy.ndarray
+  PyObject* array_name;  // "__array__"
+  PyObject* match;    // blockmgr.blocks.Match, and its fields
+  Field num_cached_tokens;
+  Field num_partial_tokens;
+  Field block_ids;
+  PyObject* out_of_blocks;
+  PyObject* out_of_sequences;
+  PyObject* never_fits;
+  PyObject* unknown_sequence;
+  PyObject* pin_budget;
+  PyObject* unknown_pin;
+  PyObject* sequence_state;
+  PyObject* block_state;
+  PyObject* step;
+  PyObject* ticket;
+  PyObject* reentrancy;
+  PyObject* fork;
+  PyObject* invariant;
+  PyObject* copy;
+};
+const Known& known();
+void know_python();
+
+// Sets the Python error that stands for what the core threw.
+void translate_errors(const std::exception_ptr& thrown, void*);
+
+// A fresh NumPy array of these.
+template <class T>
+struct Array {
+  explicit Array(std::int64_t size)
+      : numbers(static_cast<T*>(new_array(dtype_of<T>(), size, array))) {}
+  nb::object array;
+  T* numbers;
+};
+
+// A NumPy array of these numbers.
+template <class T>
+nb::object to_array(std::unique_ptr<T[]> numbers, std::int64_t size) {
+  const Array<T> result(size);
+  std::copy_n(numbers.get(), size, result.numbers);
+  return result.array;
+}
+
+template <class T>
+std::unique_ptr<T[]> new_numbers(std::int64_t size) {
+  return std::unique_ptr<T[]>(new T[static_cast<std::size_t>(size ? size : 1)]);
+}
+
+// The number as an int, to be set before a call commits. Runs no Python code, not even the garbage
+// collector's.
+template <class Number>
+auto announce_to(nb::object& result) {
+  return [&result](Number number) {
+    result = nb::steal(PyLong_FromLongLong(number));
+    if (!result.is_valid()) throw nb::python_error();
+  };
+}
+
+// Takes the copies of a core: make(ticket, sources, destinations, numbers of tokens). The plan is
+// complete before any array is made: that may run the garbage collector, and with it code that
+// calls the core. What cannot be passed on has not been taken.
+template <class Planner>
+nb::object take_plan(Planner& core, nb::handle make) {
+  std::vector<Copy> copies;
+  const std::int64_t ticket = core.take_copies(copies);
+  try {
+    const auto count = static_cast<std::int64_t>(copies.size());
+    const auto column = [&](BlockId Copy::* field) {
+      auto numbers = new_numbers<std::int32_t>(count);
+      for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
+      return to_array(std::move(numbers), count);
+    };
+    return make(ticket, column(&Copy::source), column(&Copy::destination),
+                column(&Copy::num_tokens));
+  } catch (...) {
+    core.return_copies(ticket);
+    throw;
+  }
+}
+
+// Adds the class PoolCore.
+void bind_block_pool(nb::module_& m);
+
+// Adds CopyChecker and order_copies.
+void bind_copies(nb::module_& m);
+void bind_adaptive(nb::module_& m);
+void bind_shared_memory(nb::module_& m);
+
+}  // namespace blockmgr
+
+#define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"

@@ -1,0 +1,378 @@
+// The Python face of the block pool: arguments in, results out.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "bindings/digest.h"
+#include "memory/errors.h"
+#include "sequences/block_pool.h"
+
+namespace blockmgr {
+namespace {
+
+using IdArray = IntArray<std::int64_t>;
+
+// One pool: the core, and buffers that the conversions of its calls reuse.
+struct PoolCore {
+  PoolCore(int num_blocks, int block_size, bool null_block, DigestOption option)
+      : digest(option.python),
+        core(num_blocks, block_size, null_block, std::move(option.digester)) {}
+
+  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // that may run the garbage collector, and with it code that calls the pool.
+  template <class Read>
+  auto read(Read read) const {
+    const Held held(core.monitor());
+    return read(core);
+  }
+
+  // Tokens that all blocks hold: more are never looked at, and room for more is not kept.
+  std::int64_t most_tokens() const {
+    return static_cast<std::int64_t>(core.blocks().count) * core.blocks().block_size;
+  }
+
+  PythonDigest* digest;  // the core's, if it calls Python
+  BlockPool core;
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> ids;
+};
+
+void init_pool(PoolCore* self, nb::dict options) {
+  const bool null_block = nb::cast<bool>(options["null_block"]);
+  const int num_blocks = int_option(options, "num_blocks", 1 + null_block, kMaxBlocks);
+  const int block_size = int_option(options, "block_size", 1, kMaxBlockSize);
+  new (self) PoolCore(num_blocks, block_size, null_block, digest_option(options, block_size));
+}
+
+// Block ids, read. A block may stand among them as often as it is held, so any number will do; but
+// room for more than there are blocks is not kept.
+class Ids {
+ public:
+  Ids(PoolCore& self, nb::handle blocks)
+      : ids_(blocks, "blocks", 0, self.ids, self.core.blocks().count) {
+    ids_.read();
+  }
+  const std::int64_t* data() const { return ids_.data(); }
+  std::int64_t size() const { return ids_.size(); }
+
+ private:
+  IdArray ids_;
+};
+
+TokenArray token_argument(PoolCore& self, nb::handle tokens) {
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_tokens());
+}
+
+// The tokens of so many blocks, refused unread if they are not as many.
+void read_tokens(PoolCore& self, std::int64_t num_blocks, TokenArray& tokens, ChainKey& key) {
+  self.core.check_fill(num_blocks, tokens.size());
+  tokens.read();
+  key.tokens = tokens.data();
+  key.num_tokens = tokens.size();
+}
+
+std::int64_t block_argument(nb::handle block) { return int_argument(block, "block"); }
+
+// Arrays that a call fills are made before it: making one can fail, and can run code that calls the
+// pool, which the call itself then sees.
+
+nb::object copied(const std::vector<BlockId>& ids) {
+  const auto count = static_cast<std::int64_t>(ids.size());
+  auto numbers = new_numbers<BlockId>(count);
+  std::copy(ids.begin(), ids.end(), numbers.get());
+  return to_array(std::move(numbers), count);
+}
+
+nb::object take(PoolCore& self, nb::handle n) {
+  const std::int64_t count = int_argument(n, "n");
+  self.read([&](const BlockPool& core) { core.check_take(count); });
+  const Array<BlockId> result(count);
+  self.core.take(count, result.numbers);
+  return result.array;
+}
+
+void acquire(PoolCore& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.acquire(ids.data(), ids.size());
+}
+
+void release(PoolCore& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.release(ids.data(), ids.size());
+}
+
+void touch(PoolCore& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.touch(ids.data(), ids.size());
+}
+
+// All of a key but its tokens, which are read last: converting the rest may run Python code.
+ChainKey key_argument(nb::handle parent, nb::handle name, nb::handle extras) {
+  const std::int64_t node = int_argument(parent, "parent");
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  return {nullptr, 0, node, bytes, extras_argument(extras)};
+}
+
+nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle name,
+                nb::handle extras) {
+  ChainKey key = key_argument(parent, name, extras);
+  TokenArray values = token_argument(self, tokens);
+  values.read(self.most_tokens());
+  key.tokens = values.data();
+  key.num_tokens = values.size();
+  return copied(self.core.find(key));
+}
+
+nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
+                   nb::handle name, nb::handle extras) {
+  const std::int64_t id = block_argument(block);
+  ChainKey key{
+      nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
+  const std::string_view bytes = bytes_argument(extras, "extras", 0);
+  if (!bytes.empty()) key.extras.emplace_back(0, bytes);
+  TokenArray values = token_argument(self, tokens);
+  read_tokens(self, 1, values, key);
+  nb::object result;
+  BlockId out;
+  self.core.promote(&id, 1, key, &out, announce_to<BlockId>(result));
+  return result;
+}
+
+nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, nb::handle parent,
+                         nb::handle name, nb::handle extras) {
+  ChainKey key = key_argument(parent, name, extras);
+  IdArray ids(blocks, "blocks", 0, self.ids, self.core.blocks().count);
+  self.core.check_distinct(ids.size());
+  ids.read();
+  TokenArray values = token_argument(self, tokens);
+  read_tokens(self, ids.size(), values, key);
+  const Array<BlockId> result(ids.size());
+  self.core.promote(ids.data(), ids.size(), key, result.numbers);
+  return result.array;
+}
+
+nb::object make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens) {
+  const std::int64_t id = block_argument(block);
+  nb::object result;
+  self.core.make_writable(id, int_argument(num_tokens, "num_tokens"), announce_to<BlockId>(result));
+  return result;
+}
+
+nb::object evict(PoolCore& self, nb::handle n) {
+  const std::int64_t count = int_argument(n, "n");
+  self.read([&](const BlockPool& core) { core.check_evict(count); });
+  const Array<BlockId> result(count);
+  self.core.evict(count, result.numbers);
+  return result.array;
+}
+
+nb::object forget(PoolCore& self, nb::handle n) {
+  const std::int64_t count = int_argument(n, "n");
+  self.read([&](const BlockPool& core) { core.check_evict(count); });
+  const Array<BlockId> result(count);
+  self.core.forget(count, result.numbers);
+  return result.array;
+}
+
+void reset(PoolCore& self) { self.core.reset(); }
+
+nb::object take_copies(PoolCore& self, nb::handle make) { return take_plan(self.core, make); }
+
+void copies_applied(PoolCore& self, nb::handle ticket) {
+  self.core.copies_applied(int_argument(ticket, "ticket"));
+}
+
+void copies_aborted(PoolCore& self, nb::handle ticket) {
+  self.core.copies_aborted(int_argument(ticket, "ticket"));
+}
+
+std::uint32_t ref_count(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read([&](const BlockPool& core) { return core.view(id).ref_count; });
+}
+
+bool is_cached(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read([&](const BlockPool& core) { return core.view(id).keyed(); });
+}
+
+std::uint32_t generation(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read([&](const BlockPool& core) { return core.view(id).generation; });
+}
+
+template <class T, class Fact>
+nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
+  const Ids ids(self, blocks);
+  const Array<T> result(ids.size());
+  self.read([&](const BlockPool& pool) {
+    for (std::int64_t i = 0; i < ids.size(); ++i)
+      result.numbers[i] = static_cast<T>(fact(pool.listed(ids.data()[i], i)));
+  });
+  return result.array;
+}
+
+nb::object ref_counts(PoolCore& self, nb::handle blocks) {
+  return facts<std::int64_t>(self, blocks, [](const Block& block) { return block.ref_count; });
+}
+
+nb::object are_cached(PoolCore& self, nb::handle blocks) {
+  return facts<bool>(self, blocks, [](const Block& block) { return block.keyed(); });
+}
+
+nb::object are_idle(PoolCore& self, nb::handle blocks) {
+  return facts<bool>(self, blocks,
+                     [](const Block& block) { return block.keyed() && !block.used(); });
+}
+
+bool waits_for_copy(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read([&](const BlockPool& core) {
+    const Block& record = core.view(id);
+    return record.copy_source != kNoBlock || record.in_flight != 0;
+  });
+}
+
+BlockId parent_of(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read(
+      [&](const BlockPool& core) { return std::max(core.cached(id).parent, kNoBlock); });
+}
+
+nb::object children(PoolCore& self, nb::handle parent, nb::handle name) {
+  const std::int64_t node = int_argument(parent, "parent");
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  return copied(self.read([&](const BlockPool& core) { return core.children(node, bytes); }));
+}
+
+nb::object tokens_of(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  const std::int64_t count = self.core.blocks().block_size;
+  auto tokens = self.read([&](const BlockPool& pool) {
+    pool.cached(id);
+    auto numbers = new_numbers<Token>(count);
+    std::copy_n(pool.blocks().tokens(static_cast<BlockId>(id)), count, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(tokens), count);
+}
+
+nb::object idle_blocks(PoolCore& self, int most) {
+  return copied(self.read([most](const BlockPool& core) {
+    const BlockList& list = core.pool().idle_list();
+    std::vector<BlockId> ids;
+    const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, list.size()));
+    ids.reserve(count);
+    for (BlockId b = list.front(); ids.size() < count; b = list.after(b)) ids.push_back(b);
+    return ids;
+  }));
+}
+
+int num_free(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_free(); });
+}
+int num_idle(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_idle(); });
+}
+int num_available(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().available(); });
+}
+int num_used(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.pool().num_used(); });
+}
+int num_cached(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.index().num_keyed(); });
+}
+
+int num_pending_copies(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.copies().num_pending(); });
+}
+
+std::size_t memory_usage(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.memory(); }) +
+         self.tokens.capacity() * sizeof(Token) + self.ids.capacity() * sizeof(std::int64_t);
+}
+
+std::vector<std::string> violations(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.violations(); });
+}
+
+nb::bytes fingerprint(PoolCore& self) {
+  const std::string facts = self.read([](const BlockPool& core) { return core.fingerprint(); });
+  return nb::bytes(facts.data(), facts.size());
+}
+
+}  // namespace
+
+#define BM_IDS BM_ARRAY("int32")
+
+void bind_block_pool(nb::module_& m) {
+  const auto any = [] { return nb::arg().none(); };
+  nb::class_<PoolCore>(m, "PoolCore", nb::type_slots(collection_slots<PoolCore>()),
+                       "Blocks without sequences; documented as blockmgr.pool.BlockPool.")
+      .def("__init__", init_pool,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
+      .def("take", take, nb::sig("def take(self, n: object, /) -> " BM_IDS), any())
+      .def("acquire", acquire, nb::sig("def acquire(self, blocks: object, /) -> None"), any())
+      .def("release", release, nb::sig("def release(self, blocks: object, /) -> None"), any())
+      .def("touch", touch, nb::sig("def touch(self, blocks: object, /) -> None"), any())
+      .def("find", find,
+           nb::sig("def find(self, tokens: object, parent: object, namespace: object, "
+                   "extras: object, /) -> " BM_IDS),
+           any(), any(), any(), any())
+      .def("promote", promote,
+           nb::sig("def promote(self, block: object, tokens: object, parent: object, "
+                   "namespace: object, extras: object, /) -> int"),
+           any(), any(), any(), any(), any())
+      .def("promote_chain", promote_chain,
+           nb::sig("def promote_chain(self, blocks: object, tokens: object, parent: object, "
+                   "namespace: object, extras: object, /) -> " BM_IDS),
+           any(), any(), any(), any(), any())
+      .def("make_writable", make_writable,
+           nb::sig("def make_writable(self, block: object, num_tokens: object, /) -> int"), any(),
+           any())
+      .def("evict", evict, nb::sig("def evict(self, n: object, /) -> " BM_IDS), any())
+      .def("forget", forget, nb::sig("def forget(self, n: object, /) -> " BM_IDS), any())
+      .def("reset", reset)
+      .def("take_copies", take_copies,
+           nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
+                   "blockmgr.blocks.CopyPlan"),
+           any())
+      .def("copies_applied", copies_applied,
+           nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
+      .def("copies_aborted", copies_aborted,
+           nb::sig("def copies_aborted(self, ticket: object, /) -> None"), any())
+      .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
+      .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
+      .def("generation", generation, nb::sig("def generation(self, block: object, /) -> int"),
+           any())
+      .def("ref_counts", ref_counts,
+           nb::sig("def ref_counts(self, blocks: object, /) -> " BM_ARRAY("int64")), any())
+      .def("are_cached", are_cached,
+           nb::sig("def are_cached(self, blocks: object, /) -> " BM_ARRAY("bool_")), any())
+      .def("are_idle", are_idle,
+           nb::sig("def are_idle(self, blocks: object, /) -> " BM_ARRAY("bool_")), any())
+      .def("waits_for_copy", waits_for_copy,
+           nb::sig("def waits_for_copy(self, block: object, /) -> bool"), any())
+      .def("parent", parent_of, nb::sig("def parent(self, block: object, /) -> int"), any())
+      .def("children", children,
+           nb::sig("def children(self, parent: object, namespace: object, /) -> " BM_IDS), any(),
+           any())
+      .def("tokens", tokens_of,
+           nb::sig("def tokens(self, block: object, /) -> " BM_ARRAY("uint32")), any())
+      .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS),
+           nb::arg().noconvert())
+      .def("num_free", num_free)
+      .def("num_idle", num_idle)
+      .def("num_available", num_available)
+      .def("num_used", num_used)
+      .def("num_cached", num_cached)
+      .def("num_pending_copies", num_pending_copies)
+      .def("memory_usage", memory_usage)
+      .def("violations", violations)
+      .def("fingerprint", fingerprint);
+}
+
+}  // namespace blockmgr

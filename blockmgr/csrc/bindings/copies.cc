@@ -1,0 +1,193 @@
+// The Python face of copy_order.h.
+#include <limits>
+#include <optional>
+
+#include "bindings/bindings.h"
+#include "memory/errors.h"
+#include "sequences/copy_order.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Where copies are packed: int32[n, 3], writable and contiguous. Made when every other argument has
+// been read, for code that these run could resize the array. Read as a buffer, because nanobind
+// ends the process where it has no memory to read an array.
+class Rows {
+ public:
+  explicit Rows(nb::handle array) {
+    export_buffer(array, view_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT, kWanted);
+    const std::string_view format = view_.format ? view_.format : "B";
+    const bool whole = view_.itemsize == 4 && (format == "i" || format == "l");
+    // The count of what is packed goes into the first row.
+    if (whole && view_.ndim == 2 && view_.shape[1] == 3 && view_.shape[0] > 0) return;
+    PyBuffer_Release(&view_);
+    PyErr_SetString(PyExc_TypeError, kWanted);
+    throw nb::python_error();
+  }
+  ~Rows() { PyBuffer_Release(&view_); }
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+  std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
+  std::int64_t size() const { return view_.shape[0]; }
+
+ private:
+  static constexpr const char* kWanted =
+      "out must be a writable, contiguous array int32[n, 3] of at least one row";
+  Py_buffer view_{};
+};
+
+// A checker, and buffers that the conversions of its calls reuse.
+struct Checker {
+  Checker(std::int32_t num_sources, std::int32_t num_destinations, std::int32_t block_size,
+          bool one_pool)
+      : most(num_destinations), lists(num_sources, num_destinations, block_size, one_pool) {}
+  // An argument, read. Any number may be given; room for more than there are blocks is not kept.
+  class Column {
+   public:
+    Column(Checker& self, nb::handle value, const char* name, std::vector<std::int64_t>& home)
+        : numbers_(value, name, 0, home, self.most) {
+      numbers_.read();
+    }
+    const std::int64_t* data() const { return numbers_.data(); }
+    std::int64_t size() const { return numbers_.size(); }
+
+   private:
+    IntArray<std::int64_t> numbers_;
+  };
+
+  std::int64_t most;
+  CopyChecker lists;
+  std::vector<std::int64_t> sources;
+  std::vector<std::int64_t> destinations;
+  std::vector<std::int64_t> num_tokens;
+};
+
+// Runs what may find a fault in a list, as the CopyError that it is in Python.
+template <class Work>
+auto with_copy_errors(Work work) {
+  try {
+    return work();
+  } catch (const CopyFault& fault) {
+    const nb::handle type = known().copy;
+    const nb::object pair = fault.pair < 0 ? nb::none() : made(nb::object(nb::int_(fault.pair)));
+    PyErr_SetObject(type.ptr(), type(pair, fault.problem).ptr());
+    throw nb::python_error();
+  }
+}
+
+void check_sizes(std::int64_t sources, std::int64_t others, const char* name) {
+  if (sources != others)
+    throw CopyFault(-1, std::string(name) + " must be as many as sources (" +
+                            std::to_string(sources) + "), got " + std::to_string(others));
+}
+
+std::int32_t positive_argument(nb::handle value, const char* name) {
+  const std::int64_t number = int_argument(value, name);
+  if (number < 1 || number > std::numeric_limits<std::int32_t>::max())
+    throw Error(ErrorKind::kValue,
+                std::string(name) + " must be in [1, 2**31), got " + std::to_string(number));
+  return static_cast<std::int32_t>(number);
+}
+
+void init(Checker* self, nb::handle num_blocks, nb::handle block_size,
+          nb::handle num_destinations) {
+  const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
+  const std::int32_t tokens = positive_argument(block_size, "block_size");
+  const bool one_pool = num_destinations.is_none();
+  const std::int32_t destinations =
+      one_pool ? blocks : positive_argument(num_destinations, "num_destinations");
+  new (self) Checker(blocks, destinations, tokens, one_pool);
+}
+
+std::int64_t check(Checker& self, nb::handle sources, nb::handle destinations,
+                   nb::handle num_tokens, nb::handle out) {
+  const Checker::Column from(self, sources, "sources", self.sources);
+  const Checker::Column to(self, destinations, "destinations", self.destinations);
+  const bool whole = num_tokens.is_none();
+  std::optional<Checker::Column> tokens;
+  if (!whole) tokens.emplace(self, num_tokens, "num_tokens", self.num_tokens);
+  const Rows rows(out);
+  with_copy_errors([&] {
+    check_sizes(from.size(), to.size(), "destinations");
+    if (!whole) check_sizes(from.size(), tokens->size(), "num_tokens");
+    self.lists.check(from.data(), to.data(), whole ? nullptr : tokens->data(), from.size());
+  });
+  self.lists.pack(0, rows.data(), rows.size());
+  return self.lists.size();
+}
+
+std::int64_t check_blocks(Checker& self, nb::handle blocks, nb::handle out) {
+  const Checker::Column ids(self, blocks, "blocks", self.destinations);
+  const Rows rows(out);
+  with_copy_errors([&] { self.lists.check_blocks(ids.data(), ids.size()); });
+  self.lists.pack(0, rows.data(), rows.size());
+  return self.lists.size();
+}
+
+std::int64_t pack(Checker& self, nb::handle start, nb::handle out) {
+  const std::int64_t first = int_argument(start, "start");
+  const Rows rows(out);
+  if (first < 0 || first > self.lists.size())
+    throw Error(ErrorKind::kValue, "start must be in [0, " + std::to_string(self.lists.size()) +
+                                       "], got " + std::to_string(first));
+  return self.lists.pack(first, rows.data(), rows.size());
+}
+
+nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_blocks,
+                bool sequential) {
+  const std::int32_t blocks = positive_argument(num_blocks, "num_blocks");
+  std::vector<std::int64_t> homes[2];
+  IntArray<std::int64_t> from(sources, "sources", 0, homes[0], 0);
+  from.read();
+  IntArray<std::int64_t> to(destinations, "destinations", 0, homes[1], 0);
+  to.read();
+  const MoveGroups groups = with_copy_errors([&] {
+    check_sizes(from.size(), to.size(), "destinations");
+    return order_copies(from.data(), to.data(), from.size(), blocks, sequential);
+  });
+  const auto num_starts = static_cast<std::int64_t>(groups.starts.size());
+  auto starts = new_numbers<std::int32_t>(num_starts);
+  std::copy(groups.starts.begin(), groups.starts.end(), starts.get());
+  const auto num_moves = static_cast<std::int64_t>(groups.moves.size());
+  auto moves = new_numbers<std::int32_t>(2 * num_moves);
+  std::int32_t* out = moves.get();
+  for (const Move& move : groups.moves) {
+    *out++ = move.source;
+    *out++ = move.destination;
+  }
+  return nb::make_tuple(to_array(std::move(starts), num_starts),
+                        to_array(std::move(moves), 2 * num_moves).attr("reshape")(-1, 2));
+}
+
+}  // namespace
+
+void bind_copies(nb::module_& m) {
+  const auto any = [] { return nb::arg().none(); };
+  nb::class_<Checker>(m, "CopyChecker",
+                      "Checks lists of block copies and packs them for a launch; kept by "
+                      "blockmgr.kv.KVBlocks.")
+      .def("__init__", init,
+           nb::sig("def __init__(self, num_blocks: object, block_size: object, "
+                   "num_destinations: object = None, /) -> None"),
+           any(), any(), nb::arg().none() = nb::none())
+      .def("check", check,
+           nb::sig("def check(self, sources: object, destinations: object, num_tokens: object, "
+                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
+           any(), any(), any(), any())
+      .def("check_blocks", check_blocks,
+           nb::sig("def check_blocks(self, blocks: object, "
+                   "out: numpy.typing.NDArray[numpy.int32], /) -> int"),
+           any(), any())
+      .def("pack", pack,
+           nb::sig("def pack(self, start: object, out: numpy.typing.NDArray[numpy.int32], /) -> "
+                   "int"),
+           any(), any());
+  m.def("order_copies", order,
+        nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
+                "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "
+                "numpy.typing.NDArray[numpy.int32]]"),
+        any(), any(), any(), nb::arg().noconvert());
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,77 @@
+// One manager as a Python object: how it is made, shared and collected.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/digest.h"
+#include "bindings/policy.h"
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// One manager: the core, and buffers that the conversions of its calls reuse.
+struct Core {
+  // python_policy: an eviction policy written in Python; None: the one the config names.
+  Core(const Config& config, DigestOption option, const nb::object& python_policy)
+      : digest(option.python),
+        core(config, std::move(option.digester), policy_maker(python_policy)) {}
+
+  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // that may run the garbage collector, and with it code that calls the manager.
+  template <class Read>
+  auto read(Read read) const {
+    const Held held(core.monitor());
+    return read(core);
+  }
+
+  // After a call that may change something, finished or not: throws what its checks found. The call
+  // is done, so a check that runs out of memory must not look like a call that was refused.
+  void check() {
+    try {
+      if (std::vector<std::string> found = core.findings(); !found.empty())
+        throw BrokenInvariants(std::move(found));
+    } catch (const std::bad_alloc&) {
+    }
+  }
+
+  // Tokens of a prompt that can matter to a look-up: one after those that fit, for the last is
+  // never served. More is not converted, and room for more is not kept.
+  std::int64_t most_matched() const { return core.most_tokens() + 1; }
+
+  PythonDigest* digest;            // the core's, if it calls Python
+  PythonPolicy* policy = nullptr;  // the core's; nullptr for those with a name
+  Sequences core;
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> handles;
+  std::vector<std::int64_t> parents;
+
+ private:
+  PolicyMaker policy_maker(const nb::object& python_policy) {
+    if (python_policy.is_none()) return nullptr;
+    return [this, &python_policy](Blocks& blocks, const PrefixIndex& index) {
+      auto made = std::make_unique<PythonPolicy>(blocks, index, python_policy);
+      policy = made.get();
+      return made;
+    };
+  }
+};
+
+// options: a dict, for nanobind does not look whether it had the memory to make one of keywords.
+void init_core(Core* self, nb::dict options);
+
+// The block tables and sequence lengths as NumPy arrays that share the core's memory.
+nb::object block_tables(Core& self);
+nb::object seq_lens(Core& self);
+
+// explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
+// last four one for each missed block.
+nb::tuple explained(const ExplainResult& result);
+// hit_rate_curve: (query_tokens, blocks found by number of blocks), or None if nothing is followed.
+nb::object reuse_counts(Core& self);
+
+// Every block, as columns by the names of blockmgr.BlockSnapshot.
+nb::dict inspect_blocks(Core& self);
+
+}  // namespace blockmgr

@@ -1,0 +1,109 @@
+// The core's exceptions as the Python classes of blockmgr.errors.
+#include "bindings/bindings.h"
+#include "memory/errors.h"
+
+namespace blockmgr {
+
+namespace {
+
+Known python;
+
+void set_python_error(PyObject* type, nb::object arguments) {
+  nb::object error = nb::steal(PyObject_CallObject(type, arguments.ptr()));
+  if (!error.is_valid()) throw nb::python_error();
+  PyErr_SetObject(type, error.ptr());
+}
+
+PyObject* class_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kNeverFits:
+      return python.never_fits;
+    case ErrorKind::kSequenceState:
+      return python.sequence_state;
+    case ErrorKind::kStep:
+      return python.step;
+    case ErrorKind::kTicket:
+      return python.ticket;
+    case ErrorKind::kFork:
+      return python.fork;
+    default:
+      return python.reentrancy;
+  }
+}
+
+}  // namespace
+
+const Known& known() { return python; }
+
+void know_python() {
+  const auto member = [](const char* module, const char* name) {
+    return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
+  };
+  const auto field = [](nb::handle type, const char* name) {
+    PyObject* descriptor = nb::object(type.attr(name)).release().ptr();
+    void* fill = PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_set);
+    return Field{descriptor, reinterpret_cast<descrsetfunc>(fill)};
+  };
+  PyObject* match = member("blockmgr.blocks", "Match");
+  const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
+  python = {member("numpy", "ndarray"),
+            nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
+            match,
+            field(match, "num_cached_tokens"),
+            field(match, "num_partial_tokens"),
+            field(match, "block_ids"),
+            error("OutOfBlocksError"),
+            error("OutOfSequencesError"),
+            error("NeverFitsError"),
+            error("UnknownSequenceError"),
+            error("PinBudgetError"),
+            error("UnknownPinError"),
+            error("SequenceStateError"),
+            error("BlockStateError"),
+            error("StepError"),
+            error("TicketError"),
+            error("ReentrancyError"),
+            error("ForkError"),
+            error("InvariantError"),
+            error("CopyError")};
+}
+
+static void set_error(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const OutOfBlocks& e) {
+    set_python_error(python.out_of_blocks, nb::make_tuple(e.needed, e.available, e.watermark));
+  } catch (const BrokenInvariants& e) {
+    nb::list violations = made(nb::list());
+    for (const std::string& violation : e.violations) violations.append(violation);
+    set_python_error(python.invariant, nb::make_tuple(nb::tuple(violations)));
+  } catch (const OutOfSequences& e) {
+    set_python_error(python.out_of_sequences, nb::make_tuple(e.needed, e.available));
+  } catch (const WrongBlockState& e) {
+    set_python_error(python.block_state, nb::make_tuple(e.block, e.problem));
+  } catch (const UnknownSequence& e) {
+    set_python_error(python.unknown_sequence, nb::make_tuple(e.handle));
+  } catch (const PinBudget& e) {
+    set_python_error(python.pin_budget, nb::make_tuple(e.needed, e.available, e.budget));
+  } catch (const UnknownPin& e) {
+    set_python_error(python.unknown_pin, nb::make_tuple(e.pin));
+  } catch (const Error& e) {
+    if (e.kind == ErrorKind::kValue) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } else {
+      set_python_error(class_of(e.kind), nb::make_tuple(e.what()));
+    }
+  }
+}
+
+void translate_errors(const std::exception_ptr& thrown, void*) {
+  try {
+    set_error(thrown);
+  } catch (nb::python_error& error) {
+    error.restore();  // there was no memory for the error, say
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  }
+}
+
+}  // namespace blockmgr

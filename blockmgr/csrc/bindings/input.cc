@@ -1,0 +1,119 @@
+#include <algorithm>
+
+#include "bindings/bindings.h"
+#include "memory/errors.h"
+
+namespace blockmgr {
+
+namespace {
+
+constexpr std::size_t kMaxBytes = 1024;
+
+bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
+
+}  // namespace
+
+void raise(PyObject* type, const std::string& message) {
+  PyErr_SetString(type, message.c_str());
+  throw nb::python_error();
+}
+
+std::string kind_of(nb::handle value) {
+  return nb::cast<std::string>(nb::str(value.type().attr("__name__")));
+}
+
+std::string shown(nb::handle whole) {
+  const auto bits = nb::cast<std::size_t>(whole.attr("bit_length")());
+  if (bits > 64) return "an int of " + std::to_string(bits) + " bits";
+  return nb::cast<std::string>(nb::str(whole));
+}
+
+nb::object whole_number(nb::handle value, const char* name, std::int64_t position) {
+  if (PyLong_CheckExact(value.ptr())) return nb::borrow(value);  // nearly always
+  const auto message = [&] {
+    const std::string got = ", got " + kind_of(value);
+    return position < 0
+               ? std::string(name) + " must be an int" + got
+               : std::string(name) + " must be ints" + got + " at index " + std::to_string(position);
+  };
+  if (!is_whole(value)) raise(PyExc_TypeError, message());
+  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (index.is_valid()) return index;
+  nb::python_error cause;
+  if (!cause.matches(PyExc_TypeError)) throw cause;
+  nb::raise_from(cause, PyExc_TypeError, "%s", message().c_str());
+}
+
+void export_buffer(nb::handle object, Py_buffer& view, int flags, const char* wanted) {
+  if (!PyObject_GetBuffer(object.ptr(), &view, flags)) return;
+  nb::python_error cause;
+  for (PyObject* refusal : {PyExc_BufferError, PyExc_TypeError, PyExc_ValueError})
+    if (cause.matches(refusal))
+      nb::raise_from(cause, PyExc_TypeError, "%s, got %s", wanted, kind_of(object).c_str());
+  throw cause;
+}
+
+std::int64_t handle_argument(nb::handle value) {
+  const nb::object index = whole_number(value, "handle");
+  const long long number = PyLong_AsLongLong(index.ptr());
+  if (number == -1 && PyErr_Occurred()) {
+    PyErr_Clear();  // larger than any handle
+    throw UnknownSequence(-1);
+  }
+  return number;
+}
+
+std::int64_t int_argument(nb::handle value, const char* name) {
+  const nb::object index = whole_number(value, name);
+  const long long number = PyLong_AsLongLong(index.ptr());
+  if (number == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    raise(PyExc_ValueError, std::string(name) + " must fit in int64, got " + shown(index));
+  }
+  return number;
+}
+
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least) {
+  if (!PyBytes_Check(value.ptr()))
+    raise(PyExc_TypeError, name + " must be bytes, got " + kind_of(value));
+  char* data;
+  Py_ssize_t size;
+  if (PyBytes_AsStringAndSize(value.ptr(), &data, &size)) throw nb::python_error();
+  const auto length = static_cast<std::size_t>(size);
+  if (length < least || length > kMaxBytes)
+    raise(PyExc_ValueError, name + " must be " + std::to_string(least) + " to " +
+                                std::to_string(kMaxBytes) + " bytes long, got " +
+                                std::to_string(length));
+  return {data, length};
+}
+
+ExtrasBytes extras_argument(nb::handle extras) {
+  ExtrasBytes result;
+  if (extras.is_none()) return result;
+  const auto pairs = [](nb::handle value) { return PyTuple_CheckExact(value.ptr()); };
+  if (!pairs(extras)) raise(PyExc_TypeError, "extras must be a tuple of pairs");
+  const Py_ssize_t size = PyTuple_Size(extras.ptr());
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const nb::handle pair = PyTuple_GetItem(extras.ptr(), i);
+    if (!pairs(pair) || PyTuple_Size(pair.ptr()) != 2)
+      raise(PyExc_TypeError, "extras must be a tuple of pairs");
+    const nb::handle index = PyTuple_GetItem(pair.ptr(), 0);
+    if (!PyLong_CheckExact(index.ptr()))
+      raise(PyExc_TypeError, "extras index must be an int, got " + kind_of(index));
+    const std::int64_t block = int_argument(index, "extras index");
+    if (block < 0 || block > INT32_MAX)
+      throw Error(ErrorKind::kValue,
+                  "extras index must be in [0, 2**31), got " + std::to_string(block));
+    result.emplace_back(static_cast<std::int32_t>(block),
+                        bytes_argument(PyTuple_GetItem(pair.ptr(), 1),
+                                       "extras[" + std::to_string(block) + "]", 1));
+  }
+  std::sort(result.begin(), result.end());
+  for (std::size_t i = 1; i < result.size(); ++i)
+    if (result[i].first == result[i - 1].first)
+      throw Error(ErrorKind::kValue, "extras index " + std::to_string(result[i].first) +
+                                         " must appear once, got it twice");
+  return result;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,681 @@
+// The Python face of the core: arguments in, results out, exceptions translated. Nothing else.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "bindings/core.h"
+
+namespace blockmgr {
+namespace {
+
+using HandleArray = IntArray<std::int64_t>;
+
+TokenArray token_argument(Core& self, nb::handle tokens) {
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_matched());
+}
+
+// Handles of distinct sequences, or as many of something else. A longer list is refused unread.
+HandleArray batch_argument(Core& self, nb::handle values, const char* name,
+                           std::vector<std::int64_t>& home) {
+  return HandleArray(values, name, 0, home, self.core.config().max_seqs);
+}
+
+void read_handles(Core& self, HandleArray& handles) {
+  if (const int most = self.core.config().max_seqs; handles.size() > most)
+    throw Error(ErrorKind::kValue, "handles must be distinct, so at most " + std::to_string(most) +
+                                       " (max_seqs), got " + std::to_string(handles.size()));
+  handles.read();
+}
+
+std::int64_t not_empty(std::int64_t size, const char* name) {
+  if (!size) throw Error(ErrorKind::kValue, std::string(name) + " must not be empty");
+  return size;
+}
+
+std::int64_t slots_argument(nb::handle num_slots) {
+  if (num_slots.is_none()) return 0;
+  const std::int64_t slots = int_argument(num_slots, "num_slots");
+  if (slots < 1)
+    throw Error(ErrorKind::kValue, "num_slots must be at least 1, got " + std::to_string(slots));
+  return slots;
+}
+
+void same_number(std::int64_t handles, std::int64_t others, const char* name) {
+  if (handles != others)
+    throw Error(ErrorKind::kValue, std::string(name) + " must be as many as handles (" +
+                                       std::to_string(handles) + "), got " +
+                                       std::to_string(others));
+}
+
+bool bool_argument(nb::handle value, const char* name) {
+  if (!PyBool_Check(value.ptr())) {
+    PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value.ptr());
+    throw nb::python_error();
+  }
+  return value.is(Py_True);
+}
+
+// All of a prompt but its tokens, which are read last: converting the rest may run Python code.
+Prompt prompt_argument(nb::handle name, nb::handle extras, nb::handle num_slots,
+                       nb::handle read_cache = Py_True) {
+  std::string_view bytes = bytes_argument(name, "namespace", 0);
+  const std::int64_t slots = slots_argument(num_slots);
+  const bool reads = bool_argument(read_cache, "read_cache");
+  return {nullptr, 0, bytes, extras_argument(extras), slots, reads};
+}
+
+Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT64_MAX) {
+  not_empty(tokens.size(), "tokens");
+  tokens.read(most);
+  prompt.tokens = tokens.data();
+  prompt.num_tokens = tokens.size();
+  return prompt;
+}
+
+// A prompt to look up, of which no more is read than the cache can hold.
+Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
+  if (tokens.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_lookup(tokens.size(), prompt.name); });
+  return with_tokens(prompt, tokens, self.most_matched());
+}
+
+nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle num_slots, nb::handle read_cache) {
+  Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) {
+      core.check_admission(values.size(), prompt.num_slots, prompt.name);
+    });
+  nb::object handle;
+  self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
+  return handle;
+}
+
+// The initialiser of the frozen dataclass takes longer than a match, so its fields are filled as
+// that would fill them.
+nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  const MatchResult found = self.core.match(with_tokens(prompt, values, self.most_matched()));
+  const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
+  std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
+  const Known& python = known();
+  const auto record =
+      made(nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0)));
+  python.num_cached_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
+  python.block_ids.set(record, ids.array);
+  return record;
+}
+
+nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_lookup(values.size(), prompt.name); });
+  return explained(self.core.explain(with_tokens(prompt, values)));
+}
+
+int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+              nb::handle num_slots, nb::handle read_cache) {
+  Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
+        return core.can_fit(values.size(), prompt.num_slots, prompt.name);
+      }))
+    return static_cast<int>(Admission::kNever);
+  return static_cast<int>(self.core.can_admit(with_tokens(prompt, values)));
+}
+
+void reserve(Core& self, nb::handle handle, nb::handle num_slots) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.reserve(h, int_argument(num_slots, "num_slots"));
+}
+
+void append(Core& self, nb::handle handle, nb::handle tokens) {
+  const std::int64_t h = handle_argument(handle);
+  TokenArray values = token_argument(self, tokens);
+  if (values.size() > self.core.fits_anyway())
+    self.read([&](const Sequences& core) { core.check_append(h, values.size()); });
+  values.read();
+  self.core.append(h, values.data(), not_empty(values.size(), "tokens"));
+}
+
+void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.commit(h, int_argument(num_computed_tokens, "num_computed_tokens"));
+}
+
+void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.truncate(h, int_argument(num_tokens, "num_tokens"));
+}
+
+void free_sequence(Core& self, nb::handle handle) { self.core.free(handle_argument(handle)); }
+
+void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
+  self.core.free(handle_argument(handle), expect_reuse);
+}
+
+void check_retention(int level, double ttl) {
+  if (level < kNoLevel || level > kHigh)
+    throw Error(ErrorKind::kValue, "level must be in [" + std::to_string(kNoLevel) + ", " +
+                                       std::to_string(kHigh) + "], got " + std::to_string(level));
+  if (!(ttl > 0)) throw Error(ErrorKind::kValue, "ttl must be above 0, got " + std::to_string(ttl));
+}
+
+nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
+                  double ttl) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  check_retention(level, ttl);
+  nb::object blocks;
+  self.core.retain(h, first, last, level, ttl,
+                   announce_to<std::int64_t>(blocks));
+  return blocks;
+}
+
+nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                         int level, double ttl) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  check_retention(level, ttl);
+  self.core.check_retaining("retain_prefix");
+  nb::object blocks;
+  self.core.retain_prefix(to_look_up(self, prompt, values), level, ttl,
+                          announce_to<std::int64_t>(blocks));
+  return blocks;
+}
+
+nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  self.core.check_retaining("pin");
+  nb::object number;
+  self.core.pin(to_look_up(self, prompt, values), announce_to<std::int64_t>(number));
+  return number;
+}
+
+void unpin(Core& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
+
+// (num_blocks, num_cached_blocks)
+nb::tuple view_pin(Core& self, nb::handle pin) {
+  const std::int64_t id = int_argument(pin, "pin");
+  const auto facts = self.read([&](const Sequences& core) { return core.view_pin(id); });
+  return nb::make_tuple(facts.num_blocks, facts.num_cached);
+}
+
+nb::object touch(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  nb::object blocks;
+  self.core.touch(to_look_up(self, prompt, values), announce_to<std::int64_t>(blocks));
+  return blocks;
+}
+
+void set_time(Core& self, double seconds) { self.core.set_time(seconds); }
+
+double time_set(Core& self) {
+  return self.read([](const Sequences& core) { return core.time(); });
+}
+
+void preempt(Core& self, nb::handle handle) { self.core.preempt(handle_argument(handle)); }
+
+void resume(Core& self, nb::handle handle, nb::handle num_slots, nb::handle read_cache) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t slots = slots_argument(num_slots);
+  self.core.resume(h, slots, bool_argument(read_cache, "read_cache"));
+}
+
+std::int64_t reset_prefix_cache(Core& self, nb::handle reset_hit_rate) {
+  return self.core.reset_prefix_cache(bool_argument(reset_hit_rate, "reset_hit_rate"));
+}
+
+void reset_hit_rate(Core& self) { self.core.reset_hit_rate(); }
+
+// (requests, query_tokens, hit_tokens)
+nb::tuple recent_hits(Core& self) {
+  const auto sums = self.read([](const Sequences& core) { return core.recent_hits().sums(); });
+  return nb::make_tuple(sums.requests, sums.query_tokens, sums.hit_tokens);
+}
+
+std::int64_t num_common_prefix_blocks(Core& self, nb::handle handles) {
+  if (handles.is_none()) return self.core.num_common_prefix_blocks();
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  rows.read();
+  return self.core.num_common_prefix_blocks(rows.data(), rows.size());
+}
+
+// The digests are complete before any object is made of them: that may run the garbage collector,
+// and with it code that calls the manager.
+nb::list block_digests(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  Prompt prompt = prompt_argument(name, extras, nb::none());
+  TokenArray values = token_argument(self, tokens);
+  const std::int64_t count = self.core.num_digests(with_tokens(prompt, values));
+  const auto size = static_cast<std::size_t>(self.core.blocks().digest_size);
+  std::vector<std::uint8_t> digests(static_cast<std::size_t>(count) * size);
+  self.core.block_digests(prompt, digests.data());
+  nb::list result = made(nb::list());
+  for (std::size_t at = 0; at < digests.size(); at += size)
+    result.append(made(nb::bytes(digests.data() + at, size)));
+  return result;
+}
+
+void copies_applied(Core& self, nb::handle ticket) {
+  self.core.copies_applied(int_argument(ticket, "ticket"));
+}
+
+void copies_aborted(Core& self, nb::handle ticket) {
+  self.core.copies_aborted(int_argument(ticket, "ticket"));
+}
+
+void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(ticket, "ticket")); }
+
+// Each as make(handle, index, old, new). The log forgets them once all are made.
+nb::list take_remaps(Core& self, nb::handle make) {
+  for (;;) {
+    const Sequences::Remaps remaps = self.core.remaps();
+    nb::list result = made(nb::list());
+    for (const RemapRecord& r : remaps.records)
+      result.append(make(r.handle, r.index, r.old_block, r.new_block));
+    if (self.core.drop_remaps(remaps.version)) return result;
+  }
+}
+
+nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core, make); }
+
+nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  read_handles(self, rows);
+  TokenArray values = token_argument(self, tokens);
+  same_number(rows.size(), values.size(), "tokens");
+  values.read();
+  // Made first: making it can fail, and can run code that calls the manager.
+  const Array<std::int64_t> slots(rows.size());
+  self.core.decode(rows.data(), values.data(), rows.size(), slots.numbers);
+  return slots.array;
+}
+
+void reparent(Core& self, nb::handle handles, nb::handle parents) {
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  read_handles(self, rows);
+  HandleArray from = batch_argument(self, parents, "parents", self.parents);
+  same_number(rows.size(), from.size(), "parents");
+  from.read();
+  self.core.reparent(rows.data(), from.data(), rows.size());
+}
+
+// What is returned is made first, from the handles that the children will get; making it may run
+// code that admits or forks, so that they get others after all.
+nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
+  const std::int64_t parent = handle_argument(handle);
+  const std::int64_t count = int_argument(n, "n");
+  // One is as soon made as asked for.
+  if (count != 1) self.read([&](const Sequences& core) { core.check_fork(parent, count); });
+  std::vector<Handle> expected(static_cast<std::size_t>(count));
+  std::vector<Handle> children(expected.size());
+  for (;;) {
+    self.read([&](const Sequences& core) {
+      core.next_handles(static_cast<std::int64_t>(expected.size()), expected.data());
+    });
+    nb::list result = made(nb::list());
+    for (const Handle child : expected)
+      result.append(view.is_none() ? made(nb::object(nb::int_(child))) : view(child));
+    if (self.core.fork(parent, count, children.data(), expected.data())) return result;
+  }
+}
+
+nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_slots(h, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.slot_mapping(h, first, last, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(slots), last - first);
+}
+
+// (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
+nb::tuple view(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  const auto facts = self.read([&](const Sequences& core) {
+    const Sequence& s = core.view(h);
+    return std::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
+                           s.state == Sequence::kPreempted);
+  });
+  return std::apply([](auto... fact) { return nb::make_tuple(fact...); }, facts);
+}
+
+nb::object block_ids(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  std::int64_t count = 0;
+  auto ids = self.read([&](const Sequences& core) {
+    count = core.view(h).num_blocks;
+    auto numbers = new_numbers<std::int32_t>(count);
+    std::copy_n(core.table_at(Sequences::row_of(h)), count, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(ids), count);
+}
+
+nb::object tokens_of(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  std::int64_t count = 0;
+  auto tokens = self.read([&](const Sequences& core) {
+    count = core.view(h).num_tokens;
+    auto numbers = new_numbers<Token>(count);
+    core.copy_tokens(h, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(tokens), count);
+}
+
+nb::dict stats(Core& self) {
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([](const Sequences& core) {
+    const RetainingPolicy* retention = core.retention();
+    const auto at_level = [&](Level level) { return retention ? retention->num_cached(level) : 0; };
+    const auto counts = retention ? retention->counts() : RetainingPolicy::Counts();
+    const Counters& n = core.counters();
+    const Pool& pool = core.pool();
+    return std::to_array<Fact>({
+        {"capacity", pool.capacity()},
+        {"free_blocks", pool.num_free()},
+        {"idle_blocks", pool.num_idle()},
+        {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
+        {"used_blocks", pool.num_used()},
+        {"cached_blocks", core.index().num_keyed()},
+        {"peak_used_blocks", n.peak_used_blocks},
+        {"num_sequences", core.num_sequences()},
+        {"pending_copies", core.copies().num_pending()},
+        {"query_tokens", n.query_tokens},
+        {"hit_tokens", n.hit_tokens},
+        {"partial_hit_tokens", n.partial_hit_tokens},
+        {"resumed_query_tokens", n.resumed_query_tokens},
+        {"resumed_hit_tokens", n.resumed_hit_tokens},
+        {"promoted_blocks", n.promoted_blocks},
+        {"deduplicated_blocks", n.deduplicated_blocks},
+        {"cached_tails", n.cached_tails},
+        {"evicted_blocks", pool.num_evicted()},
+        {"planned_copies", core.copies().num_planned()},
+        {"cancelled_copies", core.copies().num_cancelled()},
+        {"forks", n.forks},
+        {"preemptions", n.preemptions},
+        {"low_priority_blocks", at_level(kLow)},
+        {"expected_blocks", at_level(kExpected)},
+        {"high_priority_blocks", at_level(kHigh)},
+        {"pinned_blocks", at_level(kPinned)},
+        {"pins", retention ? retention->num_pins() : 0},
+        {"expired_blocks", counts.expired},
+        {"evicted_pinned_blocks", counts.pinned_evicted},
+        {"touched_blocks", n.touched_blocks},
+        {"forgotten_blocks", n.forgotten_blocks},
+    });
+  });
+  nb::dict d = made(nb::dict());
+  for (const auto& [name, value] : facts) d[name] = value;
+  return d;
+}
+
+nb::dict quota_usage(Core& self, nb::handle name) {
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([&](const Sequences& core) {
+    const Pool::Partition& own = core.quota(bytes);
+    return std::to_array<Fact>({
+        {"limit", own.capacity},
+        {"free_blocks", own.free.size()},
+        {"idle_blocks", own.idle.size()},
+        {"fenced_blocks", own.num_fenced},
+        {"used_blocks", own.capacity - own.available() - own.num_fenced},
+        {"evicted_blocks", own.num_evicted},
+    });
+  });
+  nb::dict d = made(nb::dict());
+  for (const auto& [fact, value] : facts) d[fact] = value;
+  return d;
+}
+
+std::vector<Handle> handles(Core& self) {
+  return self.read([](const Sequences& core) { return core.handles(); });
+}
+
+int num_available(Core& self) {
+  return self.read([](const Sequences& core) { return core.pool().available(); });
+}
+
+std::size_t memory_usage(Core& self) {
+  const std::size_t scratch = self.tokens.capacity() * sizeof(Token) +
+                              (self.handles.capacity() + self.parents.capacity()) * sizeof(Handle);
+  return scratch + self.read([](const Sequences& core) { return core.memory(); });
+}
+
+std::vector<std::string> violations(Core& self) {
+  return self.read([](const Sequences& core) { return core.violations(); });
+}
+
+// What first went wrong in an eviction policy written in Python, or None.
+nb::object policy_error(Core& self) {
+  return self.policy ? nb::borrow(self.policy->error()) : nb::none();
+}
+
+// Steps that searches for victims have taken; for tests of what they cost.
+std::int64_t victim_steps(Core& self) {
+  return self.read([](const Sequences& core) {
+    std::int64_t steps = 0;
+    for (int i = 0; i < core.pool().num_partitions(); ++i)
+      if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
+    return steps;
+  });
+}
+
+nb::bytes fingerprint(Core& self) {
+  const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
+  return nb::bytes(facts.data(), facts.size());
+}
+
+// A call with the checks of the manager's debug level after it, whether it finishes or throws.
+template <auto call>
+struct Checked;
+template <class Result, class... Arguments, Result (*call)(Core&, Arguments...)>
+struct Checked<call> {
+  static Result run(Core& self, Arguments... arguments) {
+    if (!self.core.debug()) return call(self, arguments...);
+    try {
+      if constexpr (std::is_void_v<Result>) {
+        call(self, arguments...);
+        self.check();
+      } else {
+        Result result = call(self, arguments...);
+        self.check();
+        return result;
+      }
+    } catch (const BrokenInvariants&) {
+      throw;
+    } catch (...) {
+      self.check();
+      throw;
+    }
+  }
+};
+template <auto call>
+constexpr auto checked = Checked<call>::run;
+
+void set_debug(Core& self, nb::handle level) {
+  self.core.set_debug(static_cast<int>(int_argument(level, "level")));
+}
+
+int debug(Core& self) { return self.core.debug(); }
+
+// The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
+// Signals are looked at now and then: a handler may throw, as that of Ctrl-C does.
+bool wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
+  constexpr std::chrono::milliseconds kPatience{20};
+  {
+    const nb::gil_scoped_release released;
+    if (mutex.try_lock_for(kPatience)) return true;
+  }
+  if (may_be_interrupted && PyErr_CheckSignals()) throw nb::python_error();
+  return false;
+}
+
+}  // namespace
+}  // namespace blockmgr
+
+using namespace blockmgr;
+
+NB_MODULE(_core, m) {
+  Monitor::wait = wait_for_call;
+  m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
+  know_numpy();
+  know_python();
+  nb::register_exception_translator(translate_errors);
+  bind_shared_memory(m);
+  bind_copies(m);
+
+  // Arguments are any objects, None too: they are converted by functions that name the argument
+  // when it is wrong.
+  const auto any = [] { return nb::arg().none(); };
+  // Numbers that the package itself has made. Nothing is converted: nanobind drops whatever error
+  // that raises, an interrupt too.
+  const auto exact = [] { return nb::arg().noconvert(); };
+  nb::class_<Core>(m, "Core", nb::type_slots(collection_slots<Core>()),
+                   "Block ids, tokens and tables; documented as blockmgr.BlockManager.")
+      .def("__init__", init_core,
+           nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
+      .def("admit", checked<admit>,
+           nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object, read_cache: object, /) -> int"),
+           any(), any(), any(), any(), any())
+      .def("match", match,
+           nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "blockmgr.blocks.Match"),
+           any(), any(), any())
+      .def("explain", explain,
+           nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
+                   "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(
+                       "int64") ", " BM_ARRAY("int64") "]"),
+           any(), any(), any())
+      .def("can_admit", can_admit,
+           nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object, read_cache: object, /) -> int"),
+           any(), any(), any(), any(), any())
+      .def("reserve", checked<reserve>,
+           nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
+      .def("append", checked<append>,
+           nb::sig("def append(self, handle: object, tokens: object, /) -> None"), any(), any())
+      .def("commit", checked<commit>,
+           nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
+           any(), any())
+      .def("truncate", checked<truncate_to>,
+           nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
+           any())
+      .def("fork", checked<fork_sequence>,
+           nb::sig("def fork(self, handle: object, n: object, view: object, /) -> "
+                   "list[typing.Any]"),
+           any(), any(), any())
+      .def("reparent", checked<reparent>,
+           nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
+      .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
+           any())
+      .def("free_expecting", checked<free_expecting>,
+           nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, /) -> None"),
+           any(), exact())
+      .def("retain", checked<retain>,
+           nb::sig("def retain(self, handle: object, start: object, stop: object, level: int, "
+                   "ttl: float, /) -> int"),
+           any(), any(), any(), exact(), exact())
+      .def("retain_prefix", checked<retain_prefix>,
+           nb::sig("def retain_prefix(self, tokens: object, namespace: object, extras: object, "
+                   "level: int, ttl: float, /) -> int"),
+           any(), any(), any(), exact(), exact())
+      .def("pin", checked<pin>,
+           nb::sig("def pin(self, tokens: object, namespace: object, extras: object, /) -> int"),
+           any(), any(), any())
+      .def("unpin", checked<unpin>, nb::sig("def unpin(self, pin: object, /) -> None"), any())
+      .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
+           any())
+      .def("touch", checked<touch>,
+           nb::sig("def touch(self, tokens: object, namespace: object, extras: object, /) -> int"),
+           any(), any(), any())
+      .def("set_time", checked<set_time>, nb::sig("def set_time(self, seconds: float, /) -> None"),
+           exact())
+      .def("time", time_set)
+      .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
+           any())
+      .def("resume", checked<resume>,
+           nb::sig("def resume(self, handle: object, num_slots: object, read_cache: object, /) "
+                   "-> None"),
+           any(), any(), any())
+      .def("reset_prefix_cache", checked<reset_prefix_cache>,
+           nb::sig("def reset_prefix_cache(self, reset_hit_rate: object, /) -> int"), any())
+      .def("reset_hit_rate", checked<reset_hit_rate>)
+      .def("recent_hits", recent_hits,
+           nb::sig("def recent_hits(self, /) -> tuple[int, int, int]"))
+      .def("num_common_prefix_blocks", num_common_prefix_blocks,
+           nb::sig("def num_common_prefix_blocks(self, handles: object, /) -> int"), any())
+      .def("block_digests", block_digests,
+           nb::sig("def block_digests(self, tokens: object, namespace: object, extras: object, /) "
+                   "-> list[bytes]"),
+           any(), any(), any())
+      .def("decode", checked<decode>,
+           nb::sig("def decode(self, handles: object, tokens: object, /) -> " BM_ARRAY("int64")),
+           any(), any())
+      .def(
+          "slot_mapping", slot_mapping,
+          nb::sig(
+              "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
+                  "int64")),
+          any(), any(), any())
+      .def("take_copies", checked<take_copies>,
+           nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
+                   "blockmgr.blocks.CopyPlan"),
+           any())
+      .def("copies_applied", checked<copies_applied>,
+           nb::sig("def copies_applied(self, ticket: object, /) -> None"), any())
+      .def("copies_aborted", checked<copies_aborted>,
+           nb::sig("def copies_aborted(self, ticket: object, /) -> None"), any())
+      .def("complete", checked<complete>, nb::sig("def complete(self, ticket: object, /) -> None"),
+           any())
+      .def("take_remaps", checked<take_remaps>,
+           nb::sig("def take_remaps(self, make: type[blockmgr.blocks.Remap], /) -> "
+                   "list[blockmgr.blocks.Remap]"),
+           any())
+      .def("view", view,
+           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
+      .def("block_ids", block_ids,
+           nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
+      .def("tokens", tokens_of,
+           nb::sig("def tokens(self, handle: object, /) -> " BM_ARRAY("uint32")), any())
+      .def("set_debug", set_debug, nb::sig("def set_debug(self, level: object, /) -> None"), any())
+      .def("debug", debug)
+      .def("handles", handles)
+      .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
+      .def("quota_usage", quota_usage,
+           nb::sig("def quota_usage(self, namespace: object, /) -> dict[str, int]"), any())
+      .def("num_available", num_available)
+      .def("memory_usage", memory_usage)
+      .def("violations", violations)
+      .def("policy_error", policy_error,
+           nb::sig("def policy_error(self, /) -> BaseException | None"))
+      .def("victim_steps", victim_steps)
+      .def("fingerprint", fingerprint)
+      .def("blocks", inspect_blocks,
+           nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
+      .def("reuse_counts", reuse_counts,
+           nb::sig("def reuse_counts(self, /) -> tuple[int, " BM_ARRAY("int64") "] | None"))
+      .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
+      .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
+  bind_block_pool(m);
+  bind_adaptive(m);
+}

@@ -1,0 +1,140 @@
+// What holds for sequences and their tables, on top of what holds for the blocks.
+#include "checks/audit.h"
+
+#include <set>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+class Audit : private BlockAudit {
+ public:
+  explicit Audit(const Sequences& core)
+      : BlockAudit(core.blocks_, core.index_, core.pool_, core.copies_), core_(core) {}
+
+  std::vector<std::string> run() {
+    check_sequences();
+    check_blocks();
+    check_quotas();
+    check_steps();
+    return result();
+  }
+
+ private:
+  void check_sequences() {
+    std::size_t unused = 0;
+    for (const Sequence& s : core_.sequences_) {
+      const std::int64_t row = core_.row_of(s);
+      const std::string who = "row " + std::to_string(row);
+      const std::int32_t* t = core_.table_at(row);
+      unused += s.state == Sequence::kUnused;
+      if (s.state != Sequence::kRunning)
+        BLOCKMGR_EXPECT(s.num_blocks == 0 && s.num_computed == 0,
+                        who + " does not run and holds blocks");
+      const std::int64_t slots = core_.num_slots(s);
+      BLOCKMGR_EXPECT(s.num_blocks >= 0 && s.num_blocks <= core_.config_.row_width,
+                      who + " holds more blocks than a row has");
+      BLOCKMGR_EXPECT(
+          0 <= s.num_computed && s.num_computed <= s.num_tokens && s.num_computed <= slots,
+          who + " has computed tokens that are not there");
+      const std::int64_t waiting = s.num_tokens > slots ? s.num_tokens - slots : 0;
+      BLOCKMGR_EXPECT(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
+      std::set<BlockId> seen;
+      for (std::int64_t i = 0; i < s.num_blocks; ++i) {
+        if (!valid(t[i])) {
+          BLOCKMGR_EXPECT(false, who + " names " + name(t[i]));
+          return;
+        }
+        BLOCKMGR_EXPECT(seen.insert(t[i]).second, who + " names " + name(t[i]) + " twice");
+        ++refs(t[i]);
+        const Block& block = blocks_[t[i]];
+        BLOCKMGR_EXPECT(!block.keyed() || block.key_tokens == size_, who + " shares a cached tail");
+        if (i * size_ >= s.num_tokens)
+          BLOCKMGR_EXPECT(block.ref_count == 1 && !block.keyed(),
+                          who + " shares a look-ahead block");
+        if (i < s.num_chained) check_keyed(s, t, i, who);
+      }
+      BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
+                      who + " is cached and runs on what was forgotten");
+      if (s.state == Sequence::kUnused) continue;
+      ++root_refs(s.root);
+      BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
+                      who + " is given blocks of another quota");
+      for (std::int32_t i = 0; i < s.num_blocks; ++i)
+        BLOCKMGR_EXPECT(pool_.partition(s.partition).holds(t[i]),
+                        who + " holds " + name(t[i]) + " outside its quota");
+      if (s.extras) extras_holders_.insert(s.extras.get());
+    }
+    for (const ExtrasMap* map : extras_holders_)
+      for (const auto& entry : map->ids()) ++extras_refs(entry.second);
+    BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
+    for (std::uint32_t root = 0; root < core_.partitions_.size(); ++root)
+      if (core_.partitions_[root]) ++root_refs(root);
+  }
+
+  void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
+                   const std::string& who) {
+    const Block& block = blocks_[t[i]];
+    const BlockId node = block.keyed() ? t[i] : block.parent;
+    const std::string what = who + ", logical block " + std::to_string(i);
+    BLOCKMGR_EXPECT(valid(node) && blocks_[node].keyed(),
+                    what + " should be cached or have a twin");
+    if (!valid(node)) return;
+    BLOCKMGR_EXPECT(blocks_[node].parent == core_.chain_node(s, i),
+                    what + " continues another prefix");
+    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(node), blocks_.tokens(t[i]), size_),
+                    what + " differs from its twin");
+    BLOCKMGR_EXPECT(blocks_[node].extras == extras_at(s.extras_ids(), i),
+                    what + " has other extra keys");
+  }
+
+  void check_quotas() {
+    for (BlockId b = 0; b < count_; ++b) {
+      if (!blocks_[b].keyed()) continue;
+      const NodeId parent = blocks_[b].parent;
+      const int due =
+          is_root(parent) ? core_.partition_of(root_index(parent)) : pool_.partition_of(parent);
+      BLOCKMGR_EXPECT(pool_.partition_of(b) == due, name(b) + " is cached outside its quota");
+    }
+  }
+
+  void check_steps() {
+    const Sequences& c = core_;
+    std::int64_t before = 0;
+    std::set<int> open;
+    for (const auto& step : c.open_steps_) {
+      BLOCKMGR_EXPECT(step.ticket > before && step.ticket <= c.last_ticket_,
+                      "open steps are out of order");
+      before = step.ticket;
+      open.insert(step.fence);
+    }
+    for (int fence = 1; fence <= c.pool_.num_fences(); ++fence)
+      BLOCKMGR_EXPECT(open.count(fence) || c.pool_.fence_list(fence).empty(),
+                      "a fence outlived its step");
+  }
+
+  const Sequences& core_;
+  std::set<const ExtrasMap*> extras_holders_;
+};
+
+std::vector<std::string> Sequences::violations() const { return Audit(*this).run(); }
+
+std::string Sequences::fingerprint() const {
+  std::string out = block_fingerprint(blocks_, pool_, copies_);
+  for (const Sequence& s : sequences_) {
+    put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
+                s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
+                s.partition, s.num_waiting(), s.outdated);
+    for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
+    for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
+  }
+  const Counters& n = counters_;
+  put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
+              n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
+              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
+              last_ticket_, open_steps_.size());
+  recent_hits_.fingerprint(out);
+  return out;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,102 @@
+// The books, recomputed from scratch: nothing here trusts a count or a link kept elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "identity/index.h"
+#include "places/pool.h"
+#include "sequences/copies.h"
+
+// A sentence about one block in a million is wanted, so it is made only when something is broken.
+#define BLOCKMGR_EXPECT(holds, otherwise)   \
+  do {                                      \
+    if (!(holds)) expect(false, otherwise); \
+  } while (false)
+
+namespace blockmgr {
+
+// Everything about blocks that holds whoever holds them. The owner counts what it refers to, then
+// calls check_blocks.
+class BlockAudit {
+ public:
+  BlockAudit(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+             const CopyTracker& copies)
+      : blocks_(blocks),
+        index_(index),
+        pool_(pool),
+        copies_(copies),
+        count_(blocks.count),
+        size_(blocks.block_size),
+        first_(blocks.count - pool.capacity()),
+        refs_(static_cast<std::size_t>(count_)),
+        pins_(static_cast<std::size_t>(count_)),
+        listed_(static_cast<std::size_t>(count_), -1) {}
+
+  // References to blocks, namespaces and extra keys that the owner accounts for.
+  std::uint32_t& refs(BlockId b) { return refs_[static_cast<std::size_t>(b)]; }
+  std::uint32_t& root_refs(std::uint32_t root) { return roots_[root]; }
+  std::uint32_t& extras_refs(std::uint32_t id) { return extras_[id]; }
+
+  void expect(bool holds, const std::string& otherwise) {
+    if (!holds) broken_.push_back(otherwise);
+  }
+  void check_blocks();
+  // Every broken invariant, one sentence each.
+  std::vector<std::string> result() { return std::move(broken_); }
+
+  static std::string name(BlockId b) { return "block " + std::to_string(b); }
+  bool valid(BlockId b) const { return b >= first_ && b < count_; }
+  // Whether the policy that is being audited has to know of this block.
+  bool concerns(BlockId b) const { return !partition_ || partition_->holds(b); }
+
+ protected:
+  const Blocks& blocks_;
+  const PrefixIndex& index_;
+  const Pool& pool_;
+  const CopyTracker& copies_;
+  int count_;
+  int size_;
+
+ private:
+  std::uint32_t& pins(BlockId b) { return pins_[static_cast<std::size_t>(b)]; }
+  void check_copies();
+  void check_references();
+  void check_twins();
+  void check_list(const BlockList& list, int number);
+  void check_queues();
+  void check_partition(int number);
+  void check_index();
+  void check_children();
+  void check_order();
+  static std::uint32_t counted(const std::map<std::uint32_t, std::uint32_t>& refs,
+                               std::uint32_t id) {
+    const auto found = refs.find(id);
+    return found == refs.end() ? 0 : found->second;
+  }
+
+  BlockId first_;  // id that is not kept back
+  const Pool::Partition* partition_ = nullptr;
+  std::vector<std::uint32_t> refs_;
+  std::vector<std::uint32_t> pins_;
+  std::vector<int> listed_;
+  std::map<BlockId, int> position_;
+  std::map<std::uint32_t, std::uint32_t> roots_;
+  std::map<std::uint32_t, std::uint32_t> extras_;
+  std::vector<std::string> broken_;
+};
+
+template <class... Values>
+void put_numbers(std::string& out, Values... values) {
+  const std::int64_t numbers[] = {static_cast<std::int64_t>(values)...};
+  out.append(reinterpret_cast<const char*>(numbers), sizeof numbers);
+}
+
+// Every fact about the blocks that a caller could ever observe, as bytes; guesses (hints) and
+// scratch left out.
+std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const CopyTracker& copies);
+
+}  // namespace blockmgr

@@ -1,0 +1,251 @@
+// What holds for the blocks of any pool, whoever holds them.
+#include <set>
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+void BlockAudit::check_blocks() {
+  check_copies();
+  check_references();
+  check_twins();
+  check_queues();
+  check_index();
+  check_children();
+  check_order();
+}
+
+void BlockAudit::check_copies() {
+  std::set<BlockId> sources, destinations;
+  int pending = 0;
+  copies_.each_pending([&](const Copy& copy) {
+    ++pending;
+    const Block& destination = blocks_[copy.destination];
+    const std::string what = "pending copy into " + name(copy.destination);
+    BLOCKMGR_EXPECT(valid(copy.source) && valid(copy.destination), what + " names no block");
+    BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
+    sources.insert(copy.source);
+    BLOCKMGR_EXPECT(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
+    BLOCKMGR_EXPECT(destination.ref_count > 0 && !destination.keyed(),
+                    what + " has no private target");
+    if (valid(copy.source)) ++pins(copy.source);
+  });
+  BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
+  for (const BlockId b : sources)
+    BLOCKMGR_EXPECT(!destinations.count(b),
+                    name(b) + " is source and destination of pending copies");
+  std::set<BlockId> in_flight;
+  for (const Copy& copy : copies_.flight()) {
+    ++pins(copy.source);
+    ++pins(copy.destination);
+    in_flight.insert(copy.destination);
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    BLOCKMGR_EXPECT(blocks_[b].in_flight == in_flight.count(b),
+                    name(b) + " has a wrong in-flight mark");
+    BLOCKMGR_EXPECT((blocks_[b].copy_source != kNoBlock) == (destinations.count(b) == 1),
+                    name(b) + " has a copy outside the pending list");
+  }
+}
+
+void BlockAudit::check_references() {
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId parent = blocks_[b].parent;
+    if (blocks_[b].used() && blocks_[b].keyed() && valid(parent)) ++pins(parent);
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    BLOCKMGR_EXPECT(blocks_[b].ref_count == refs(b),
+                    name(b) + " has ref count " + std::to_string(blocks_[b].ref_count) +
+                        ", tables name it " + std::to_string(refs(b)) + " times");
+    BLOCKMGR_EXPECT(blocks_[b].pins == pins(b), name(b) + " has " +
+                                                    std::to_string(blocks_[b].pins) + " pins, " +
+                                                    std::to_string(pins(b)) + " accounted for");
+  }
+}
+
+// A cached block stands for private ones with the same content, and a table names each of them.
+void BlockAudit::check_twins() {
+  int linked = 0;
+  for (BlockId b = 0; b < count_; ++b)
+    pool_.each_twin(b, [&](BlockId twin) {
+      ++linked;
+      BLOCKMGR_EXPECT(valid(twin) && !blocks_[twin].keyed() && blocks_[twin].parent == b,
+                      name(b) + " stands for a block that does not know of it");
+    });
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId cached = blocks_[b].parent;
+    if (blocks_[b].keyed() || cached == kNoBlock) continue;
+    --linked;
+    BLOCKMGR_EXPECT(valid(cached) && blocks_[cached].key_tokens == size_,
+                    name(b) + " has a twin that is not cached");
+    if (!valid(cached)) continue;
+    BLOCKMGR_EXPECT(blocks_[b].ref_count && blocks_[cached].ref_count,
+                    name(cached) + " is kept for its twin " + name(b) + " alone");
+    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(b), blocks_.tokens(cached), size_),
+                    name(b) + " differs from its twin");
+  }
+  BLOCKMGR_EXPECT(linked == 0, "a block is missing among the twins of another");
+}
+
+// Lists: 0 free, 1 idle, 1 + i fence i.
+void BlockAudit::check_list(const BlockList& list, int number) {
+  int length = 0;
+  BlockId before = list.end();
+  for (BlockId b = list.front(); b != list.end(); b = list.after(b)) {
+    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || blocks_[b].prev != before) {
+      broken_.push_back("a queue is not linked right at " + name(b));
+      return;
+    }
+    listed_[static_cast<std::size_t>(b)] = number;
+    position_[b] = length++;
+    before = b;
+  }
+  BLOCKMGR_EXPECT(length == list.size(), "a queue has another length than its count");
+}
+
+void BlockAudit::check_queues() {
+  for (int i = 0; i < pool_.num_partitions(); ++i) check_partition(i);
+  int fenced = 0;
+  for (int fence = 1; fence <= pool_.num_fences(); ++fence) {
+    check_list(pool_.fence_list(fence), 1 + fence);
+    fenced += pool_.fence_list(fence).size();
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    const int list = listed_[static_cast<std::size_t>(b)];
+    if (!valid(b)) {
+      BLOCKMGR_EXPECT(list < 0 && !block.used() && !block.keyed(), "the null block is in use");
+      continue;
+    }
+    const int due = block.used() ? -1 : block.fence ? 1 + block.fence : block.keyed() ? 1 : 0;
+    BLOCKMGR_EXPECT(list == due, name(b) + " is in queue " + std::to_string(list) +
+                                     ", should be in " + std::to_string(due));
+    BLOCKMGR_EXPECT(!block.used() || !block.fence, name(b) + " is used and fenced");
+    if (list >= 0)
+      BLOCKMGR_EXPECT(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
+  }
+  BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
+                  "free and idle blocks do not add up to what is available");
+  BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
+                  "used, free, idle and fenced blocks do not add up to the capacity");
+  if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);
+}
+
+// A partition lists its own blocks, and all of them add up to what it was given.
+void BlockAudit::check_partition(int number) {
+  const Pool::Partition& own = pool_.partition(number);
+  partition_ = &own;
+  check_list(own.free, 0);
+  check_list(own.idle, 1);
+  int used = 0, fenced = 0;
+  for (BlockId b = own.first; b < own.first + own.capacity; ++b) {
+    used += blocks_[b].used();
+    fenced += !blocks_[b].used() && blocks_[b].fence;
+    BLOCKMGR_EXPECT(pool_.partition_of(b) == number, name(b) + " goes back to another partition");
+  }
+  for (const BlockList* list : {&own.free, &own.idle})
+    for (BlockId b = list->front(); b != list->end() && valid(b); b = list->after(b))
+      BLOCKMGR_EXPECT(own.holds(b), name(b) + " waits in a partition it does not belong to");
+  BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
+  BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
+                  "the blocks of a partition do not add up to what was set apart");
+  if (own.policy) own.policy->audit(*this);
+}
+
+void BlockAudit::check_index() {
+  std::set<BlockId> indexed;
+  index_.buckets().each([&](BlockId b) {
+    BLOCKMGR_EXPECT(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
+  });
+  BLOCKMGR_EXPECT(index_.buckets().adds_up(blocks_), "a bucket of the index does not add up");
+  int keyed = 0;
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    const bool full = block.key_tokens == size_;
+    keyed += block.keyed();
+    BLOCKMGR_EXPECT(indexed.count(b) == full,
+                    name(b) + (full ? " is missing from" : " is stale in") + " the index");
+    if (!full) continue;
+    const Key key{block.parent, block.extras, blocks_.tokens(b)};
+    BLOCKMGR_EXPECT(index_.find(key, blocks_.digest(b)) == b,
+                    name(b) + " cannot be found by its key");
+  }
+  BLOCKMGR_EXPECT(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
+}
+
+void BlockAudit::check_children() {
+  std::map<NodeId, std::set<BlockId>> children;
+  for (BlockId b = 0; b < count_; ++b) {
+    const Block& block = blocks_[b];
+    if (!block.keyed()) continue;
+    children[block.parent].insert(b);
+    if (block.extras) ++extras_[block.extras];
+    if (is_root(block.parent)) ++roots_[root_index(block.parent)];
+    const NodeId parent = block.parent;
+    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && blocks_[parent].key_tokens == size_),
+                    name(b) + " is cached and its parent is not");
+    BLOCKMGR_EXPECT(block.parent_generation == index_.generation(parent),
+                    name(b) + " outlived the content of its parent");
+  }
+  for (BlockId b = 0; b < count_; ++b)
+    if (blocks_[b].first_child >= 0) children[b];
+  for (const auto& [node, expected] : children) {
+    std::set<BlockId> listed;
+    BlockId before = kNoBlock;
+    for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling) {
+      BLOCKMGR_EXPECT(blocks_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
+      if (!listed.insert(b).second) break;
+      before = b;
+    }
+    BLOCKMGR_EXPECT(listed == expected,
+                    "the children of node " + std::to_string(node) + " are wrong");
+  }
+  // All there are, not only those somebody accounts for: one that nobody holds must be gone.
+  for (std::uint32_t root = 1; root < index_.num_roots(); ++root)
+    BLOCKMGR_EXPECT(index_.root_refs(root) == counted(roots_, root), "a namespace is miscounted");
+  for (std::uint32_t id = 1; id < index_.extras().size(); ++id)
+    BLOCKMGR_EXPECT(index_.extras().refs(id) == counted(extras_, id), "extra keys are miscounted");
+}
+
+void BlockAudit::check_order() {
+  for (BlockId b = 0; b < count_; ++b) {
+    const NodeId parent = blocks_[b].parent;
+    if (listed_[static_cast<std::size_t>(b)] != 1 || !valid(parent)) continue;
+    if (listed_[static_cast<std::size_t>(parent)] != 1) continue;
+    BLOCKMGR_EXPECT(position_[parent] > position_[b],
+                    name(b) + " would be evicted after its parent");
+  }
+}
+
+std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const CopyTracker& copies) {
+  std::string out;
+  for (BlockId b = 0; b < blocks.count; ++b) {
+    const Block& k = blocks[b];
+    put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,
+                k.key_tokens, k.copy_tokens, k.unwritten, k.fence, k.in_flight, k.first_child,
+                k.keyed() || k.parent >= 0 ? k.next_sibling : kNoBlock);
+    if (k.used() || k.keyed())
+      for (int i = 0; i < blocks.block_size; ++i) put_numbers(out, blocks.tokens(b)[i]);
+  }
+  const auto put_list = [&](const BlockList& list) {
+    out += "| ";
+    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
+  };
+  for (int i = 0; i < pool.num_partitions(); ++i) {
+    const Pool::Partition& own = pool.partition(i);
+    put_list(own.free);
+    put_list(own.idle);
+    put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
+    if (own.policy) own.policy->fingerprint(out);
+  }
+  if (pool.reuse()) pool.reuse()->fingerprint(out);
+  for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
+  copies.each_pending(
+      [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });
+  for (const Copy& c : copies.flight()) put_numbers(out, c.source, c.destination, c.num_tokens);
+  put_numbers(out, pool.num_evicted(), copies.num_planned(), copies.num_cancelled(),
+              copies.in_flight());
+  return out;
+}
+
+}  // namespace blockmgr

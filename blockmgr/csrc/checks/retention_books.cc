@@ -1,0 +1,114 @@
+// What levels and pins take, whether they add up, and what they are.
+#include <bit>
+#include <utility>
+
+#include "checks/audit.h"
+#include "policies/retention.h"
+
+namespace blockmgr {
+
+std::size_t RetainingPolicy::memory() const {
+  std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
+  total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
+  total += strays_.memory();
+  return total + (base_ ? base_->memory() : 0);
+}
+
+void RetainingPolicy::audit(BlockAudit& audit) const {
+  const auto count = static_cast<std::size_t>(blocks_.count);
+  std::vector<int> due(count, kLow);
+  std::vector<std::array<std::uint32_t, kNumLevels>> children(count);
+  std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    if (!blocks_[b].keyed()) continue;
+    int own = is_current(b) ? at(b).retention : at(b).hint;
+    if (at(b).first_pin >= 0) own = kPinned;
+    for (NodeId up = b; up >= 0 && due[static_cast<std::size_t>(up)] < own; up = blocks_[up].parent)
+      due[static_cast<std::size_t>(up)] = own;
+    ++cached[at(b).level];
+    if (blocks_[b].parent >= 0)
+      ++children[static_cast<std::size_t>(blocks_[b].parent)][at(b).level];
+  }
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    const Kept& k = at(b);
+    const bool keyed = blocks_[b].keyed();
+    const std::string who = BlockAudit::name(b);
+    const bool is_idle = keyed && !blocks_[b].used() && !blocks_[b].fence;
+    audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
+    audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
+    audit.expect(!k.found, who + " was found and never used");
+    audit.expect(k.children == children[static_cast<std::size_t>(b)],
+                 who + " miscounts its children by level");
+    audit.expect(keyed || k.first_pin < 0, who + " is pinned and not cached");
+    if (keyed)
+      audit.expect(k.level == due[static_cast<std::size_t>(b)],
+                   who + " is at level " + std::to_string(k.level) + ", should be at " +
+                       std::to_string(due[static_cast<std::size_t>(b)]));
+    idle[k.level] += k.idle;
+    strays[k.level] += order_positions_[static_cast<std::size_t>(b)] >= 0;
+    const bool waits = deadline_positions_[static_cast<std::size_t>(b)] >= 0;
+    audit.expect(!waits || k.until > now_, who + " is retained beyond its time");
+    audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
+                 who + " has a retention without its end, or an end without it");
+    const NodeId parent = blocks_[b].parent;
+    if (k.idle && parent >= 0 && at(parent).idle)
+      audit.expect(at(parent).order > k.order, who + " would go after its parent");
+  }
+  for (int level = 0; level < kNumLevels; ++level) {
+    const List& list = lists_[static_cast<std::size_t>(level)];
+    const std::string who = "level " + std::to_string(level);
+    audit.expect(
+        num_cached_[static_cast<std::size_t>(level)] == cached[static_cast<std::size_t>(level)],
+        who + " miscounts its blocks");
+    audit.expect(list.num_idle == idle[static_cast<std::size_t>(level)],
+                 who + " miscounts its idle blocks");
+    std::int64_t queued = strays[static_cast<std::size_t>(level)];
+    for (BlockId b = list.front; b >= 0; b = at(b).next, ++queued) {
+      audit.expect(at(b).idle && at(b).level == level,
+                   BlockAudit::name(b) + " is queued at the wrong level");
+      audit.expect(at(b).next < 0 ? list.back == b
+                                  : at(b).order < at(at(b).next).order && at(at(b).next).prev == b,
+                   who + " is out of order at " + BlockAudit::name(b));
+      if (queued > blocks_.count) break;
+    }
+    audit.expect(queued == list.num_idle, who + " has lost an idle block");
+  }
+  std::int64_t live = 0;
+  std::int64_t linked = 0;
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    std::int32_t before = -1;
+    for (std::int32_t i = at(b).first_pin; i >= 0 && linked < max_pinned_; ++linked) {
+      const Pin& pin = pins_[static_cast<std::size_t>(i)];
+      audit.expect(pin.tail == b && pin.prev == before, "a pin is linked where it does not end");
+      before = std::exchange(i, pin.next);
+    }
+  }
+  for (const Pin& pin : pins_) {
+    if (pin.id == 0 || pin.num_blocks < 0) continue;
+    ++live;
+    linked -= pin.tail >= 0;
+    std::int32_t depth = 0;
+    for (NodeId b = pin.tail; b >= 0; b = blocks_[b].parent) ++depth;
+    audit.expect(depth == pin.num_cached, "a pin has another length than its chain");
+  }
+  audit.expect(live == num_pins_, "the number of pins is wrong");
+  audit.expect(linked == 0, "a pin is not among those that end at its block");
+  audit.expect(num_cached_[kPinned] <= max_pinned_, "more blocks are pinned than the budget has");
+  // The policy below takes what lies above the normal level for used, which its audit does not.
+  const bool all_below = !idle[kExpected] && !idle[kHigh] && !idle[kPinned];
+  if (base_ && all_below) base_->audit(audit);
+}
+
+void RetainingPolicy::fingerprint(std::string& out) const {
+  put_numbers(out, std::bit_cast<std::int64_t>(now_), counts_.expired, counts_.pinned_evicted,
+              num_pins_, first_unused_);
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    const Kept& k = at(b);
+    put_numbers(out, k.level, k.hint, k.first_pin, is_current(b) ? k.retention : kNoLevel,
+                std::bit_cast<std::int64_t>(k.until), k.idle ? k.order : 0);
+  }
+  for (const Pin& pin : pins_) put_numbers(out, pin.id, pin.tail, pin.num_blocks, pin.num_cached);
+  if (base_) base_->fingerprint(out);
+}
+
+}  // namespace blockmgr

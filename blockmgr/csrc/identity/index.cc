@@ -1,0 +1,223 @@
+#include "identity/index.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace blockmgr {
+
+PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
+    : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
+  roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
+}
+
+std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
+  std::uint32_t known = find_root(name);
+  if (known != kUnknownId) {
+    roots_by_name_.retain(known);
+    return known;
+  }
+  std::vector<std::uint8_t> digest(static_cast<std::size_t>(blocks_.digest_size));
+  if (digester_) digest_root(name, digest.data());
+  if (roots_.size() == roots_.capacity()) roots_.reserve(2 * roots_.size() + 8);
+  std::uint32_t root = roots_by_name_.intern(name);
+  if (root == roots_.size()) roots_.emplace_back();
+  roots_[root].digest.swap(digest);
+  return root;
+}
+
+void PrefixIndex::digest_root(std::string_view name, std::uint8_t* out) {
+  if (name.empty()) {
+    std::memset(out, 0, static_cast<std::size_t>(blocks_.digest_size));
+    return;
+  }
+  std::memcpy(digester_->message(name.size()), name.data(), name.size());
+  digester_->digest(name.size(), out);
+}
+
+void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.retain(root); }
+
+void PrefixIndex::release_root(std::uint32_t root) noexcept {
+  if (!roots_by_name_.release(root)) return;
+  roots_[root].hint = kNoBlock;
+  ++roots_[root].generation;
+}
+
+void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
+                         std::uint8_t* out) {
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
+  const std::size_t length = digest_size + keys.size() + token_bytes;
+  std::uint8_t* message = digester_->message(length);
+  std::memcpy(message, parent, digest_size);
+  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
+  std::uint8_t* at = message + digest_size + keys.size();
+  const std::uint16_t probe = 1;
+  std::uint8_t little_endian;
+  std::memcpy(&little_endian, &probe, 1);
+  if (little_endian) {
+    std::memcpy(at, tokens, token_bytes);
+  } else {
+    for (int i = 0; i < blocks_.block_size; ++i)
+      for (int byte = 0; byte < 4; ++byte)
+        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
+  }
+  digester_->digest(length, out);
+}
+
+BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
+  return buckets_.find(digest, [&](BlockId b) { return has_key(b, key); });
+}
+
+// Nothing is called here and no more is kept than there are registers for: a block has five
+// nanoseconds.
+template <int kTokens>
+void PrefixIndex::follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain,
+                               BlockId* out) const {
+  const std::int64_t size = kTokens ? kTokens : blocks_.block_size;
+  const Block* const records = blocks_.records.data();
+  const Token* const stored = blocks_.token_data.data();
+  NodeId node = chain.node;
+  const Block* parent = records + node;
+  std::int64_t num_unused = chain.num_unused;
+  std::int64_t i = chain.num_blocks;
+  for (const Token* wanted = tokens + i * size; i < num_blocks; ++i, wanted += size) {
+    prefetch(records + parent->skip);
+    prefetch(stored + parent->skip * size);
+    const BlockId b = parent->hint;
+    if (b < 0) break;
+    // has_key(), its fields in one comparison.
+    const Block* const child = records + b;
+    const std::uint32_t differs = static_cast<std::uint32_t>(child->parent ^ node) |
+                                  (child->parent_generation ^ parent->generation) | child->extras |
+                                  (child->key_tokens ^ static_cast<std::uint32_t>(size));
+    if (differs || !same_tokens(stored + b * size, wanted, static_cast<int>(size))) break;
+    num_unused += !child->used() & !child->fence;  // Pool::counts_as_available(b)
+    out[i] = node = b;
+    parent = child;
+  }
+  chain = {i, num_unused, node, chain.strayed};
+}
+
+Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
+                              const ExtrasIds* extras, BlockId* out) {
+  Chain chain{0, 0, node, false};
+  std::uint8_t digested[kMaxDigest];
+  while (chain.num_blocks < num_blocks) {
+    const std::int64_t i = chain.num_blocks;
+    const std::int64_t plain_end = std::min(num_blocks, next_extras(extras, i));
+    const bool plain = chain.node >= 0 && i < plain_end;
+    if (plain) {
+      if (blocks_.block_size == 16) {
+        follow_hints<16>(tokens, plain_end, chain, out);
+      } else {
+        follow_hints<0>(tokens, plain_end, chain, out);
+      }
+      if (chain.num_blocks > i) continue;
+    }
+    const Key key{chain.node, extras_at(extras, i), tokens + i * blocks_.block_size};
+    BlockId b = plain ? kNoBlock : find_hinted(key);
+    if (b < 0) {
+      if (first_child(chain.node) < 0 || key.extras == kUnknownId) break;
+      digest(digest_of(chain.node), key.extras, key.tokens, digested);
+      b = find(key, digested);
+      if (b < 0) break;
+      chain.strayed = true;
+    }
+    chain.num_unused += !blocks_[b].used() && !blocks_[b].fence;
+    chain.node = out[chain.num_blocks++] = b;
+  }
+  return chain;
+}
+
+void PrefixIndex::link_child(BlockId b, const Key& key, int num_tokens) noexcept {
+  Block& block = blocks_[b];
+  block.parent = key.parent;
+  block.parent_generation = generation(key.parent);
+  block.extras = key.extras;
+  block.key_tokens = static_cast<std::uint16_t>(num_tokens);
+  extras_.retain(key.extras);
+  if (is_root(key.parent)) retain_root(root_index(key.parent));
+
+  BlockId& head = is_root(key.parent) ? roots_[root_index(key.parent)].first_child
+                                      : blocks_[key.parent].first_child;
+  block.prev_sibling = kNoBlock;
+  block.next_sibling = head;
+  if (head >= 0) blocks_[head].prev_sibling = b;
+  head = b;
+  ++num_keyed_;
+}
+
+void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  link_child(b, key, blocks_.block_size);
+  set_hint(key.parent, b);
+  std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
+  buckets_.insert(b, digest);
+}
+
+void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+  link_child(b, key, num_tokens);
+}
+
+void PrefixIndex::erase(BlockId b) noexcept {
+  Block& block = blocks_[b];
+  if (block.key_tokens == blocks_.block_size) buckets_.erase(b, blocks_.digest(b));
+  const NodeId parent = block.parent;
+  if (block.prev_sibling >= 0) {
+    blocks_[block.prev_sibling].next_sibling = block.next_sibling;
+  } else if (is_root(parent)) {
+    roots_[root_index(parent)].first_child = block.next_sibling;
+  } else {
+    blocks_[parent].first_child = block.next_sibling;
+  }
+  if (block.next_sibling >= 0) blocks_[block.next_sibling].prev_sibling = block.prev_sibling;
+
+  extras_.release(block.extras);
+  block.extras = 0;
+  block.key_tokens = 0;
+  block.parent = kNoBlock;
+  block.hint = kNoBlock;
+  ++block.generation;
+  --num_keyed_;
+  if (is_root(parent)) release_root(root_index(parent));
+}
+
+void PrefixIndex::move(BlockId from, BlockId to) noexcept {
+  Block& source = blocks_[from];
+  Block& target = blocks_[to];
+  const std::uint8_t* digest = blocks_.digest(from);
+  buckets_.erase(from, digest);
+  std::memcpy(blocks_.digest(to), digest, static_cast<std::size_t>(blocks_.digest_size));
+  buckets_.insert(to, digest);
+
+  const NodeId parent = source.parent;
+  target.parent = parent;
+  target.parent_generation = source.parent_generation;
+  target.extras = std::exchange(source.extras, 0u);
+  target.key_tokens = std::exchange(source.key_tokens, std::uint16_t{0});
+  target.hint = std::exchange(source.hint, kNoBlock);
+  target.skip = source.skip;
+  target.prev_sibling = source.prev_sibling;
+  target.next_sibling = source.next_sibling;
+  BlockId& head = is_root(parent) ? roots_[root_index(parent)].first_child
+                                  : blocks_[parent].first_child;
+  (target.prev_sibling >= 0 ? blocks_[target.prev_sibling].next_sibling : head) = to;
+  if (target.next_sibling >= 0) blocks_[target.next_sibling].prev_sibling = to;
+  if (hint(parent) == from) set_hint(parent, to);
+
+  target.first_child = std::exchange(source.first_child, kNoBlock);
+  for (BlockId b = target.first_child; b >= 0; b = blocks_[b].next_sibling) {
+    blocks_[b].parent = to;
+    blocks_[b].parent_generation = target.generation;
+  }
+  source.parent = kNoBlock;
+  ++source.generation;
+}
+
+std::size_t PrefixIndex::memory() const {
+  std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
+  total += roots_.capacity() * sizeof(Root);
+  for (const Root& root : roots_) total += root.digest.capacity();
+  return total;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,144 @@
+// The prefix index: which cached block continues which prefix with which tokens.
+//
+// A key is (parent node and its generation, extras, tokens). The digest chain only finds a
+// candidate; a block is found when its whole key agrees, so no collision can hand out K/V of
+// another prefix, whatever digest is used.
+//
+// Full blocks stand in a table by digest. Every keyed block, full or tail, also stands in its
+// parent's list of children, most recently linked first.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "identity/digest.h"
+#include "identity/interning.h"
+#include "memory/block.h"
+#include "memory/buckets.h"
+
+namespace blockmgr {
+
+// How far a block's skip link reaches: far enough to hide a cache miss behind the comparisons in
+// between, near enough to stay inside most prefixes.
+inline constexpr std::int64_t kSkip = 12;
+// Index buckets prefetched ahead of insertion.
+inline constexpr std::int64_t kInsertAhead = 8;
+// Longest digest there is, in bytes.
+inline constexpr int kMaxDigest = 64;
+
+struct Key {
+  NodeId parent;
+  std::uint32_t extras;
+  const Token* tokens;
+};
+
+// A run of cached full blocks, each the parent of the next.
+struct Chain {
+  std::int64_t num_blocks = 0;
+  std::int64_t num_unused = 0;  // of those, blocks that count as available
+  NodeId node = 0;              // the last of them, or where the search began
+  bool strayed = false;         // hints led elsewhere at some of them
+};
+
+class PrefixIndex {
+ public:
+  PrefixIndex(Blocks& blocks, Digester* digester);
+
+  // The namespace's root with one reference added. Hashes and may allocate: throws or finishes.
+  std::uint32_t acquire_root(std::string_view name);
+  void retain_root(std::uint32_t root) noexcept;
+  void release_root(std::uint32_t root) noexcept;
+  std::uint32_t find_root(std::string_view name) const { return roots_by_name_.find(name); }
+
+  // The digest that stands for a namespace before its first block. May throw what the digest
+  // function throws.
+  void digest_root(std::string_view name, std::uint8_t* out);
+  // The digest of a block with this key, given its parent's digest; likewise.
+  void digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
+              std::uint8_t* out);
+  void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
+              std::uint8_t* out) {
+    digest(parent, extras_.bytes(extras), tokens, out);
+  }
+  const std::uint8_t* digest_of(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].digest.data() : blocks_.digest(node);
+  }
+
+  // The child last registered or matched under the parent, if it has this key.
+  BlockId find_hinted(const Key& key) const {
+    BlockId b = hint(key.parent);
+    return b >= 0 && has_key(b, key) ? b : kNoBlock;
+  }
+  // The full block with this key and digest, or kNoBlock.
+  BlockId find(const Key& key, const std::uint8_t* digest) const;
+  // The longest chain from this node on that holds these tokens, num_blocks blocks at most, into
+  // out. Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
+  // May throw what the digest function throws.
+  Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
+                   const ExtrasIds* extras, BlockId* out);
+  void prefetch_bucket(const std::uint8_t* digest) const { buckets_.prefetch(digest); }
+
+  // Makes a full block findable. Never allocates.
+  void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  // Makes a partial tail findable as a child: by its leading tokens only, never by digest.
+  void insert_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  // Takes the key away. The block must have no children.
+  void erase(BlockId b) noexcept;
+  // The key of a full block, its children and its place among its siblings pass to a block with
+  // the same tokens that has no key.
+  void move(BlockId from, BlockId to) noexcept;
+
+  BlockId hint(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint;
+  }
+  void set_hint(NodeId node, BlockId child) {
+    (is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint) = child;
+  }
+  BlockId first_child(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].first_child : blocks_[node].first_child;
+  }
+  std::uint32_t generation(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].generation : blocks_[node].generation;
+  }
+  bool has_key(BlockId b, const Key& key) const {
+    const Block& block = blocks_[b];
+    return block.parent == key.parent && block.key_tokens == blocks_.block_size &&
+           block.parent_generation == generation(key.parent) && block.extras == key.extras &&
+           same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size);
+  }
+
+  Interner& extras() { return extras_; }
+  const Interner& extras() const { return extras_; }
+  int num_keyed() const { return num_keyed_; }
+  std::size_t memory() const;
+
+  // For check_invariants.
+  const Buckets& buckets() const { return buckets_; }
+  std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
+  std::size_t num_roots() const { return roots_.size(); }
+
+ private:
+  struct Root {
+    BlockId hint = kNoBlock;
+    BlockId first_child = kNoBlock;
+    std::uint32_t generation = 0;
+    std::vector<std::uint8_t> digest;
+  };
+
+  void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
+  // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
+  // all. kTokens: the block size, if it is the usual one, or 0.
+  template <int kTokens>
+  void follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain, BlockId* out) const;
+
+  Blocks& blocks_;
+  Digester* digester_;
+  Interner roots_by_name_;
+  Interner extras_;
+  std::vector<Root> roots_;
+  Buckets buckets_;
+  int num_keyed_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,76 @@
+// A binary heap of block ids by a key, in memory taken at construction, that can lose any member.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "memory/block.h"
+
+namespace blockmgr {
+
+// positions: one entry a block, negative while the block is in no heap; several heaps may share it
+// if a block is in one of them at most.
+template <class Key>
+class BlockHeap {
+ public:
+  BlockHeap(std::size_t capacity, std::vector<std::int32_t>& positions) : positions_(positions) {
+    entries_.reserve(capacity);
+  }
+
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
+  BlockId front() const { return entries_.front().block; }
+  Key front_key() const { return entries_.front().key; }
+  std::size_t memory() const { return entries_.capacity() * sizeof(Entry); }
+
+  void insert(BlockId b, Key key) noexcept {
+    entries_.push_back({key, b});
+    up(entries_.size() - 1);
+  }
+  void remove(BlockId b) noexcept {
+    const auto at = static_cast<std::size_t>(positions_[static_cast<std::size_t>(b)]);
+    positions_[static_cast<std::size_t>(b)] = -1;
+    const Entry last = entries_.back();
+    entries_.pop_back();
+    if (at == entries_.size()) return;
+    entries_[at] = last;
+    down(up(at));
+  }
+
+ private:
+  struct Entry {
+    Key key;
+    BlockId block;
+  };
+  void place(std::size_t at, const Entry& entry) noexcept {
+    entries_[at] = entry;
+    positions_[static_cast<std::size_t>(entry.block)] = static_cast<std::int32_t>(at);
+  }
+  std::size_t up(std::size_t at) noexcept {
+    const Entry entry = entries_[at];
+    while (at > 0 && entry.key < entries_[(at - 1) / 2].key) {
+      place(at, entries_[(at - 1) / 2]);
+      at = (at - 1) / 2;
+    }
+    place(at, entry);
+    return at;
+  }
+  void down(std::size_t at) noexcept {
+    const Entry entry = entries_[at];
+    for (;;) {
+      std::size_t child = 2 * at + 1;
+      if (child >= entries_.size()) break;
+      if (child + 1 < entries_.size() && entries_[child + 1].key < entries_[child].key) ++child;
+      if (!(entries_[child].key < entry.key)) break;
+      place(at, entries_[child]);
+      at = child;
+    }
+    place(at, entry);
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<std::int32_t>& positions_;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,388 @@
+#include "places/pool.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace blockmgr {
+
+namespace {
+
+constexpr int kVictimsAhead = 3;
+
+// What tokens of a free block are overwritten with when debugging.
+constexpr Token kPoison = 0xdeadbeef;
+
+}  // namespace
+
+Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
+           std::unique_ptr<Policy> policy)
+    : blocks_(blocks),
+      index_(index),
+      num_reserved_(num_reserved),
+      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)),
+      idles_unheard_(!common_.policy) {
+  fences_.reserve(static_cast<std::size_t>(num_fences));
+  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 4 + i);
+  for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
+}
+
+void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
+  if (!owners_) {
+    owners_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(blocks_.count));
+    num_queued_ = common_.available();
+    idles_unheard_ = false;
+  }
+  const int before = static_cast<int>(apart_.size());
+  common_.capacity -= count;
+  const BlockId first = common_.first + common_.capacity;
+  apart_.emplace_back(blocks_, first, count, blocks_.count + num_lists(num_fences(), before),
+                      std::move(policy));
+  for (BlockId b = first; b < first + count; ++b) {
+    common_.free.remove(b);
+    apart_.back().free.push_back(b);
+    owners_[static_cast<std::size_t>(b)] = static_cast<std::uint16_t>(before + 1);
+  }
+}
+
+// Without partitions, as nearly always, everything below is about members of the pool itself.
+inline BlockId Pool::take_from(Partition& own) noexcept {
+  if (own.free.empty()) return evict_from(own);
+  const BlockId b = own.free.front();
+  own.free.remove(b);
+  prefetch(&blocks_[own.free.front()]);
+  if (debug_) [[unlikely]]
+    check_taken(b);
+  blocks_[b].ref_count = 1;
+  if (reuse_) [[unlikely]]
+    reuse_->on_taken();
+  return b;
+}
+
+BlockId Pool::take(int partition) noexcept {
+  if (owners_) [[unlikely]]
+    return take_apart(partition);
+  return take_from(common_);
+}
+
+BlockId Pool::take_apart(int partition) noexcept {
+  --num_queued_;
+  return take_from(at(partition));
+}
+
+void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
+  // Victims are known in advance only where nobody is asked for them or told of them.
+  const bool known = !owners_ && !common_.policy && !reuse_ && !debug_;
+  const std::int64_t one_by_one =
+      known ? std::min<std::int64_t>(count, common_.free.size()) : count;
+  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = take(partition);
+  if (one_by_one < count) evict_run(count - one_by_one, out + one_by_one);
+}
+
+// What evict_from does, for many blocks. Nearly all of its time is waiting for memory that each
+// look at a victim only then knows the address of, so several are under way at a time, each one
+// look behind the one before it: its record and digest, its bucket.
+void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
+  constexpr std::int64_t kBucket = 8;
+  constexpr std::int64_t kErase = 16;
+  BlockId victim = common_.idle.front();
+  for (std::int64_t i = 0; i < count + kErase; ++i) {
+    if (i < count) {
+      out[i] = victim;
+      prefetch(blocks_.digest(victim));
+      victim = blocks_[victim].next;
+    }
+    if (i >= kBucket && i - kBucket < count)
+      index_.prefetch_bucket(blocks_.digest(out[i - kBucket]));
+    if (i >= kErase) {
+      index_.erase(out[i - kErase]);
+      blocks_[out[i - kErase]].ref_count = 1;
+    }
+  }
+  common_.idle.remove_front(static_cast<int>(count), victim);
+  common_.num_evicted += count;
+}
+
+BlockId Pool::take_idle() noexcept { return evict_from(common_); }
+
+BlockId Pool::evict_from(Partition& own) noexcept {
+  const BlockId b = victim_of(own);
+  if (debug_) [[unlikely]] {
+    expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
+           "a block that is not idle is evicted", b);
+    expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
+  }
+  own.idle.remove(b);
+  if (reuse_) [[unlikely]]
+    reuse_->on_evicted(b);
+  if (own.policy) own.policy->on_uncached(b, true);
+  index_.erase(b);
+  ++own.num_evicted;
+  // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
+  // a policy of its own that is a guess.)
+  BlockId ahead = own.idle.front();
+  for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
+  if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
+  blocks_[b].ref_count = 1;
+  return b;
+}
+
+// A used block keeps its cached parent used: see block.h. A sequence comes to
+// a block through what is before it, so the parent is used already; whoever holds single blocks may
+// be the first to use a whole chain.
+void Pool::use(BlockId b) noexcept {
+  for (;;) {
+    if (reuse_ && !blocks_[b].fence) [[unlikely]]
+      reuse_->on_used(b);
+    dequeue(b);
+    const NodeId parent = blocks_[b].parent;
+    if (parent < 0) return;
+    const bool was_used = blocks_[parent].used();
+    ++blocks_[parent].pins;
+    if (was_used) return;
+    b = parent;
+  }
+}
+
+// Whoever uses a block uses its parent, so the used ones come first; and the idle ones were queued
+// by one call as a rule, last to first.
+void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
+  std::int64_t i = 0;
+  if (!idles_unheard_ || debug_) [[unlikely]] {
+    for (; i < count; ++i) acquire(chain[i]);
+    return;
+  }
+  for (; i < count && blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;
+  if (i == count) return;
+  if (const NodeId parent = blocks_[chain[i]].parent; parent >= 0) ++blocks_[parent].pins;
+  common_.idle.remove_reversed(chain + i, count - i, [](Block& block) {
+    block.ref_count = 1;
+    block.pins = 1;  // by its child in the chain
+  });
+  blocks_[chain[count - 1]].pins = 0;
+}
+
+void Pool::release_table(const BlockId* table, std::int64_t count) noexcept {
+  const std::int64_t worth_a_run = idles_unheard_ && !debug_ ? 4 : INT64_MAX;
+  while (count) {
+    release(table[--count]);  // not full as a rule, or the first of all
+    if (count >= worth_a_run) count = release_cached(table, count);
+  }
+}
+
+// release() of blocks that are cached, or used by others, from the last one on. How many come
+// before the first that is neither.
+std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count) noexcept {
+  constexpr std::int64_t kAhead = 8;
+  Block* const records = blocks_.records.data();
+  BlockList::Appending idle(common_.idle);
+  for (; count; --count) {
+    if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
+    const BlockId b = table[count - 1];
+    Block& block = records[b];
+    if (twins_ && block.ref_count == 1) break;
+    if (block.ref_count + block.pins == 1) {
+      const NodeId parent = block.parent;
+      if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
+      idle.push_back(b);
+      --records[parent].pins;
+    }
+    --block.ref_count;
+  }
+  return count;
+}
+
+void Pool::unuse(BlockId b) noexcept {
+  for (;;) {
+    const NodeId parent = blocks_[b].parent;
+    enqueue(b, open_fence_);  // before its parent: children are evicted first
+    if (reuse_) [[unlikely]]
+      tell_unused(b, open_fence_);
+    if (parent < 0) return;
+    --blocks_[parent].pins;
+    if (blocks_[parent].used()) return;
+    b = parent;
+  }
+}
+
+void Pool::enqueue(BlockId b, int fence) noexcept {
+  if (!owners_) [[likely]]
+    return enqueue_in(common_, b, fence);
+  num_queued_ += !fence;
+  enqueue_in(of(b), b, fence);
+}
+
+void Pool::dequeue(BlockId b) noexcept {
+  if (!idles_unheard_) [[unlikely]]
+    return dequeue_aloud(b);
+  common_.idle.remove(b);  // a free block is only ever taken
+}
+
+void Pool::dequeue_aloud(BlockId b) noexcept {
+  num_queued_ -= !blocks_[b].fence;
+  dequeue_from(of(b), b);
+}
+
+inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
+  Block& block = blocks_[b];
+  block.fence = static_cast<std::uint8_t>(fence);
+  if (fence) {
+    fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
+    ++num_fenced_;
+    ++own.num_fenced;
+    return;
+  }
+  if (block.keyed()) {
+    own.idle.push_back(b);
+    if (own.policy) own.policy->on_idle(b);
+  } else {
+    ++block.generation;
+    if (debug_) [[unlikely]]
+      poison(b);
+    own.free.push_front(b);
+  }
+}
+
+void Pool::tell_unused(BlockId b, int fence) noexcept {
+  if (fence) return;
+  if (blocks_[b].keyed()) {
+    reuse_->on_idle(b);
+  } else {
+    reuse_->on_freed();
+  }
+}
+
+inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
+  Block& block = blocks_[b];
+  if (block.fence) {
+    fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
+    block.fence = 0;
+    --num_fenced_;
+    --own.num_fenced;
+    return;
+  }
+  own.idle.remove(b);  // a free block is only ever taken
+  if (own.policy) own.policy->on_used(b);
+}
+
+void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  if (debug_) [[unlikely]]
+    expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
+  index_.insert(b, key, digest);
+  if (reuse_) [[unlikely]]
+    reuse_->on_cached(digest);
+  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
+  if (key.parent >= 0) pin(key.parent);
+}
+
+void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+  index_.insert_tail(b, key, num_tokens);
+  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
+  if (key.parent >= 0) ++blocks_[key.parent].pins;
+}
+
+void Pool::forget(BlockId b) noexcept {
+  while (first_twin(b) >= 0) drop_twin(first_twin(b));
+  const bool used = blocks_[b].used();
+  const NodeId parent = blocks_[b].parent;
+  const int fence = blocks_[b].fence;
+  if (!used) dequeue(b);
+  if (Policy* policy = of(b).policy.get()) policy->on_uncached(b, false);
+  index_.erase(b);
+  if (!used) {
+    enqueue(b, fence);
+    if (reuse_ && !fence) reuse_->on_forgotten(b);
+  } else if (parent >= 0) {
+    unpin(parent);
+  }
+}
+
+void Pool::exchange(BlockId own, BlockId twin) noexcept {
+  // A pool too small to hold the twin would have cached the block itself, and freed none.
+  std::unique_ptr<ReuseTracker> reuse;
+  if (reuse_ && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
+      !blocks_[own].pins) {
+    reuse_->on_exchanged(twin);
+    reuse = std::move(reuse_);
+  }
+  acquire(twin);
+  release(own);
+  if (reuse) reuse_ = std::move(reuse);
+}
+
+int Pool::num_free() const {
+  return sum([](const Partition& p) { return p.free.size(); });
+}
+
+int Pool::num_idle() const {
+  return sum([](const Partition& p) { return p.idle.size(); });
+}
+
+std::int64_t Pool::num_evicted() const {
+  return sum([](const Partition& p) { return p.num_evicted; });
+}
+
+std::size_t Pool::memory() const {
+  const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
+  return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
+         (reuse_ ? reuse_->memory() : 0) + (twins_ ? twins_->bytes() : 0) +
+         sum([](const Partition& p) { return p.policy ? p.policy->memory() : 0; });
+}
+
+void Pool::take_over(BlockId tail) noexcept {
+  if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
+  dequeue(tail);
+  if (Policy* policy = of(tail).policy.get()) policy->on_uncached(tail, false);
+  index_.erase(tail);
+  blocks_[tail].ref_count = 1;
+}
+
+void Pool::set_debug(bool debug) noexcept {
+  for (int i = 0; debug && !debug_ && i < num_partitions(); ++i) {
+    const BlockList& free = partition(i).free;
+    for (BlockId b = free.front(); b != free.end(); b = free.after(b)) poison(b);
+  }
+  debug_ = debug;
+  fault_ = nullptr;
+}
+
+std::string Pool::take_fault() {
+  if (!fault_) return {};
+  std::string fault = std::string(fault_) + ": block " + std::to_string(fault_block_);
+  fault_ = nullptr;
+  return fault;
+}
+
+bool Pool::expect(bool holds, const char* otherwise, BlockId b) noexcept {
+  if (!holds && !fault_) {
+    fault_ = otherwise;
+    fault_block_ = b;
+  }
+  return holds;
+}
+
+void Pool::poison(BlockId b) noexcept {
+  std::fill_n(blocks_.tokens(b), blocks_.block_size, kPoison);
+}
+
+void Pool::check_taken(BlockId b) noexcept {
+  expect(!blocks_[b].used() && !blocks_[b].keyed(), "a block that is not free is handed out", b);
+  const Token* tokens = blocks_.tokens(b);
+  expect(std::all_of(tokens, tokens + blocks_.block_size, [](Token t) { return t == kPoison; }),
+         "a block was written while it was free", b);
+}
+
+void Pool::move_fence(int from, int to) noexcept {
+  BlockList& list = fences_[static_cast<std::size_t>(from - 1)];
+  while (!list.empty()) {
+    const BlockId b = list.front();
+    list.remove(b);
+    --num_fenced_;
+    --of(b).num_fenced;
+    enqueue(b, to);
+    if (reuse_) [[unlikely]]
+      tell_unused(b, to);
+  }
+}
+
+}  // namespace blockmgr

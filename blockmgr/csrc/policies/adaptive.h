@@ -1,0 +1,112 @@
+// The adaptive policy: gives up the block that is least likely to be used again soon, as learned
+// from blocks like it, and leaves the choice to LRU while that does better.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "policies/aged_lists.h"
+#include "policies/policy.h"
+#include "policies/reuse_sample.h"
+
+namespace blockmgr {
+
+// Candidates are the idle blocks without cached children, so the closure promise holds whatever is
+// chosen; a parent becomes one when its last child goes. They are filed by level (what was seen of
+// them when their last use ended: see ReuseModel) and by how long ago that was, and the victim is
+// the first of the list that is worth least. Lists are valued anew when a span of time begins, so a
+// victim is found in O(1), and in one look over all lists when a list runs empty.
+//
+// The clock counts blocks looked up: what a prompt finds and what it adds. It does not depend on
+// the order of eviction, and makes the same calls give the same victims.
+//
+// A conversation is recognised by where the match of a prompt ends: it goes on from the request
+// that used that block last, unless so many parted there before that it must be a common beginning.
+// Of conversations that were evicted, their first block is remembered in a table of tags.
+class AdaptivePolicy : public Policy {
+ public:
+  AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+
+  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
+                         std::int64_t num_blocks) noexcept override;
+  void enter(std::uint32_t context) noexcept override;
+  void on_cached(BlockId b) noexcept override;
+  void on_hit(BlockId b) noexcept override;
+  void on_idle(BlockId b) noexcept override;
+  void on_used(BlockId b) noexcept override;
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = std::exchange(facts(from), Facts{});
+  }
+  BlockId victim() noexcept override;
+
+  std::size_t memory() const override;
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
+
+ private:
+  // The place of a request in its conversation.
+  struct Place {
+    std::uint8_t turn : 6 = 0;  // from 1; 0: not known
+    std::uint8_t gap : 2 = 0;
+    bool operator==(const Place&) const = default;
+  };
+  struct Facts {
+    std::uint32_t since = 0;  // when its last use ended, in units
+    Place place;              // of the request that computed the block or used it last
+    std::uint8_t parted = 0;  // requests whose match ended with it
+    std::uint8_t level : 5 = 0;
+    bool fresh : 1 = false;   // not found by anyone since it was computed
+    bool shared : 1 = false;  // found by a request that begins a conversation
+    bool sampled : 1 = false;
+    bool idle : 1 = false;
+    bool listed : 1 = false;  // idle and without cached children
+  };
+  // What is remembered of an evicted conversation.
+  struct Ghost {
+    std::uint64_t tag = 0;
+    std::uint32_t since = 0;
+    Place place;
+  };
+  Facts& facts(BlockId b) { return facts_[static_cast<std::size_t>(b)]; }
+  const Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  bool is_full(BlockId b) const { return blocks_[b].key_tokens == blocks_.block_size; }
+  std::uint64_t tag(BlockId b) const;
+  Ghost& ghost_at(std::uint64_t tag) {
+    return ghosts_[static_cast<std::size_t>(tag) % ghosts_.size()];
+  }
+  // Whether a conversation begins after this block.
+  bool is_beginning(NodeId node) const { return node < 0 || facts(node).shared; }
+
+  std::uint32_t units() const { return static_cast<std::uint32_t>(now_ / unit_); }
+  // When it was so many units; the count may have wrapped.
+  std::int64_t time_of(std::uint32_t since) const {
+    return now_ - std::int64_t{units() - since} * unit_;
+  }
+  // The next turn of the conversation whose last request, in this place, ended then.
+  Place next_place(Place last, std::uint32_t since) const;
+  int size_of(std::int64_t num_blocks) noexcept;
+  int cell_of(const Facts& f) const;
+  void tick() noexcept;
+  void begin_span() noexcept;
+  void value_lists() noexcept;
+  void choose_leader() noexcept;
+
+  int capacity_;
+  std::int64_t unit_;
+  std::int64_t now_ = 0;
+  Spans spans_;
+  AgedLists lists_;
+  ReuseSample sample_;
+  std::vector<Facts> facts_;
+  std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
+  double usual_blocks_ = 0;    // of a request
+  // Of the sequence the pool speaks of.
+  Place place_;
+  int size_ = 0;
+  bool at_end_ = false;  // its next block to become idle is its last one
+  bool follows_lru_ = true;
+  std::int64_t next_fit_, next_choice_;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,75 @@
+#include "policies/arc.h"
+
+#include <algorithm>
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+ArcPolicy::ArcPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
+    : Policy(blocks, index),
+      capacity_(capacity),
+      queues_(blocks, kNumQueues),
+      ghosts_(2, blocks.digest_size ? 2 * capacity : 0) {}
+
+void ArcPolicy::forget_ghosts() noexcept {
+  while (ghosts_.size(kB1) && queues_.size(kT1) + ghosts_.size(kB1) > capacity_)
+    ghosts_.drop_oldest(kB1);
+  const int cached = queues_.size(kT1) + queues_.size(kT2);
+  while (ghosts_.size() && cached + ghosts_.size() > 2 * capacity_)
+    ghosts_.drop_oldest(ghosts_.size(kB2) ? kB2 : kB1);
+}
+
+void ArcPolicy::on_cached(BlockId b) noexcept {
+  const bool full = blocks_[b].key_tokens == blocks_.block_size;
+  const double b1 = ghosts_.size(kB1), b2 = ghosts_.size(kB2);
+  const int ghost = full ? ghosts_.erase(GhostSet::tag(blocks_.digest(b))) : GhostSet::kNone;
+  if (ghost == kB1) target_ = std::min(target_ + std::max(1.0, b2 / b1), double(capacity_));
+  if (ghost == kB2) target_ = std::max(target_ - std::max(1.0, b1 / b2), 0.0);
+  queues_.join(b, ghost == GhostSet::kNone ? kT1 : kT2);
+  forget_ghosts();
+}
+
+void ArcPolicy::on_hit(BlockId b) noexcept {
+  if (queues_.linked(b)) {
+    queues_.move_to_back(b, kT2);
+  } else {
+    queues_.move(b, kT2);
+  }
+  forget_ghosts();
+}
+
+void ArcPolicy::on_uncached(BlockId b, bool evicted) noexcept {
+  const int queue = queues_.queue_of(b);
+  queues_.leave(b);
+  if (evicted && blocks_[b].key_tokens == blocks_.block_size)
+    ghosts_.push(queue == kT1 ? kB1 : kB2, GhostSet::tag(blocks_.digest(b)));
+  forget_ghosts();
+}
+
+BlockId ArcPolicy::victim() noexcept {
+  const bool first = !queues_.empty(kT1) && (queues_.size(kT1) > target_ || queues_.empty(kT2));
+  const int queue = first ? kT1 : kT2;
+  return cursors_[queue].find(blocks_, queues_.front(queue));
+}
+
+std::int64_t ArcPolicy::num_steps() const { return cursors_[kT1].steps() + cursors_[kT2].steps(); }
+
+void ArcPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, true);
+  ghosts_.audit(audit);
+  audit.expect(target_ >= 0 && target_ <= capacity_, "the target of the first queue is impossible");
+  audit.expect(!ghosts_.size(kB1) || queues_.size(kT1) + ghosts_.size(kB1) <= capacity_,
+               "the first queue and its ghosts are more than the cache");
+  audit.expect(queues_.size(kT1) + queues_.size(kT2) + ghosts_.size() <= 2 * capacity_,
+               "blocks and ghosts are more than twice the cache");
+}
+
+void ArcPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  ghosts_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+  out += std::to_string(target_) + ' ';
+}
+
+}  // namespace blockmgr

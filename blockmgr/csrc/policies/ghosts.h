@@ -1,0 +1,84 @@
+// Ghosts: what a policy remembers of blocks it has given up.
+//
+// A ghost is the first eight bytes of a block's digest. Two blocks with the same tag are one ghost,
+// which misleads a policy about the worth of a block and nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "memory/block.h"
+
+namespace blockmgr {
+
+class BlockAudit;
+
+// Lists of distinct tags, each in the order they came, oldest first, with a bound on all of them
+// together. A tag is in one list at most.
+class GhostSet {
+ public:
+  using Tag = std::uint64_t;
+  static constexpr int kNone = -1;
+
+  // At most capacity tags; 0: nothing is ever remembered. Lists are numbered from 0.
+  GhostSet(int num_lists, int capacity);
+
+  static Tag tag(const std::uint8_t* digest) {
+    Tag t;
+    std::memcpy(&t, digest, sizeof t);
+    return t;
+  }
+  int size() const { return num_ghosts_; }
+  int size(int list) const { return lists_[static_cast<std::size_t>(list)].size; }
+  int capacity() const { return static_cast<int>(nodes_.size()); }
+
+  // The list the tag is in, or kNone.
+  int find(Tag tag) const noexcept;
+  // Makes the tag the newest of this list, out of any other; at the bound the oldest goes, of this
+  // list or, if that is empty, of the fullest.
+  void push(int list, Tag tag) noexcept;
+  // Forgets the tag. The list it was in, or kNone.
+  int erase(Tag tag) noexcept;
+  void drop_oldest(int list) noexcept;
+
+  std::size_t memory() const { return nodes_.bytes() + buckets_.bytes(); }
+  void audit(BlockAudit& audit) const;
+  void fingerprint(std::string& out) const;
+
+ private:
+  struct Node {
+    Tag tag;
+    std::int32_t prev;  // older
+    std::int32_t next;  // newer; of an unused node, the next unused one
+    std::int32_t list;
+  };
+  struct List {
+    std::int32_t oldest = -1;
+    std::int32_t newest = -1;
+    int size = 0;
+  };
+  Node& node(std::int32_t i) const { return nodes_[static_cast<std::size_t>(i)]; }
+  std::size_t home(Tag tag) const {
+    return static_cast<std::size_t>(((tag & 0xffffffff) * buckets_.size()) >> 32);
+  }
+  std::size_t next(std::size_t bucket) const {
+    return bucket + 1 == buckets_.size() ? 0 : bucket + 1;
+  }
+  std::size_t distance(std::size_t from, std::size_t to) const {
+    return to >= from ? to - from : to + buckets_.size() - from;
+  }
+  // The bucket that holds the tag, or the empty one where the search for it ends.
+  std::size_t bucket_of(Tag tag) const noexcept;
+  void remove(std::size_t bucket) noexcept;
+
+  ZeroedArray<Node> nodes_;
+  ZeroedArray<std::int32_t> buckets_;  // node + 1; 0: empty. At most half full.
+  std::vector<List> lists_;
+  std::int32_t unused_ = -1;
+  int num_ghosts_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,64 @@
+// LFU with dynamic aging: the least often found block goes, and what was found long ago fades.
+//
+// Source: Arlitt, Cherkasova, Dilley, Friedrich and Jin, "Evaluating Content Management Techniques
+// for Web Proxy Caches", Performance Evaluation Review 27(4), 2000, section 4.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "policies/policy.h"
+#include "policies/queues.h"
+
+namespace blockmgr {
+
+// The key of a block is how often it was used plus the cache's age at its last use; the age is the
+// key of the last victim. The lowest key goes first, the longest idle one among equals.
+class LfudaPolicy : public Policy {
+ public:
+  LfudaPolicy(Blocks& blocks, const PrefixIndex& index);
+
+  void on_cached(BlockId b) noexcept override;
+  void on_hit(BlockId b) noexcept override;
+  void on_idle(BlockId b) noexcept override;
+  void on_used(BlockId b) noexcept override { remove(b); }
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = std::exchange(facts(from), Facts{});
+  }
+  BlockId victim() noexcept override { return cursor_.find(blocks_, heap_[0]); }
+
+  std::int64_t num_steps() const override { return cursor_.steps(); }
+  std::size_t memory() const override { return facts_.bytes() + heap_.bytes(); }
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
+
+ private:
+  struct Facts {
+    std::uint64_t key;
+    std::uint64_t stamp;    // when it became idle
+    std::uint32_t uses;     // 0: not cached
+    std::int32_t position;  // in the heap, from 1; 0: not idle
+  };
+  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  bool before(BlockId a, BlockId b) const {
+    const Facts &x = facts(a), &y = facts(b);
+    return x.key != y.key ? x.key < y.key : x.stamp < y.stamp;
+  }
+  void place(BlockId b, std::int32_t position) noexcept {
+    heap_[static_cast<std::size_t>(position)] = b;
+    facts(b).position = position + 1;
+  }
+  // Finds the place of a block in the heap, from this one on.
+  void sift(BlockId b, std::int32_t position) noexcept;
+  void remove(BlockId b) noexcept;
+
+  ZeroedArray<Facts> facts_;
+  ZeroedArray<BlockId> heap_;
+  std::int32_t size_ = 0;
+  std::uint64_t age_ = 0;
+  std::uint64_t clock_ = 0;
+  LeafCursor cursor_;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,123 @@
+// Queues of blocks for eviction policies, threaded through one array of their own.
+//
+// A member belongs to one queue from the moment it is cached to the moment it is not; it is linked
+// only while the policy wants it in the order of victims. So the size of a queue counts members in
+// use as well, which is what the papers mean by the size of a cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "memory/block.h"
+
+namespace blockmgr {
+
+class BlockAudit;
+
+class Queues {
+ public:
+  // Queues are numbered from 0.
+  Queues(const Blocks& blocks, int num_queues);
+
+  static constexpr int kNone = -1;
+  // The queue of a member; kNone for any other block.
+  int queue_of(BlockId b) const { return nodes_[at(b)].queue; }
+  bool linked(BlockId b) const { return nodes_[at(b)].next != kNoBlock; }
+  int size(int queue) const { return sizes_[static_cast<std::size_t>(queue)]; }
+
+  void join(BlockId b, int queue) noexcept {
+    nodes_[at(b)].queue = static_cast<std::int8_t>(queue);
+    ++sizes_[static_cast<std::size_t>(queue)];
+  }
+  // Ends membership, linked or not.
+  void leave(BlockId b) noexcept {
+    if (linked(b)) unlink(b);
+    --sizes_[static_cast<std::size_t>(queue_of(b))];
+    nodes_[at(b)].queue = kNone;
+  }
+  // Makes it the newest of a queue, out of whichever queue and place it is in.
+  void move_to_back(BlockId b, int queue) noexcept {
+    if (linked(b)) unlink(b);
+    move(b, queue);
+    push_back(b);
+  }
+  // A member that is not linked changes queues.
+  void move(BlockId b, int queue) noexcept {
+    --sizes_[static_cast<std::size_t>(queue_of(b))];
+    join(b, queue);
+  }
+  void push_back(BlockId b) noexcept { link_before(b, end(queue_of(b))); }
+  void push_front(BlockId b) noexcept { link_before(b, front(queue_of(b))); }
+  // Links a member just before this linked member of its queue, or its end.
+  void link_before(BlockId b, BlockId after) noexcept {
+    const BlockId before = nodes_[at(after)].prev;
+    nodes_[at(b)].prev = before;
+    nodes_[at(b)].next = after;
+    nodes_[at(before)].next = b;
+    nodes_[at(after)].prev = b;
+  }
+  void unlink(BlockId b) noexcept {
+    Node& node = nodes_[at(b)];
+    nodes_[at(node.prev)].next = node.next;
+    nodes_[at(node.next)].prev = node.prev;
+    node.prev = node.next = kNoBlock;
+  }
+  // A block that is no member takes the place of one.
+  void replace(BlockId from, BlockId to) noexcept {
+    Node& node = nodes_[at(from)];
+    nodes_[at(to)] = node;
+    if (linked(from)) {
+      nodes_[at(node.prev)].next = to;
+      nodes_[at(node.next)].prev = to;
+    }
+    node = {kNoBlock, kNoBlock, kNone};
+  }
+  // The oldest linked member, or end(queue); what follows a linked member, likewise.
+  BlockId front(int queue) const { return nodes_[at(end(queue))].next; }
+  BlockId after(BlockId b) const { return nodes_[at(b)].next; }
+  BlockId end(int queue) const { return count_ + queue; }
+  bool empty(int queue) const { return front(queue) == end(queue); }
+
+  std::size_t memory() const { return nodes_.bytes() + sizes_.capacity() * sizeof(int); }
+  // Members are the cached blocks, sizes and links agree, and every idle member is linked. Whether
+  // a used one may be linked is the policy's to say.
+  void audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) const;
+  void fingerprint(std::string& out) const;
+
+ private:
+  struct Node {
+    BlockId prev;
+    BlockId next;  // kNoBlock: not linked
+    std::int8_t queue;
+  };
+  static std::size_t at(BlockId b) { return static_cast<std::size_t>(b); }
+
+  BlockId count_;
+  ZeroedArray<Node> nodes_;  // then one sentinel for each queue
+  std::vector<int> sizes_;
+};
+
+// Finds what to give up when the block a policy chose has cached children: a leaf below it.
+//
+// A chain that is given up block by block would be walked from the top each time, so the way down
+// is remembered: the next search starts at the parent of the last leaf. A walk steps into each
+// block at most once while the choice stands, which makes it O(1) a victim.
+class LeafCursor {
+ public:
+  // A leaf below this idle block, or itself. Everything below an idle block is idle.
+  BlockId find(const Blocks& blocks, BlockId chosen) noexcept;
+  // Steps taken downwards so far.
+  std::int64_t steps() const { return steps_; }
+  void fingerprint(std::string& out) const;
+
+ private:
+  BlockId chosen_ = kNoBlock;
+  BlockId start_ = kNoBlock;
+  std::uint32_t chosen_generation_ = 0;
+  std::uint32_t start_generation_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,338 @@
+#include "policies/retention.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace blockmgr {
+
+RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index,
+                                 std::unique_ptr<Policy> base, int max_pinned)
+    : Policy(blocks, index),
+      base_(std::move(base)),
+      kept_(static_cast<std::size_t>(blocks.count)),
+      order_positions_(static_cast<std::size_t>(blocks.count), -1),
+      deadline_positions_(static_cast<std::size_t>(blocks.count), -1),
+      strays_(static_cast<std::size_t>(blocks.count), order_positions_),
+      deadlines_(static_cast<std::size_t>(blocks.count), deadline_positions_),
+      max_pinned_(max_pinned),
+      pins_(static_cast<std::size_t>(max_pinned)) {
+  for (std::size_t i = 0; i < kept_.size(); ++i) new (&kept_[i]) Kept();
+  for (std::int32_t i = max_pinned; i-- > 0;) {
+    pins_[static_cast<std::size_t>(i)].next = first_unused_;
+    first_unused_ = i;
+  }
+}
+
+// Levels.
+
+Level RetainingPolicy::due_level(BlockId b) const {
+  const Kept& k = at(b);
+  if (k.first_pin >= 0) return kPinned;
+  int level = is_current(b) ? k.retention : k.hint;
+  for (int above = kPinned; above > level; --above)
+    if (k.children[static_cast<std::size_t>(above)]) level = above;
+  return static_cast<Level>(level);
+}
+
+// The level of this block may have changed, and with it those of the blocks before it.
+void RetainingPolicy::refresh(BlockId b) noexcept {
+  for (;;) {
+    const Level before = at(b).level;
+    const Level level = due_level(b);
+    if (level == before) return;
+    move(b, level);
+    const NodeId parent = blocks_[b].parent;
+    if (parent < 0) return;
+    --at(parent).children[before];
+    ++at(parent).children[level];
+    b = parent;
+  }
+}
+
+void RetainingPolicy::move(BlockId b, Level to) noexcept {
+  Kept& k = at(b);
+  const Level from = k.level;
+  if (k.idle) unqueue(b);
+  --num_cached_[from];
+  ++num_cached_[to];
+  k.level = to;
+  if (!k.idle) return;
+  queue(b);
+  if (!base_ || below_base(from) == below_base(to)) return;
+  if (below_base(from)) {
+    base_->on_used(b);
+  } else {
+    base_->enter(0);
+    base_->on_idle(b);
+    base_->enter(context_);
+  }
+}
+
+// Blocks become idle in order, so nearly always the list's end is the place.
+void RetainingPolicy::queue(BlockId b) noexcept {
+  Kept& k = at(b);
+  List& list = lists_[k.level];
+  ++list.num_idle;
+  if (list.back >= 0 && at(list.back).order > k.order) {
+    strays_.insert(b, stray_key(k.level, k.order));
+    return;
+  }
+  k.prev = list.back;
+  k.next = kNoBlock;
+  (list.back >= 0 ? at(list.back).next : list.front) = b;
+  list.back = b;
+}
+
+void RetainingPolicy::unqueue(BlockId b) noexcept {
+  Kept& k = at(b);
+  List& list = lists_[k.level];
+  --list.num_idle;
+  if (order_positions_[static_cast<std::size_t>(b)] >= 0) {
+    strays_.remove(b);
+    return;
+  }
+  (k.prev >= 0 ? at(k.prev).next : list.front) = k.next;
+  (k.next >= 0 ? at(k.next).prev : list.back) = k.prev;
+}
+
+BlockId RetainingPolicy::front(Level level) const {
+  const BlockId b = lists_[level].front;
+  const std::uint64_t end = stray_key(level, b >= 0 ? at(b).order : (1ull << kOrderBits) - 1);
+  return strays_.empty() || strays_.front_key() > end ? b : strays_.front();
+}
+
+BlockId RetainingPolicy::victim() noexcept {
+  int level = kLow;
+  while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;
+  if (base_ && level == kNormal) {
+    const BlockId b = base_->victim();
+    if (b >= 0 && at(b).level == kNormal) return b;
+    if (b >= 0) base_->on_refused(b);
+  }
+  return front(static_cast<Level>(level));
+}
+
+// What happens to blocks.
+
+std::uint32_t RetainingPolicy::admitted(const BlockId* found, std::int64_t num_found,
+                                        std::int64_t num_blocks) noexcept {
+  for (std::int64_t i = 0; i < num_found; ++i) {
+    Kept& k = at(found[i]);
+    if (k.hint == kNormal) continue;
+    if (k.idle) {
+      k.found = true;  // its hint goes when it leaves its queue, which is cheaper
+    } else {
+      k.hint = kNormal;
+      refresh(found[i]);
+    }
+  }
+  return base_ ? base_->admitted(found, num_found, num_blocks) : 0;
+}
+
+void RetainingPolicy::enter(std::uint32_t context) noexcept {
+  context_ = context;
+  if (base_) base_->enter(context);
+}
+
+void RetainingPolicy::on_cached(BlockId b) noexcept {
+  Kept& k = at(b);
+  k.cached = true;
+  k.hint = kNormal;
+  k.level = kNormal;
+  ++num_cached_[kNormal];
+  if (base_) base_->on_cached(b);
+  const NodeId parent = blocks_[b].parent;
+  if (parent >= 0) {
+    ++at(parent).children[kNormal];
+    refresh(parent);
+  }
+  if (is_current(b)) {
+    refresh(b);
+  } else if (k.retention != kNoLevel) {
+    forget_retention(b);
+  }
+}
+
+void RetainingPolicy::on_hit(BlockId b) noexcept {
+  if (base_) base_->on_hit(b);
+}
+
+void RetainingPolicy::on_idle(BlockId b) noexcept {
+  Kept& k = at(b);
+  k.idle = true;
+  k.order = ++last_order_;
+  queue(b);
+  if (base_ && below_base(k.level)) base_->on_idle(b);
+}
+
+void RetainingPolicy::on_used(BlockId b) noexcept {
+  Kept& k = at(b);
+  unqueue(b);
+  k.idle = false;
+  if (base_ && below_base(k.level)) base_->on_used(b);
+  if (k.found) {
+    k.found = false;
+    k.hint = kNormal;
+    refresh(b);
+  }
+}
+
+void RetainingPolicy::on_touched(BlockId b) noexcept {
+  Kept& k = at(b);
+  unqueue(b);
+  k.order = ++last_order_;
+  queue(b);
+  if (base_ && below_base(k.level)) base_->on_touched(b);
+}
+
+void RetainingPolicy::on_moved(BlockId from, BlockId to) noexcept {
+  Kept& old = at(from);
+  Kept& k = at(to);
+  const int retention = old.retention;
+  const double until = old.until;
+  forget_retention(from);
+  forget_retention(to);
+  k.children = std::exchange(old.children, {});
+  k.hint = std::exchange(old.hint, std::uint8_t{kNormal});
+  k.level = std::exchange(old.level, kNormal);
+  k.cached = std::exchange(old.cached, false);
+  k.first_pin = std::exchange(old.first_pin, -1);
+  for (std::int32_t i = k.first_pin; i >= 0; i = pins_[static_cast<std::size_t>(i)].next)
+    pins_[static_cast<std::size_t>(i)].tail = to;
+  if (retention != kNoLevel) retain(to, retention, until);
+  if (base_) base_->on_moved(from, to);
+}
+
+void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
+  Kept& k = at(b);
+  if (k.idle) unqueue(b);
+  if (base_ && k.idle && !below_base(k.level)) {  // it never heard that the use had ended
+    base_->enter(0);
+    base_->on_idle(b);
+    base_->enter(context_);
+  }
+  counts_.pinned_evicted += evicted && k.level == kPinned;
+  --num_cached_[k.level];
+  const NodeId parent = blocks_[b].parent;
+  // The pins that end here end at the block before it from here on.
+  while (k.first_pin >= 0) {
+    Pin& pin = pins_[static_cast<std::size_t>(k.first_pin)];
+    const std::int32_t slot = std::exchange(k.first_pin, pin.next);
+    pin.tail = kNoBlock;
+    --pin.num_cached;
+    if (parent >= 0) link_pin(slot, parent);
+  }
+  forget_retention(b);
+  const Level level = k.level;
+  k.cached = k.idle = k.found = false;
+  k.hint = kNormal;
+  k.level = kNormal;
+  if (parent >= 0) {
+    --at(parent).children[level];
+    refresh(parent);
+  }
+  // Last, so that the policy below knows whether the block before this one is idle.
+  if (base_) base_->on_uncached(b, evicted);
+}
+
+// What callers say of blocks.
+
+void RetainingPolicy::retain(BlockId b, int level, double until) noexcept {
+  forget_retention(b);
+  Kept& k = at(b);
+  if (level != kNoLevel && until > now_) {  // a large time can swallow a short one
+    k.retention = static_cast<std::int8_t>(level);
+    k.until = until;
+    k.generation = blocks_[b].generation;
+    if (until < kForever) deadlines_.insert(b, until);
+  }
+  if (k.cached) refresh(b);
+}
+
+void RetainingPolicy::forget_retention(BlockId b) noexcept {
+  if (deadline_positions_[static_cast<std::size_t>(b)] >= 0) deadlines_.remove(b);
+  at(b).retention = kNoLevel;
+  at(b).until = kForever;
+}
+
+void RetainingPolicy::inherit(BlockId from, BlockId cached) noexcept {
+  if (!is_current(from)) return;
+  const Kept& k = at(from);
+  const Kept& own = at(cached);
+  if (!is_current(cached) || k.retention > own.retention ||
+      (k.retention == own.retention && k.until > own.until))
+    retain(cached, k.retention, k.until);
+}
+
+void RetainingPolicy::hint(BlockId cached, bool reuse) noexcept {
+  at(cached).hint = reuse ? kExpected : kLow;
+  refresh(cached);
+}
+
+void RetainingPolicy::set_time(double now) noexcept {
+  now_ = now;
+  while (!deadlines_.empty() && deadlines_.front_key() <= now_) {
+    const BlockId b = deadlines_.front();
+    const bool current = is_current(b);
+    forget_retention(b);
+    if (!current) continue;
+    ++counts_.expired;
+    if (at(b).cached) refresh(b);
+  }
+}
+
+std::int64_t RetainingPolicy::count_unpinned(BlockId tail) const {
+  std::int64_t count = 0;
+  for (NodeId b = tail; b >= 0 && at(b).level != kPinned; b = blocks_[b].parent) ++count;
+  return count;
+}
+
+std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcept {
+  const std::int32_t slot = first_unused_;
+  const std::int64_t id = next_pin();
+  Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  first_unused_ = pin.next;
+  ++num_pins_;
+  // The number grows with every use of the record, so that a pin given back stays unknown.
+  pin.id = id;
+  pin.tail = kNoBlock;
+  pin.num_blocks = pin.num_cached = static_cast<std::int32_t>(num_blocks);
+  if (tail >= 0) {
+    link_pin(slot, tail);
+    refresh(tail);
+  }
+  return pin.id;
+}
+
+// Makes the pin the first of those that end at this block.
+void RetainingPolicy::link_pin(std::int32_t slot, BlockId tail) noexcept {
+  Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  pin.tail = tail;
+  pin.prev = -1;
+  pin.next = std::exchange(at(tail).first_pin, slot);
+  if (pin.next >= 0) pins_[static_cast<std::size_t>(pin.next)].prev = slot;
+}
+
+const RetainingPolicy::Pin* RetainingPolicy::find_pin(std::int64_t id) const {
+  const std::int64_t slot = id & 0xffffffff;
+  if (id <= 0 || slot >= max_pinned_) return nullptr;
+  const Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  return pin.id == id && pin.num_blocks >= 0 ? &pin : nullptr;
+}
+
+void RetainingPolicy::unpin(std::int64_t id) noexcept {
+  const auto slot = static_cast<std::int32_t>(id & 0xffffffff);
+  Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  if (pin.tail >= 0) {
+    (pin.prev >= 0 ? pins_[static_cast<std::size_t>(pin.prev)].next : at(pin.tail).first_pin) =
+        pin.next;
+    if (pin.next >= 0) pins_[static_cast<std::size_t>(pin.next)].prev = pin.prev;
+    refresh(pin.tail);
+  }
+  pin.num_blocks = -1;
+  pin.tail = kNoBlock;
+  pin.next = std::exchange(first_unused_, slot);
+  --num_pins_;
+}
+
+}  // namespace blockmgr

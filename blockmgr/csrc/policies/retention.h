@@ -1,0 +1,168 @@
+// Retention: levels of blocks above and below the ordinary, on top of any eviction policy.
+//
+// A level is an order of its own: no idle block goes while one of a lower level is left. A cached
+// block stands at the highest of
+//
+//   pinned            while a pin ends at it
+//   its retention     low, normal, expected or high, until withdrawn or expired; or else its hint:
+//                     low or expected as its last user said, normal if nobody did
+//   its cached children's levels
+//
+// By the last, a parent never stands below its child, so that the lowest level holds a block
+// without cached children whenever it holds any. Within a level blocks go by recency, children
+// first, except that the normal level is the policy's below, if there is one. To that policy a
+// block of a higher level is in use: those are closed under parents, as blocks in use are.
+//
+// A hint speaks of the next use and is used up by it: by the admission that finds the block.
+//
+// Cost: O(1) to become idle or used; O(log blocks) for a block whose level changes while it is
+// idle. A change may climb to the root; each step raises or lowers one block, and blocks are only
+// raised one by one by the calls that retain them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/heap.h"
+#include "policies/policy.h"
+
+namespace blockmgr {
+
+// In the order of blockmgr.Priority.
+enum Level : std::uint8_t { kLow, kNormal, kExpected, kHigh, kPinned };
+inline constexpr int kNumLevels = 5;
+inline constexpr int kNoLevel = -1;
+inline constexpr int kOrderBits = 60;
+inline constexpr double kForever = std::numeric_limits<double>::infinity();
+
+class RetainingPolicy final : public Policy {
+ public:
+  struct Pin {
+    std::int64_t id = 0;
+    BlockId tail = kNoBlock;      // deepest block that is still cached
+    std::int32_t next = -1;       // of the pins that end there; of unused records
+    std::int32_t prev = -1;       // of the pins that end there; -1: the first
+    std::int32_t num_blocks = 0;  // when it was made
+    std::int32_t num_cached = 0;
+  };
+  struct Counts {
+    std::int64_t expired = 0;         // blocks whose retention ran out
+    std::int64_t pinned_evicted = 0;  // pinned blocks given up, for nothing else was left
+  };
+
+  RetainingPolicy(Blocks& blocks, const PrefixIndex& index, std::unique_ptr<Policy> base,
+                  int max_pinned);
+
+  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
+                         std::int64_t num_blocks) noexcept override;
+  void enter(std::uint32_t context) noexcept override;
+  void on_cached(BlockId b) noexcept override;
+  void on_hit(BlockId b) noexcept override;
+  void on_idle(BlockId b) noexcept override;
+  void on_used(BlockId b) noexcept override;
+  void on_touched(BlockId b) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override;
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  BlockId victim() noexcept override;
+  std::int64_t num_steps() const override { return base_ ? base_->num_steps() : 0; }
+  std::size_t memory() const override;
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
+
+  // Sets the block's retention until that time, or (kNoLevel) withdraws it. A block that is not
+  // cached yet has it from when it becomes so, unless it loses its content before.
+  void retain(BlockId b, int level, double until) noexcept;
+  // The cached block stands for the other one from here on: the higher retention holds.
+  void inherit(BlockId from, BlockId cached) noexcept;
+  // What the last user of a cached block says of its next use.
+  void hint(BlockId cached, bool reuse) noexcept;
+  bool is_expected(BlockId b) const { return at(b).hint == kExpected; }
+
+  double now() const { return now_; }
+  // Ends what has expired, at once: when a block comes back to the policy below decides its place
+  // there, and must not depend on who looks.
+  void set_time(double now) noexcept;
+
+  // Blocks up from this one (or from kNoBlock: none) that no pin covers yet.
+  std::int64_t count_unpinned(BlockId tail) const;
+  bool can_pin() const { return first_unused_ >= 0; }
+  std::int64_t pin(BlockId tail, std::int64_t num_blocks) noexcept;
+  // The number of the next pin.
+  std::int64_t next_pin() const noexcept {
+    return ((pins_[static_cast<std::size_t>(first_unused_)].id >> 32) + 1) << 32 | first_unused_;
+  }
+  const Pin* find_pin(std::int64_t id) const;
+  void unpin(std::int64_t id) noexcept;
+  int max_pinned() const { return max_pinned_; }
+  std::int64_t num_pins() const { return num_pins_; }
+
+  Level level(BlockId b) const { return at(b).cached ? at(b).level : kNormal; }
+  std::int64_t num_cached(Level level) const { return num_cached_[level]; }
+  const Counts& counts() const { return counts_; }
+
+ private:
+  // What is remembered of a block: one cache line beside its record.
+  struct alignas(64) Kept {
+    std::uint64_t order = 0;  // grows with every time it became idle
+    double until = kForever;  // end of the retention
+    BlockId prev = kNoBlock;  // in the list of its level, while idle
+    BlockId next = kNoBlock;
+    std::uint32_t generation = 0;                      // of the content that is retained
+    std::int32_t first_pin = -1;                       // of those that end here
+    std::array<std::uint32_t, kNumLevels> children{};  // cached ones, by level
+    std::int8_t retention = kNoLevel;
+    std::uint8_t hint = kNormal;
+    Level level = kNormal;
+    bool cached = false;
+    bool idle = false;
+    bool found = false;  // idle, and about to be used by the admission that found it
+  };
+  struct List {
+    BlockId front = kNoBlock;
+    BlockId back = kNoBlock;
+    std::int64_t num_idle = 0;  // of the level, wherever they are queued
+  };
+
+  Kept& at(BlockId b) { return kept_[static_cast<std::size_t>(b)]; }
+  const Kept& at(BlockId b) const { return kept_[static_cast<std::size_t>(b)]; }
+  bool is_current(BlockId b) const {
+    return at(b).retention != kNoLevel && at(b).generation == blocks_[b].generation;
+  }
+  static bool below_base(Level level) { return level <= kNormal; }
+  Level due_level(BlockId b) const;
+  void refresh(BlockId b) noexcept;
+  void move(BlockId b, Level to) noexcept;
+  void queue(BlockId b) noexcept;
+  void unqueue(BlockId b) noexcept;
+  static std::uint64_t stray_key(Level level, std::uint64_t order) {
+    return static_cast<std::uint64_t>(level) << kOrderBits | order;
+  }
+  // The first of this level, the lowest that has any.
+  BlockId front(Level level) const;
+  void forget_retention(BlockId b) noexcept;
+  void link_pin(std::int32_t slot, BlockId tail) noexcept;
+
+  std::unique_ptr<Policy> base_;
+  std::uint32_t context_ = 0;
+  ZeroedArray<Kept> kept_;
+  std::uint64_t last_order_ = 0;
+  std::array<List, kNumLevels> lists_;
+  std::vector<std::int32_t> order_positions_;
+  std::vector<std::int32_t> deadline_positions_;
+  // The idle blocks that came to their level out of order, the lowest level first.
+  BlockHeap<std::uint64_t> strays_;
+  BlockHeap<double> deadlines_;
+  double now_ = 0;
+  int max_pinned_;
+  std::vector<Pin> pins_;
+  std::int32_t first_unused_ = -1;
+  std::int64_t num_pins_ = 0;
+  std::array<std::int64_t, kNumLevels> num_cached_{};
+  Counts counts_;
+};
+
+}  // namespace blockmgr

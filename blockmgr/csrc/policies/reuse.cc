@@ -1,0 +1,431 @@
+#include "policies/reuse.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Twice as many ticks as places: half of them are unused after each compaction, so that it costs a
+// few steps for each use that ends.
+std::size_t ticks_for(std::int64_t places) { return static_cast<std::size_t>(places) * 2 + 64; }
+
+}  // namespace
+
+TickSet::TickSet(std::size_t bound) {
+  do {
+    bound = (bound + 63) / 64;
+    levels_.emplace_back(bound);
+  } while (bound > 1);
+}
+
+void TickSet::insert(Tick t) noexcept {
+  for (auto& level : levels_) {
+    level[t >> 6] |= std::uint64_t{1} << (t & 63);
+    t >>= 6;
+  }
+}
+
+void TickSet::erase(Tick t) noexcept {
+  for (auto& level : levels_) {
+    if (level[t >> 6] &= ~(std::uint64_t{1} << (t & 63))) return;
+    t >>= 6;
+  }
+}
+
+Tick TickSet::first() const noexcept {
+  if (!levels_.back()[0]) return kNoTick;
+  Tick t = 0;
+  for (std::size_t i = levels_.size(); i-- > 0;)
+    t = t << 6 | static_cast<Tick>(std::countr_zero(levels_[i][t]));
+  return t;
+}
+
+Tick TickSet::last() const noexcept {
+  if (!levels_.back()[0]) return kNoTick;
+  Tick t = 0;
+  for (std::size_t i = levels_.size(); i-- > 0;)
+    t = t << 6 | static_cast<Tick>(63 - std::countl_zero(levels_[i][t]));
+  return t;
+}
+
+void TickSet::clear() noexcept {
+  for (auto& level : levels_) std::memset(level.data(), 0, level.bytes());
+}
+
+std::size_t TickSet::bytes() const {
+  std::size_t total = 0;
+  for (const auto& level : levels_) total += level.bytes();
+  return total;
+}
+
+ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency)
+    : blocks_(blocks),
+      capacity_(capacity),
+      limit_(std::int64_t{capacity} + num_ghosts),
+      by_recency_(by_recency),
+      num_ticks_(ticks_for(limit_)),
+      live_(num_ticks_),
+      holes_(num_ticks_),
+      at_(num_ticks_),
+      sums_(live_.num_words() + 1),
+      tick_(static_cast<std::size_t>(blocks.count)),
+      // Another order may evict what was used last, so a ghost may stand at any place. Resolved
+      // ones are known for as long as there is room.
+      ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
+                                       std::min(capacity, num_ghosts))),
+      num_buckets_(ghosts_.size() * 2 + 8),
+      buckets_(num_buckets_),
+      histogram_(static_cast<std::size_t>(limit_) + 1) {
+  for (std::size_t b = 0; b < tick_.size(); ++b) tick_[b] = kNoTick;
+  for (std::size_t i = 0; i < num_buckets_; ++i) buckets_[i] = -1;
+  for (std::size_t g = ghosts_.size(); g-- > 0;) {
+    new (&ghosts_[g]) Ghost();
+    ghosts_[g].next = unused_ghost_;
+    unused_ghost_ = static_cast<std::int32_t>(g);
+  }
+}
+
+void ReuseTracker::on_taken() noexcept {
+  ++num_taken_;
+  enter_use();
+}
+
+void ReuseTracker::on_evicted(BlockId b) noexcept {
+  ++num_taken_;
+  const Tick t = tick_[static_cast<std::size_t>(b)];
+  const bool full = blocks_[b].key_tokens == blocks_.block_size;
+  tick_[static_cast<std::size_t>(b)] = kNoTick;
+  if (t != kNoTick) at_[t] = kAnonymous;
+  enter_use();
+  if (!full) return;
+  if (t != kNoTick && live_.contains(t)) {
+    add_ghost(t, key_of(blocks_.digest(b)));
+  } else {
+    ++num_forgotten_;
+  }
+}
+
+void ReuseTracker::on_used(BlockId b) noexcept {
+  const Tick t = tick_[static_cast<std::size_t>(b)];
+  if (t != kNoTick) make_hole(t);
+  tick_[static_cast<std::size_t>(b)] = kNoTick;
+  enter_use();
+}
+
+void ReuseTracker::on_idle(BlockId b) noexcept {
+  --in_use_;
+  add(next_tick(), b + 1);
+}
+
+void ReuseTracker::on_freed() noexcept {
+  --in_use_;
+  add(next_tick(), kHole);
+}
+
+void ReuseTracker::on_forgotten(BlockId b) noexcept {
+  const Tick t = tick_[static_cast<std::size_t>(b)];
+  if (t != kNoTick) make_hole(t);
+  tick_[static_cast<std::size_t>(b)] = kNoTick;
+}
+
+void ReuseTracker::on_exchanged(BlockId b) noexcept { on_forgotten(b); }
+
+void ReuseTracker::on_cached(const std::uint8_t* digest) noexcept {
+  const std::int32_t ghost = find(digest);
+  if (ghost < 0) return;
+  resolve(ghost);
+  unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+  remove_ghost(ghost);
+}
+
+std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
+  const std::uint64_t key = key_of(digest);
+  for (std::size_t s = home(key); buckets_[s] >= 0; s = after(s))
+    if (ghosts_[static_cast<std::size_t>(buckets_[s])].key == key) return buckets_[s];
+  return -1;
+}
+
+void ReuseTracker::resolve(std::int32_t ghost) noexcept {
+  Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+  if (entry.tick == kNoTick) return;
+  entry.place = static_cast<std::int32_t>(place_of_ghost(ghost));
+  make_hole(entry.tick);
+  entry.tick = kNoTick;
+  entry.prev = last_resolved_;
+  entry.next = -1;
+  (last_resolved_ < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(last_resolved_)].next) =
+      ghost;
+  last_resolved_ = ghost;
+}
+
+void ReuseTracker::forget_ghosts() noexcept {
+  while (first_resolved_ >= 0) {
+    const std::int32_t ghost = first_resolved_;
+    unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+    remove_ghost(ghost);
+  }
+  for (Tick t = 0; t < next_; ++t) {
+    const std::int32_t what = at_[t];
+    if (what >= 0 || what == kHole) continue;
+    if (what > kAnonymous) remove_ghost(-(what + 1));
+    make_hole(t);
+  }
+}
+
+void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
+                         std::int64_t num_ghosts, std::int64_t num_tokens) noexcept {
+  query_tokens_ += num_tokens;
+  // A block is only found if those before it are.
+  std::int64_t most = 0;
+  for (std::int64_t i = 0; i < num_found + num_ghosts; ++i) {
+    most = std::max(most, i < num_found ? place(found[i]) : place_of_ghost(ghosts[i - num_found]));
+    if (most > limit_) return;
+    ++histogram_[static_cast<std::size_t>(most)];
+  }
+}
+
+std::int64_t ReuseTracker::place(BlockId b) const noexcept {
+  const Tick t = tick_[static_cast<std::size_t>(b)];
+  if (t != kNoTick) return in_use_ + rank(t);
+  const Block& block = blocks_[b];
+  return block.used() || block.fence ? 0 : limit_ + 1;
+}
+
+// Something more is in use: it fills the first hole, or all the rest moves back.
+void ReuseTracker::enter_use() noexcept {
+  ++in_use_;
+  const Tick hole = holes_.last();
+  if (hole != kNoTick) {
+    remove(hole);
+  } else {
+    while (in_use_ + num_live_ > limit_) drop_oldest();
+  }
+}
+
+std::int64_t ReuseTracker::rank(Tick t) const noexcept {
+  const std::size_t word = t >> 6;
+  std::int64_t before = std::popcount(live_.word(word) & ((std::uint64_t{1} << (t & 63)) - 1));
+  for (std::size_t i = word; i > 0; i &= i - 1) before += sums_[i];
+  return num_live_ - before;
+}
+
+void ReuseTracker::add_to_sums(std::size_t word, std::int32_t change) noexcept {
+  for (std::size_t i = word + 1; i < sums_.size(); i += i & (~i + 1))
+    sums_[i] += static_cast<std::uint32_t>(change);
+}
+
+Tick ReuseTracker::next_tick() noexcept {
+  if (next_ == num_ticks_) compact();
+  return next_++;
+}
+
+// Renumbers what there is from 0 on, in order.
+void ReuseTracker::compact() noexcept {
+  const Tick end = next_;
+  next_ = 0;
+  for (std::size_t w = 0; w < live_.num_words(); ++w)
+    for (std::uint64_t word = live_.word(w); word; word &= word - 1)
+      own(next_++, at_[w * 64 + static_cast<std::size_t>(std::countr_zero(word))]);
+  for (Tick t = next_; t < end; ++t) at_[t] = kNothing;
+  live_.clear();
+  holes_.clear();
+  std::memset(sums_.data(), 0, sums_.bytes());
+  for (Tick t = 0; t < next_; ++t) {
+    live_.insert(t);
+    if (at_[t] == kHole) holes_.insert(t);
+  }
+  for (std::size_t i = 1; i < sums_.size(); ++i) {
+    sums_[i] += static_cast<std::uint32_t>(std::popcount(live_.word(i - 1)));
+    const std::size_t above = i + (i & (~i + 1));
+    if (above < sums_.size()) sums_[above] += sums_[i];
+  }
+}
+
+void ReuseTracker::own(Tick t, std::int32_t what) noexcept {
+  at_[t] = what;
+  if (what > 0) {
+    tick_[static_cast<std::size_t>(what - 1)] = t;
+  } else if (what > kAnonymous) {
+    ghosts_[static_cast<std::size_t>(-(what + 1))].tick = t;
+  }
+}
+
+void ReuseTracker::add(Tick t, std::int32_t what) noexcept {
+  own(t, what);
+  live_.insert(t);
+  if (what == kHole) holes_.insert(t);
+  add_to_sums(t >> 6, 1);
+  ++num_live_;
+}
+
+void ReuseTracker::remove(Tick t) noexcept {
+  if (at_[t] == kHole) holes_.erase(t);
+  at_[t] = kNothing;
+  live_.erase(t);
+  add_to_sums(t >> 6, -1);
+  --num_live_;
+}
+
+void ReuseTracker::make_hole(Tick t) noexcept {
+  at_[t] = kHole;
+  holes_.insert(t);
+}
+
+void ReuseTracker::drop_oldest() noexcept {
+  const Tick t = live_.first();
+  const std::int32_t what = at_[t];
+  if (what > 0) {
+    tick_[static_cast<std::size_t>(what - 1)] = kNoTick;
+  } else if (what > kAnonymous) {
+    remove_ghost(-(what + 1));
+    ++num_forgotten_;
+  }
+  remove(t);
+}
+
+void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
+  if (unused_ghost_ < 0) {
+    ++num_forgotten_;
+    if (first_resolved_ < 0) return;  // only if blocks are given up in another order than promised
+    const std::int32_t oldest = first_resolved_;
+    unlink_resolved(ghosts_[static_cast<std::size_t>(oldest)]);
+    remove_ghost(oldest);
+  }
+  const std::int32_t ghost = unused_ghost_;
+  Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+  unused_ghost_ = entry.next;
+  entry.key = key;
+  entry.evicted_at = num_taken_;
+  own(t, -(ghost + 1));
+  std::size_t s = home(key);
+  while (buckets_[s] >= 0) s = after(s);
+  buckets_[s] = ghost;
+}
+
+void ReuseTracker::unlink_resolved(const Ghost& entry) noexcept {
+  (entry.prev < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(entry.prev)].next) =
+      entry.next;
+  (entry.next < 0 ? last_resolved_ : ghosts_[static_cast<std::size_t>(entry.next)].prev) =
+      entry.prev;
+}
+
+void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
+  Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+  std::size_t hole = home(entry.key);
+  while (buckets_[hole] != ghost) hole = after(hole);
+  // Backward shift, as in the prefix index.
+  for (std::size_t s = after(hole); buckets_[s] >= 0; s = after(s)) {
+    const std::uint64_t key = ghosts_[static_cast<std::size_t>(buckets_[s])].key;
+    if (distance(home(key), s) >= distance(hole, s)) {
+      buckets_[hole] = buckets_[s];
+      hole = s;
+    }
+  }
+  buckets_[hole] = -1;
+  entry.tick = kNoTick;
+  entry.next = unused_ghost_;
+  unused_ghost_ = ghost;
+}
+
+std::int64_t ReuseTracker::num_ghosts() const noexcept {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < num_buckets_; ++i) count += buckets_[i] >= 0;
+  return count;
+}
+
+std::size_t ReuseTracker::memory() const {
+  return sizeof *this + live_.bytes() + holes_.bytes() + at_.bytes() + sums_.bytes() +
+         tick_.bytes() + ghosts_.bytes() + buckets_.bytes() + histogram_.bytes();
+}
+
+void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
+  std::int64_t live = 0, known = 0, blocks = 0;
+  for (Tick t = 0; t < num_ticks_; ++t) {
+    const std::int32_t what = at_[t];
+    const std::string where = "tick " + std::to_string(t);
+    audit.expect(live_.contains(t) == (what != kNothing), where + " is live and holds nothing");
+    audit.expect(holes_.contains(t) == (what == kHole), where + " is in the wrong set");
+    if (what == kNothing) continue;
+    ++live;
+    audit.expect(t < next_, where + " was not given out");
+    if (what > 0) {
+      ++blocks;
+      audit.expect(tick_[static_cast<std::size_t>(what - 1)] == t, where + " names another block");
+    } else if (what > kAnonymous) {
+      ++known;
+      const Ghost& ghost = ghosts_[static_cast<std::size_t>(-(what + 1))];
+      audit.expect(ghost.tick == t, where + " names another ghost");
+      std::size_t s = home(ghost.key);
+      while (buckets_[s] >= 0 && buckets_[s] != -(what + 1)) s = after(s);
+      audit.expect(buckets_[s] >= 0, "a ghost cannot be found by its digest");
+      audit.expect(!by_recency_ || place_of_ghost(-(what + 1)) > capacity_,
+                   "a ghost stands where the pool still holds");
+    }
+  }
+  std::int64_t before = live;
+  for (Tick t = 0; t < next_; ++t) {
+    if (!live_.contains(t)) continue;
+    audit.expect(rank(t) == before--, "the places are miscounted");
+  }
+  audit.expect(live == num_live_ && in_use_ + live <= limit_,
+               "more places are taken than there are");
+  audit.expect(in_use_ == pool.capacity() - pool.available(),
+               "the blocks in use are miscounted for the places");
+  const auto num_ghosts = static_cast<std::int64_t>(ghosts_.size());
+  std::int64_t unused = 0, indexed = 0, ticked = 0;
+  for (std::int32_t g = unused_ghost_; g >= 0 && unused <= num_ghosts;
+       g = ghosts_[static_cast<std::size_t>(g)].next)
+    ++unused;
+  std::int64_t resolved = 0;
+  std::int32_t last = -1;
+  for (std::int32_t g = first_resolved_; g >= 0 && resolved <= num_ghosts;
+       g = ghosts_[static_cast<std::size_t>(g)].next) {
+    ++resolved;
+    audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last,
+                 "resolved ghosts are not linked");
+    last = g;
+  }
+  audit.expect(last_resolved_ == last, "resolved ghosts are not linked to their end");
+  for (std::size_t i = 0; i < num_buckets_; ++i) indexed += buckets_[i] >= 0;
+  audit.expect(unused + known + resolved == static_cast<std::int64_t>(ghosts_.size()) &&
+                   indexed == known + resolved,
+               "ghosts are lost");
+  Tick earlier = 0;
+  for (BlockId b = pool.idle_list().front(); b != pool.idle_list().end();
+       b = pool.idle_list().after(b)) {
+    const Tick t = tick_[static_cast<std::size_t>(b)];
+    if (t == kNoTick) {
+      audit.expect(!by_recency_, "an idle block has no place");
+      continue;
+    }
+    ++ticked;
+    audit.expect(t >= earlier, "the places are in another order than the idle blocks");
+    earlier = t;
+    audit.expect(!by_recency_ || place(b) <= capacity_, "an idle block stands beyond the pool");
+  }
+  audit.expect(ticked == blocks, "a block that is not idle has a place");
+}
+
+void ReuseTracker::fingerprint(std::string& out) const {
+  put_numbers(out, in_use_, num_taken_, num_forgotten_, query_tokens_);
+  for (Tick t = 0; t < next_; ++t) {
+    const std::int32_t what = at_[t];
+    if (what == kNothing) continue;
+    put_numbers(out, what > 0 || what <= kAnonymous ? what : -1);
+    if (what < 0 && what > kAnonymous) {
+      const Ghost& ghost = ghosts_[static_cast<std::size_t>(-(what + 1))];
+      put_numbers(out, ghost.key, ghost.evicted_at);
+    }
+  }
+  for (std::int32_t g = first_resolved_; g >= 0; g = ghosts_[static_cast<std::size_t>(g)].next)
+    put_numbers(out, ghosts_[static_cast<std::size_t>(g)].key,
+                ghosts_[static_cast<std::size_t>(g)].place);
+  for (std::size_t i = 0; i < histogram_.size(); ++i) put_numbers(out, histogram_[i]);
+}
+
+}  // namespace blockmgr

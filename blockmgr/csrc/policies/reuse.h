@@ -1,0 +1,182 @@
+// How soon blocks are used again: what LRU pools of every size, up to a bound, would hold.
+//
+// All the blocks there are or were stand in one order, the last used first, and each has a place in
+// it. A pool of c blocks that evicts the least recently used one holds exactly what stands at the
+// first c places, for any c, so one order answers for all pool sizes at once (Mattson, Gecsei,
+// Slutz and Traiger, "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
+// 1970).
+//
+//   place   1 ............ in use | in_use + 1 ...................................... limit
+//           blocks in use, which no  idle blocks, ghosts (evicted, known by digest), and
+//           pool gives up            holes, by the tick at which their last use ended
+//
+// A hole is a place that nothing stands at: a free block, in each pool large enough to reach it. A
+// block that is taken into use fills the first hole, so that what stands behind it keeps its place;
+// without one, everything moves back by one place and what passes the limit is dropped. A block
+// that ends its use at a place leaves a hole there.
+//
+// A ghost is known by the first eight bytes of its digest alone: nothing here decides a hit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "memory/block.h"
+
+namespace blockmgr {
+
+class BlockAudit;
+class Pool;
+
+#if defined(__GNUC__) || defined(__clang__)
+#define BM_NOINLINE __attribute__((noinline))
+#else
+#define BM_NOINLINE
+#endif
+
+using Tick = std::uint32_t;
+inline constexpr Tick kNoTick = 0xffffffff;
+
+// A set of ticks, each level a bit for every non-zero word of the one below: all calls take as many
+// steps as there are levels, five at the most.
+class TickSet {
+ public:
+  explicit TickSet(std::size_t bound);
+  void insert(Tick t) noexcept;
+  void erase(Tick t) noexcept;
+  bool contains(Tick t) const { return levels_[0][t >> 6] >> (t & 63) & 1; }
+  Tick first() const noexcept;
+  Tick last() const noexcept;
+  void clear() noexcept;
+  std::size_t num_words() const { return levels_[0].size(); }
+  std::uint64_t word(std::size_t i) const { return levels_[0][i]; }
+  std::size_t bytes() const;
+
+ private:
+  std::vector<ZeroedArray<std::uint64_t>> levels_;
+};
+
+class ReuseTracker {
+ public:
+  // Follows a pool of this many blocks, and num_ghosts places beyond it. by_recency: the pool
+  // itself evicts the least recently used block, so that ghosts only stand beyond it.
+  ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency);
+
+  // What the pool tells of its queues. Blocks that wait in a fence count as in use. Never inlined:
+  // a pool that nobody follows shall pay for a branch, not for saved registers.
+  BM_NOINLINE void on_taken() noexcept;               // a free block is handed out
+  BM_NOINLINE void on_evicted(BlockId b) noexcept;    // an idle one is; its key is still there
+  BM_NOINLINE void on_used(BlockId b) noexcept;       // an idle one is used again
+  BM_NOINLINE void on_idle(BlockId b) noexcept;       // a keyed block is not in use any more
+  BM_NOINLINE void on_freed() noexcept;               // one without a key
+  BM_NOINLINE void on_forgotten(BlockId b) noexcept;  // an idle block lost its key and is free
+  BM_NOINLINE void on_exchanged(
+      BlockId b) noexcept;  // an idle block takes the place of one in use, now free
+  BM_NOINLINE void on_cached(
+      const std::uint8_t* digest) noexcept;  // a full block has been given its key
+
+  // The ghost with this digest, or -1.
+  std::int32_t find(const std::uint8_t* digest) const noexcept;
+  // A sequence is about to compute this ghost's content again; larger pools have it in use instead.
+  // The ghost stands nowhere from here on, and is known until the content is cached.
+  void resolve(std::int32_t ghost) noexcept;
+  // The blocks that were cached have been forgotten, by pools of all sizes, and so are the ghosts.
+  void forget_ghosts() noexcept;
+  // Counts a look-up: full blocks that were found, and the ghosts that follow them.
+  void count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
+             std::int64_t num_ghosts, std::int64_t num_tokens) noexcept;
+
+  // Pools with at least this many blocks would hold it; 0: each one does, it is in use.
+  std::int64_t place(BlockId b) const noexcept;
+  std::int64_t place_of_ghost(std::int32_t ghost) const noexcept {
+    const Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
+    return entry.tick == kNoTick ? entry.place : in_use_ + rank(entry.tick);
+  }
+  // Blocks handed out since the ghost was evicted.
+  std::int64_t evicted_ago(std::int32_t ghost) const noexcept {
+    return num_taken_ - ghosts_[static_cast<std::size_t>(ghost)].evicted_at;
+  }
+
+  // Blocks looked up and found by pools of exactly so many blocks and no fewer, by number of
+  // blocks.
+  const ZeroedArray<std::int64_t>& histogram() const { return histogram_; }
+  std::int64_t query_tokens() const { return query_tokens_; }
+  std::int64_t num_ghosts() const noexcept;
+  // Evicted full blocks that nothing remembers any more.
+  std::int64_t num_forgotten() const { return num_forgotten_; }
+  std::size_t memory() const;
+
+  void audit(BlockAudit& audit, const Pool& pool) const;
+  void fingerprint(std::string& out) const;
+
+ private:
+  struct Ghost {
+    std::uint64_t key = 0;
+    std::int64_t evicted_at = 0;
+    Tick tick = kNoTick;     // kNoTick: resolved, or unused
+    std::int32_t place = 0;  // once resolved: where it stood
+    std::int32_t prev = -1;  // resolved ones in order, the first to be forgotten in front
+    std::int32_t next = -1;  // likewise; or the next unused one
+  };
+  // What stands at a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
+  static constexpr std::int32_t kNothing = 0;
+  static constexpr std::int32_t kHole = INT32_MIN;
+  static constexpr std::int32_t kAnonymous = INT32_MIN + 1;  // evicted, and not to be found again
+
+  static std::uint64_t key_of(const std::uint8_t* digest) {
+    std::uint64_t key;
+    std::memcpy(&key, digest, sizeof key);
+    return key;
+  }
+  std::size_t home(std::uint64_t key) const {
+    return static_cast<std::size_t>(((key & 0xffffffff) * num_buckets_) >> 32);
+  }
+  std::size_t after(std::size_t bucket) const {
+    return bucket + 1 == num_buckets_ ? 0 : bucket + 1;
+  }
+  std::size_t distance(std::size_t from, std::size_t to) const {
+    return to >= from ? to - from : to + num_buckets_ - from;
+  }
+
+  std::int64_t rank(Tick t) const noexcept;  // entries from this tick on
+  Tick next_tick() noexcept;
+  void compact() noexcept;
+  void own(Tick t, std::int32_t what) noexcept;
+  void add(Tick t, std::int32_t what) noexcept;
+  void remove(Tick t) noexcept;
+  void make_hole(Tick t) noexcept;
+  void enter_use() noexcept;
+  void drop_oldest() noexcept;
+  void add_ghost(Tick t, std::uint64_t key) noexcept;
+  void remove_ghost(std::int32_t ghost) noexcept;
+  void unlink_resolved(const Ghost& entry) noexcept;
+  void add_to_sums(std::size_t word, std::int32_t change) noexcept;
+
+  const Blocks& blocks_;
+  std::int64_t capacity_;
+  std::int64_t limit_;  // places there are
+  bool by_recency_;
+  std::size_t num_ticks_;
+  TickSet live_;                     // ticks at which something stands
+  TickSet holes_;                    // of those, holes
+  ZeroedArray<std::int32_t> at_;     // what stands at a tick
+  ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
+  ZeroedArray<Tick> tick_;           // of an idle block
+  ZeroedArray<Ghost> ghosts_;
+  std::size_t num_buckets_;
+  ZeroedArray<std::int32_t> buckets_;  // ghosts by key, open addressing
+  ZeroedArray<std::int64_t> histogram_;
+  Tick next_ = 0;
+  std::int64_t num_live_ = 0;
+  std::int64_t in_use_ = 0;
+  std::int64_t num_taken_ = 0;
+  std::int64_t num_forgotten_ = 0;
+  std::int64_t query_tokens_ = 0;
+  std::int32_t unused_ghost_ = -1;
+  std::int32_t first_resolved_ = -1;
+  std::int32_t last_resolved_ = -1;
+};
+
+}  // namespace blockmgr

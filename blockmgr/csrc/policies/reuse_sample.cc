@@ -1,0 +1,189 @@
+#include "policies/reuse_sample.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Enough entries to learn from and few enough that a pool of any size pays the same for them.
+constexpr int kMaxEntries = 16384;
+// Entries remember as many blocks as would fill the pool this often.
+constexpr int kMemory = 32;
+
+int entries_for(int capacity) {
+  return static_cast<int>(std::min<std::int64_t>(std::int64_t{kMemory} * capacity, kMaxEntries));
+}
+
+}  // namespace
+
+ReuseSample::ReuseSample(int capacity, std::int64_t unit)
+    : model_(unit),
+      entries_(static_cast<std::size_t>(entries_for(capacity))),
+      buckets_(entries_.size() * 2 + 1, -1),
+      lists_(static_cast<int>(entries_.size()), ReuseModel::kLevels) {
+  const auto remembered = static_cast<double>(std::int64_t{kMemory} * capacity);
+  const double share = std::min(1.0, static_cast<double>(entries_.size()) / remembered);
+  limit_ = std::numeric_limits<std::uint64_t>::max();
+  if (share < 1) limit_ = static_cast<std::uint64_t>(share * 0x1p64);
+  directory_ = std::max(1, static_cast<int>(share * capacity));
+}
+
+int ReuseSample::find(std::uint64_t tag) const {
+  for (std::size_t s = home(tag); buckets_[s] >= 0; s = next(s))
+    if (entry(buckets_[s]).tag == tag) return buckets_[s];
+  return -1;
+}
+
+int ReuseSample::add(std::uint64_t tag, std::int64_t now) noexcept {
+  int i = oldest_;
+  if (num_entries_ < static_cast<int>(entries_.size())) {
+    i = num_entries_++;
+  } else {
+    forget(i, now);
+  }
+  entry(i) = {};
+  entry(i).tag = tag;
+  std::size_t s = home(tag);
+  while (buckets_[s] >= 0) s = next(s);
+  buckets_[s] = i;
+  return i;
+}
+
+void ReuseSample::forget(int i, std::int64_t now) noexcept {
+  const Entry& e = entry(i);
+  if (e.idle) model_.end(e.cell, e.level, now - e.since, false);
+  leave_learned(i);
+  if (e.in_lru) --num_lru_;
+  unlink(i);
+  std::size_t hole = home(e.tag);
+  while (buckets_[hole] != i) hole = next(hole);
+  // Backward shift, as in the index: no tombstones.
+  for (std::size_t s = next(hole); buckets_[s] >= 0; s = next(s)) {
+    if (distance(home(entry(buckets_[s]).tag), s) >= distance(hole, s)) {
+      buckets_[hole] = buckets_[s];
+      hole = s;
+    }
+  }
+  buckets_[hole] = -1;
+}
+
+void ReuseSample::unlink(int i) noexcept {
+  const Entry& e = entry(i);
+  if (lru_last_ == i) lru_last_ = e.newer;
+  (e.newer >= 0 ? entry(e.newer).older : newest_) = e.older;
+  (e.older >= 0 ? entry(e.older).newer : oldest_) = e.newer;
+}
+
+void ReuseSample::make_newest(int i) noexcept {
+  Entry& e = entry(i);
+  e.newer = -1;
+  e.older = newest_;
+  (newest_ >= 0 ? entry(newest_).newer : oldest_) = i;
+  newest_ = i;
+  if (lru_last_ < 0) lru_last_ = i;
+  if (e.in_lru) return;
+  e.in_lru = true;
+  if (++num_lru_ <= directory_) return;
+  entry(lru_last_).in_lru = false;
+  lru_last_ = entry(lru_last_).newer;
+  --num_lru_;
+}
+
+void ReuseSample::leave_learned(int i) noexcept {
+  Entry& e = entry(i);
+  if (!e.in_learned) return;
+  if (e.idle) lists_.remove(i);
+  e.in_learned = false;
+  --num_learned_;
+}
+
+void ReuseSample::use(std::uint64_t tag, std::int64_t now) noexcept {
+  int i = find(tag);
+  if (i >= 0) {
+    unlink(i);
+  } else {
+    i = add(tag, now);
+  }
+  Entry& e = entry(i);
+  if (e.idle) {
+    model_.end(e.cell, e.level, now - e.since, true);
+    lru_hits_ += e.in_lru;
+    learned_hits_ += e.in_learned;
+    if (e.in_learned) lists_.remove(i);
+    e.idle = false;
+  }
+  if (!e.in_learned) {
+    e.in_learned = true;
+    // With everything in use there is nothing to give up, as in a pool that is full.
+    if (++num_learned_ > directory_ && !lists_.empty()) leave_learned(lists_.least());
+  }
+  make_newest(i);
+}
+
+void ReuseSample::end_use(std::uint64_t tag, int cell, std::int64_t now,
+                          const Spans& spans) noexcept {
+  const int i = find(tag);
+  if (i < 0) return;
+  Entry& e = entry(i);
+  if (e.idle && e.in_learned) lists_.remove(i);
+  e.idle = true;
+  e.since = now;
+  e.cell = static_cast<std::uint16_t>(cell);
+  e.level = static_cast<std::uint8_t>(model_.level(cell));
+  if (e.in_learned) lists_.push_back(i, lists_.list(spans.newest_slot(), e.level));
+  unlink(i);
+  make_newest(i);
+}
+
+void ReuseSample::fit(std::int64_t now) noexcept {
+  model_.clear_waiting();
+  for (int i = 0; i < num_entries_; ++i)
+    if (const Entry& e = entry(i); e.idle) model_.waiting(e.cell, e.level, now - e.since);
+  model_.fit();
+}
+
+std::size_t ReuseSample::memory() const {
+  return entries_.capacity() * sizeof(Entry) + buckets_.capacity() * sizeof(std::int32_t) +
+         lists_.memory() + model_.memory();
+}
+
+void ReuseSample::audit(BlockAudit& audit) const {
+  int seen = 0, lru = 0, learned = 0, listed = 0;
+  bool in_lru = true;
+  for (int i = newest_; i >= 0 && seen <= num_entries_; i = entry(i).older) {
+    const Entry& e = entry(i);
+    const std::string who = "sampled block " + std::to_string(i);
+    ++seen;
+    lru += e.in_lru;
+    learned += e.in_learned;
+    listed += e.in_learned && e.idle;
+    audit.expect(find(e.tag) == i, who + " cannot be found");
+    audit.expect(in_lru || !e.in_lru, who + " is in the LRU directory behind one that is not");
+    if (e.in_lru)
+      audit.expect((e.older >= 0 && entry(e.older).in_lru) || lru_last_ == i,
+                   who + " is the last of the LRU directory and not known as such");
+    in_lru = e.in_lru;
+  }
+  audit.expect(seen == num_entries_, "the order of the sample has another length than the sample");
+  audit.expect(lru == num_lru_ && lru <= directory_, "the LRU directory is miscounted or too full");
+  audit.expect(learned == num_learned_, "the learned directory is miscounted");
+  audit.expect(listed == lists_.size(), "the lists of the sample are miscounted");
+  audit.expect(lists_.least_is_least(), "a sampled block is worth less than the next to go");
+}
+
+void ReuseSample::fingerprint(std::string& out) const {
+  for (int i = newest_; i >= 0; i = entry(i).older) {
+    const Entry& e = entry(i);
+    put_numbers(out, e.tag, e.since, e.cell, e.level, e.idle, e.in_lru, e.in_learned);
+  }
+  lists_.fingerprint(out);
+  out.append(reinterpret_cast<const char*>(&lru_hits_), sizeof lru_hits_);
+  out.append(reinterpret_cast<const char*>(&learned_hits_), sizeof learned_hits_);
+  model_.fingerprint(out);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,97 @@
+// A sample of the blocks a pool is asked for, remembered far longer than the pool keeps them: what
+// the adaptive policy learns from, and the small world in which it competes with LRU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "policies/aged_lists.h"
+#include "policies/reuse_model.h"
+
+namespace blockmgr {
+
+class BlockAudit;
+
+// A block is in the sample or not by a hash of its digest, so it is there each time it comes, and
+// one in n blocks stands for n. Entries outlive the block, as many as there is room for, the least
+// recently used going first. Among them two directories of 1/n of the pool's capacity are kept, in
+// which nothing is stored: what LRU would hold, and what the learned order would. Look-ups that
+// either could have served are counted, whichever order the pool itself follows.
+//
+// Source: Waldspurger et al., "Efficient MRC Construction with SHARDS", USENIX FAST 2015.
+class ReuseSample {
+ public:
+  // For a pool of so many blocks.
+  ReuseSample(int capacity, std::int64_t unit);
+
+  bool takes(std::uint64_t tag) const { return mix(tag) <= limit_; }
+  // The sampled block was looked up, and found or computed anew.
+  void use(std::uint64_t tag, std::int64_t now) noexcept;
+  // Its last use ended; cell: what can be seen of it.
+  void end_use(std::uint64_t tag, int cell, std::int64_t now, const Spans& spans) noexcept;
+
+  // A span began: moves what is filed by span.
+  void begin_span(const Spans::Merge& merge) noexcept { lists_.merge(merge); }
+  void fit(std::int64_t now) noexcept;
+  ReuseModel& model() { return model_; }
+  const ReuseModel& model() const { return model_; }
+  AgedLists& lists() { return lists_; }
+
+  double lru_hits() const { return lru_hits_; }
+  double learned_hits() const { return learned_hits_; }
+  // Lets the hits counted so far weigh less beside those to come.
+  void fade(double keep) {
+    lru_hits_ *= keep;
+    learned_hits_ *= keep;
+  }
+
+  std::size_t memory() const;
+  void audit(BlockAudit& audit) const;
+  void fingerprint(std::string& out) const;
+
+ private:
+  struct Entry {
+    std::uint64_t tag = 0;
+    std::int64_t since = 0;   // when its last use ended
+    std::int32_t newer = -1;  // in order of last use
+    std::int32_t older = -1;
+    std::uint16_t cell = 0;
+    std::uint8_t level = 0;
+    bool idle : 1 = false;
+    bool in_lru : 1 = false;
+    bool in_learned : 1 = false;
+  };
+  // Digests that are no good hashes are spread (Fibonacci hashing).
+  static std::uint64_t mix(std::uint64_t tag) { return tag * 0x9e3779b97f4a7c15u; }
+  std::size_t home(std::uint64_t tag) const {
+    return static_cast<std::size_t>((mix(tag) & 0xffffffff) * buckets_.size() >> 32);
+  }
+  std::size_t next(std::size_t s) const { return s + 1 == buckets_.size() ? 0 : s + 1; }
+  std::size_t distance(std::size_t from, std::size_t to) const {
+    return to >= from ? to - from : to + buckets_.size() - from;
+  }
+  Entry& entry(int i) { return entries_[static_cast<std::size_t>(i)]; }
+  const Entry& entry(int i) const { return entries_[static_cast<std::size_t>(i)]; }
+  int find(std::uint64_t tag) const;
+  int add(std::uint64_t tag, std::int64_t now) noexcept;
+  void forget(int i, std::int64_t now) noexcept;
+  void unlink(int i) noexcept;
+  void make_newest(int i) noexcept;
+  void leave_learned(int i) noexcept;
+
+  std::uint64_t limit_;
+  int directory_;  // entries that each directory holds
+  ReuseModel model_;
+  std::vector<Entry> entries_;
+  std::vector<std::int32_t> buckets_;
+  AgedLists lists_;  // idle entries in the learned directory
+  int num_entries_ = 0;
+  int newest_ = -1, oldest_ = -1;
+  int lru_last_ = -1;  // least recently used entry in the LRU directory
+  int num_lru_ = 0, num_learned_ = 0;
+  double lru_hits_ = 0, learned_hits_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,98 @@
+#include "policies/s3fifo.h"
+
+#include <algorithm>
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+namespace {
+
+constexpr std::uint8_t kMostHits = 3;     // two bits
+constexpr std::uint8_t kHitsForMain = 2;  // on the way through the small queue
+
+}  // namespace
+
+S3FifoPolicy::S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
+    : Policy(blocks, index),
+      small_(std::max(1, capacity / 10)),
+      queues_(blocks, kNumQueues),
+      facts_(static_cast<std::size_t>(blocks.count)),
+      ghosts_(1, blocks.digest_size ? capacity - small_ : 0) {}
+
+void S3FifoPolicy::on_cached(BlockId b) noexcept {
+  facts(b) = {};
+  const bool full = blocks_[b].key_tokens == blocks_.block_size;
+  const bool known = full && ghosts_.erase(GhostSet::tag(blocks_.digest(b))) != GhostSet::kNone;
+  queues_.join(b, known ? kMain : kSmall);
+}
+
+void S3FifoPolicy::on_hit(BlockId b) noexcept {
+  facts(b).hits = static_cast<std::uint8_t>(std::min<int>(facts(b).hits + 1, kMostHits));
+}
+
+void S3FifoPolicy::on_idle(BlockId b) noexcept {
+  facts(b).idle = 1;
+  if (queues_.linked(b)) return;
+  if (facts(b).front) {
+    queues_.push_front(b);
+  } else {
+    queues_.push_back(b);
+  }
+  facts(b).front = 0;
+}
+
+void S3FifoPolicy::on_uncached(BlockId b, bool evicted) noexcept {
+  if (evicted && queues_.queue_of(b) == kSmall && blocks_[b].key_tokens == blocks_.block_size)
+    ghosts_.push(0, GhostSet::tag(blocks_.digest(b)));
+  queues_.leave(b);
+}
+
+BlockId S3FifoPolicy::victim() noexcept {
+  // Ends: what is passed is in use, and taken out, or loses a hit.
+  for (;; ++steps_) {
+    const bool small_is_due = queues_.size(kSmall) >= small_;
+    const int queue = queues_.empty(kSmall)                  ? kMain
+                      : small_is_due || queues_.empty(kMain) ? kSmall
+                                                             : kMain;
+    const BlockId b = queues_.front(queue);
+    if (!facts(b).idle) {
+      queues_.unlink(b);
+      facts(b).front = 1;
+    } else if (queue == kSmall && facts(b).hits >= kHitsForMain) {
+      facts(b).hits = 0;
+      queues_.move_to_back(b, kMain);
+    } else if (queue == kMain && facts(b).hits) {
+      --facts(b).hits;
+      queues_.move_to_back(b, kMain);
+    } else {
+      return cursors_[queue].find(blocks_, b);
+    }
+  }
+}
+
+std::int64_t S3FifoPolicy::num_steps() const {
+  return steps_ + cursors_[kSmall].steps() + cursors_[kMain].steps();
+}
+
+void S3FifoPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, false);
+  ghosts_.audit(audit);
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    if (queues_.queue_of(b) == Queues::kNone) continue;
+    audit.expect(facts(b).hits <= kMostHits, BlockAudit::name(b) + " was hit too often");
+    audit.expect(!facts(b).front || !queues_.linked(b),
+                 BlockAudit::name(b) + " was taken out of the queue it is in");
+  }
+}
+
+void S3FifoPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  ghosts_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queues_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,58 @@
+// S3-FIFO: three queues in the order of arrival, none of which is touched by a hit.
+//
+// Source: Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023, algorithm 1.
+#pragma once
+
+#include "policies/ghosts.h"
+#include "policies/policy.h"
+#include "policies/queues.h"
+
+namespace blockmgr {
+
+// New blocks go through a small queue, a tenth of the cache. Those found at least twice on their
+// way go on to the main one, the others leave a ghost; a block that comes back while its ghost is
+// remembered goes to the main queue at once. The main queue gives a block as many more rounds as it
+// was found, three at most.
+//
+// A block in use at the front of a queue is taken out and put back there when its use ends, so that
+// a search meets it once.
+class S3FifoPolicy : public Policy {
+ public:
+  S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+
+  void on_cached(BlockId b) noexcept override;
+  void on_hit(BlockId b) noexcept override;
+  void on_idle(BlockId b) noexcept override;
+  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    facts(to) = facts(from);
+    queues_.replace(from, to);
+  }
+  BlockId victim() noexcept override;
+
+  std::int64_t num_steps() const override;
+  std::size_t memory() const override {
+    return queues_.memory() + facts_.bytes() + ghosts_.memory();
+  }
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
+
+ private:
+  enum : int { kSmall, kMain, kNumQueues };
+  struct Facts {
+    std::uint8_t hits;   // since it entered its queue, three at most
+    std::uint8_t front;  // taken out at the front of its queue while in use
+    std::uint8_t idle;   // as it was told: what retention holds back is not
+  };
+  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+
+  int small_;  // size from which the small queue gives up blocks
+  Queues queues_;
+  ZeroedArray<Facts> facts_;
+  GhostSet ghosts_;
+  LeafCursor cursors_[kNumQueues];
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,65 @@
+#include "policies/sieve.h"
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+SievePolicy::SievePolicy(Blocks& blocks, const PrefixIndex& index)
+    : Policy(blocks, index),
+      queue_(blocks, 1),
+      facts_(static_cast<std::size_t>(blocks.count)),
+      hand_(queue_.end(0)) {}
+
+void SievePolicy::on_cached(BlockId b) noexcept {
+  queue_.join(b, 0);
+  facts(b) = {};
+}
+
+void SievePolicy::on_idle(BlockId b) noexcept {
+  facts(b).idle = 1;
+  if (queue_.linked(b)) return;
+  queue_.link_before(b, facts(b).passed ? hand_ : queue_.end(0));
+  facts(b).passed = 0;
+}
+
+void SievePolicy::on_uncached(BlockId b, bool) noexcept {
+  if (hand_ == b) hand_ = queue_.after(b);
+  queue_.leave(b);
+}
+
+BlockId SievePolicy::victim() noexcept {
+  // Ends: what is passed is in use, and taken out, or loses its bit.
+  for (;; ++steps_) {
+    if (hand_ == queue_.end(0)) hand_ = queue_.front(0);
+    const BlockId b = hand_;
+    const bool idle = facts(b).idle;
+    if (idle && !facts(b).visited) return cursor_.find(blocks_, b);
+    facts(b).visited = 0;
+    hand_ = queue_.after(b);
+    if (idle) continue;
+    queue_.unlink(b);
+    facts(b).passed = 1;
+  }
+}
+
+void SievePolicy::audit(BlockAudit& audit) const {
+  queue_.audit(audit, blocks_, false);
+  audit.expect(
+      hand_ == queue_.end(0) || (hand_ >= 0 && hand_ < blocks_.count && queue_.linked(hand_)),
+      "the hand of the eviction queue points nowhere");
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queue_.queue_of(b) != Queues::kNone)
+      audit.expect(!facts(b).passed || !queue_.linked(b),
+                   BlockAudit::name(b) + " was taken out of the queue it is in");
+}
+
+void SievePolicy::fingerprint(std::string& out) const {
+  queue_.fingerprint(out);
+  cursor_.fingerprint(out);
+  put_numbers(out, hand_);
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queue_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
+}
+
+}  // namespace blockmgr

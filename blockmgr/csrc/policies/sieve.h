@@ -1,0 +1,53 @@
+// SIEVE: one queue, one bit a block, and a hand that sweeps from the oldest block to the newest.
+//
+// Source: Zhang et al., "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for
+// Web Caches", NSDI 2024, algorithm 1.
+#pragma once
+
+#include "policies/policy.h"
+#include "policies/queues.h"
+
+namespace blockmgr {
+
+// Blocks keep the order in which they first became idle. The hand passes a block that was found
+// since it last came by, clearing its bit, and stops at one that was not: the victim.
+//
+// The hand passes blocks in use as well. It takes them out, so that it meets each once and not on
+// every round; when their use ends they go back just behind it, where they would be.
+class SievePolicy : public Policy {
+ public:
+  SievePolicy(Blocks& blocks, const PrefixIndex& index);
+
+  void on_cached(BlockId b) noexcept override;
+  void on_hit(BlockId b) noexcept override { facts(b).visited = 1; }
+  void on_idle(BlockId b) noexcept override;
+  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override {
+    if (hand_ == from) hand_ = to;
+    facts(to) = facts(from);
+    queue_.replace(from, to);
+  }
+  BlockId victim() noexcept override;
+
+  std::int64_t num_steps() const override { return steps_ + cursor_.steps(); }
+  std::size_t memory() const override { return queue_.memory() + facts_.bytes(); }
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
+
+ private:
+  struct Facts {
+    std::uint8_t visited;
+    std::uint8_t passed;  // taken out by the hand while in use
+    std::uint8_t idle;    // as it was told: what retention holds back is not
+  };
+  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+
+  Queues queue_;
+  ZeroedArray<Facts> facts_;
+  BlockId hand_;  // the next block to look at; at the end it goes on with the oldest
+  LeafCursor cursor_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,59 @@
+#include "policies/slru.h"
+
+#include "checks/audit.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Share of the cache that is protected, in percent: what later descriptions of the policy settled
+// on; the original measured shares from 20 to 80.
+constexpr std::int64_t kProtectedPercent = 80;
+
+}  // namespace
+
+SlruPolicy::SlruPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
+    : Policy(blocks, index),
+      limit_(static_cast<int>(capacity * kProtectedPercent / 100)),
+      queues_(blocks, kNumQueues) {}
+
+void SlruPolicy::shrink() noexcept {
+  while (queues_.size(kProtected) > limit_ && !queues_.empty(kProtected))
+    queues_.move_to_back(queues_.front(kProtected), kProbation);
+}
+
+void SlruPolicy::on_hit(BlockId b) noexcept {
+  if (queues_.linked(b)) {
+    queues_.move_to_back(b, kProtected);
+  } else if (queues_.queue_of(b) == kProbation) {
+    queues_.move(b, kProtected);
+  }
+  shrink();
+}
+
+void SlruPolicy::on_idle(BlockId b) noexcept {
+  queues_.push_back(b);
+  shrink();
+}
+
+BlockId SlruPolicy::victim() noexcept {
+  const int queue = queues_.empty(kProbation) ? kProtected : kProbation;
+  return cursors_[queue].find(blocks_, queues_.front(queue));
+}
+
+std::int64_t SlruPolicy::num_steps() const {
+  return cursors_[kProbation].steps() + cursors_[kProtected].steps();
+}
+
+void SlruPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, true);
+  audit.expect(queues_.size(kProtected) <= limit_ || queues_.empty(kProtected),
+               "idle blocks are protected beyond the limit");
+}
+
+void SlruPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,387 @@
+// Finding what of a prompt is cached, and giving a sequence its first blocks.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Children looked at for a partial match; the recently used ones of a wider node come first.
+// The tails of everybody who shares a system prompt are children of its last block: with 32, trees
+// of thought at 256 tokens a block stayed 1.4 points below a block size of 1, with 128 none
+// (benchmarks/partial_reuse.py).
+constexpr int kMaxChildren = 128;
+
+int common_prefix(const Token* a, const Token* b, int limit) {
+  int n = 0;
+  while (n < limit && a[n] == b[n]) ++n;
+  return n;
+}
+
+}  // namespace
+
+Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
+                                        const ExtrasIds* extras) {
+  Found found;
+  found.node = root;
+  if (!digester_) return found;
+  // The last token is always left to compute; and no chain is longer than the row it came from.
+  const std::int64_t limit =
+      std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width);
+  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_.data());
+  found.num_full = chain.num_blocks;
+  found.num_unused = chain.num_unused;
+  found.node = chain.node;
+  found.strayed = chain.strayed;
+  return found;
+}
+
+// The child of the last matched node that begins like the tokens after it, the longest first.
+void Sequences::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                             Found& found) const {
+  if (!config_.min_partial_tokens || !digester_) return;
+  const std::int64_t start = found.num_full * config_.block_size;
+  const auto limit =
+      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config_.block_size));
+  if (limit < config_.min_partial_tokens) return;
+  const std::uint32_t keys = extras_at(extras, found.num_full);
+  int best = config_.min_partial_tokens - 1;
+  BlockId child = index_.first_child(found.node);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    if (block.extras == keys) {
+      // The copy runs before this step's forward.
+      const int n = common_prefix(blocks_.tokens(child), tokens + start,
+                                  std::min(limit, block.key_tokens - block.unwritten));
+      if (n > best) {
+        best = n;
+        found.partial = child;
+        found.num_partial = n;
+        // What does not match would be lost to others, so a tail is taken over whole or copied.
+        found.take_over =
+            n == block.key_tokens && n < config_.block_size && pool_.counts_as_available(child);
+      }
+    }
+    child = block.next_sibling;
+  }
+}
+
+Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
+  Demand d;
+  const bool partial = found.partial >= 0;
+  d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);
+  d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
+  d.unused_hits = found.num_unused + (partial && pool_.counts_as_available(found.partial) ? 1 : 0);
+  return d;
+}
+
+bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                           std::int64_t watermark) const {
+  const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
+  return blocks > config_.row_width || blocks > pool_.partition(partition).capacity - watermark;
+}
+
+void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition) const {
+  const std::int64_t most = std::max(num_tokens, slots);
+  const char* whose = partitions_.empty() ? "the pool has "
+                      : partition         ? "the quota of its namespace is "
+                                          : "the quotas leave other namespaces ";
+  std::string message = "slots for " + std::to_string(most) + " tokens take " +
+                        std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
+                        std::to_string(config_.row_width) + " and " + whose +
+                        std::to_string(pool_.partition(partition).capacity);
+  if (const std::int64_t held_back = watermark(partition))
+    message +=
+        ", " + std::to_string(held_back) + " of them held back from admission by the watermark";
+  throw Error(ErrorKind::kNeverFits, message);
+}
+
+std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_slots,
+                                      int partition, std::int64_t watermark) const {
+  const std::int64_t slots = num_slots ? num_slots : num_tokens;
+  if (never_fits(num_tokens, slots, partition, watermark))
+    throw_never_fits(num_tokens, slots, partition);
+  return slots;
+}
+
+bool Sequences::can_fit(std::int64_t num_tokens, std::int64_t num_slots,
+                        std::string_view name) const {
+  const std::uint16_t partition = partition_of(name);
+  return !never_fits(num_tokens, num_slots, partition, watermark(partition));
+}
+
+void Sequences::check_admission(std::int64_t num_tokens, std::int64_t num_slots,
+                                std::string_view name) const {
+  const std::uint16_t partition = partition_of(name);
+  checked_slots(num_tokens, num_slots, partition, watermark(partition));
+}
+
+void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) const {
+  if (blocks_for(num_tokens) > config_.row_width)
+    throw_never_fits(num_tokens, 0, partition_of(name));
+}
+
+// Tokens of the leading blocks found that are in memory before this step's forward.
+std::int64_t Sequences::written_of(const Found& found) const {
+  const std::int64_t size = config_.block_size;
+  for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
+    if (const int rest = blocks_[found_[static_cast<std::size_t>(i)]].unwritten)
+      return (i + 1) * size - rest;
+  return found.num_full * size + found.num_partial;
+}
+
+// All counting happens here, before any change.
+Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
+                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
+                                           std::int64_t watermark, bool read_cache, Demand& d) {
+  Found found;
+  found.node = root;
+  if (read_cache) found = find_prefix(tokens, count, root, extras);
+  if (read_cache && blocks_for(slots) > found.num_full)
+    find_partial(tokens, count, extras, found);
+  d = demand(found, slots);
+  const std::int64_t left = available(partition_of(root_index(root)));
+  if (found.partial >= 0 && !d.fits(left, watermark)) {
+    // A copy holds its source as well; without it the prompt may still fit.
+    found.partial = kNoBlock;
+    found.num_partial = 0;
+    found.take_over = false;
+    d = demand(found, slots);
+  }
+  if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
+  if (pool_.reuse() && read_cache) found.num_ghosts = find_ghosts(tokens, count, extras, found);
+  return found;
+}
+
+// The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
+// them, and one more.
+std::int64_t Sequences::find_ghosts(const Token* tokens, std::int64_t count,
+                                    const ExtrasIds* extras, const Found& found) {
+  const std::int64_t limit = (count - 1) / config_.block_size;
+  std::uint8_t digest[kMaxDigest];
+  const std::uint8_t* before = index_.digest_of(found.node);
+  std::int64_t n = 0;
+  for (std::int64_t i = found.num_full; i < limit; ++i, ++n, before = digest) {
+    index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
+    const std::int32_t ghost = pool_.reuse()->find(digest);
+    if (ghost < 0) break;
+    ghosts_[static_cast<std::size_t>(n)] = ghost;
+  }
+  return n;
+}
+
+void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
+                             std::int64_t count) noexcept {
+  const std::int64_t size = config_.block_size;
+  const std::int32_t* t = table(s);
+  while (count > 0) {
+    const std::int64_t n = std::min(count, size - from % size);
+    std::copy_n(tokens, n, blocks_.tokens(t[from / size]) + from % size);
+    tokens += n;
+    from += n;
+    count -= n;
+  }
+}
+
+void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
+                       const Demand& d) noexcept {
+  std::int32_t* t = table(s);
+  // Before anything is taken into use, which may drop a ghost.
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
+    pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
+  s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
+  std::copy_n(found_.data(), found.num_full, t);
+  pool_.acquire_chain(t, found.num_full);
+  NodeId parent = root_node(s.root);
+  for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
+    index_.set_hint(parent, t[i]);
+    parent = t[i];
+  }
+  std::int64_t i = found.num_full;
+  if (found.partial >= 0) pool_.hit(found.partial);
+  if (found.partial >= 0 && found.take_over) {
+    pool_.take_over(found.partial);
+    t[i++] = found.partial;
+  } else if (found.partial >= 0) {
+    pool_.pin(found.partial);  // before anything is taken: it may be the next victim
+    const BlockId fresh = pool_.take(s.partition);
+    copies_.plan(found.partial, fresh, found.num_partial);
+    pool_.unpin(found.partial);
+    t[i++] = fresh;
+  }
+  pool_.take_run(s.partition, d.num_blocks - i, t + i);
+
+  const std::int64_t size = config_.block_size;
+  show(row_of(s), 0, d.num_blocks);
+  s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
+  s.num_chained = static_cast<std::int32_t>(found.num_full);
+  s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
+  if (config_.early_commit) {
+    s.early_step = step_;
+    s.num_settled = s.num_computed;
+    s.num_written = written_of(found);
+  }
+  s.state = Sequence::kRunning;
+  const std::int64_t from = found.num_full * size;
+  store_tokens(s, from, tokens + from, std::min(s.num_tokens, num_slots(s)) - from);
+  show_length(s);
+}
+
+Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
+  Call call(*this);
+  const std::uint16_t partition = partition_of(prompt.name);
+  const std::int64_t held_back = watermark(partition);
+  const std::int64_t slots =
+      checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
+  if (unused_rows_.empty()) throw OutOfSequences(1, 0);
+
+  struct RootReference {
+    PrefixIndex& index;
+    std::uint32_t root;
+    bool kept = false;
+    ~RootReference() {
+      if (!kept) index.release_root(root);
+    }
+  } root{index_, index_.acquire_root(prompt.name)};
+  std::shared_ptr<ExtrasMap> extras;
+  if (!prompt.extras.empty()) {
+    extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras.size());
+    for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
+  }
+  Demand d;
+  const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
+                                     extras ? &extras->ids() : nullptr, held_back,
+                                     prompt.read_cache, d);
+  std::vector<Token> waiting;
+  if (d.num_blocks * config_.block_size < prompt.num_tokens)
+    waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
+                   prompt.tokens + prompt.num_tokens);
+
+  const std::int32_t index = unused_rows_.back();
+  if (announce) announce(handle_of(index));
+
+  root.kept = true;
+  unused_rows_.pop_back();
+  Sequence& s = sequences_[static_cast<std::size_t>(index)];
+  s.root = root.root;
+  s.partition = partition;
+  s.extras = std::move(extras);
+  s.waiting.swap(waiting);
+  s.num_tokens = prompt.num_tokens;
+  if (ReuseTracker* reuse = pool_.reuse(); reuse && prompt.read_cache)
+    reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
+  occupy(s, prompt.tokens, found, d);
+  if (prompt.read_cache) {
+    counters_.query_tokens += s.num_tokens;
+    counters_.hit_tokens += s.num_cached;
+    counters_.partial_hit_tokens += found.num_partial;
+    recent_hits_.count(s.num_tokens, s.num_cached);
+  }
+  return handle_of(index);
+}
+
+void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {
+  Call call(*this);
+  Sequence& s = live(handle);
+  if (s.state != Sequence::kPreempted)
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
+  const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
+  // A sequence that grew past the watermark must be able to come back to an empty pool.
+  const std::int64_t held_back =
+      std::min<std::int64_t>(watermark(s.partition), pool_.partition(s.partition).capacity -
+                                                         blocks_for(std::max(s.num_tokens, slots)));
+  Demand d;
+  const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
+                                     s.extras_ids(), held_back, read_cache, d);
+  occupy(s, s.waiting.data(), found, d);
+  if (num_slots(s) < s.num_tokens) {
+    s.waiting_start = static_cast<std::size_t>(num_slots(s));
+  } else {
+    std::vector<Token>().swap(s.waiting);
+  }
+  if (!read_cache) return;
+  counters_.resumed_query_tokens += s.num_tokens;
+  counters_.resumed_hit_tokens += s.num_cached;
+}
+
+MatchResult Sequences::match(const Prompt& prompt) {
+  Call call(*this);
+  MatchResult result;
+  const std::uint32_t root = index_.find_root(prompt.name);
+  if (root == kUnknownId) return result;
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
+  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  result.num_partial = found.num_partial;
+  result.num_cached = found.num_full * config_.block_size + found.num_partial;
+  result.blocks.assign(found_.data(), found_.data() + found.num_full);
+  return result;
+}
+
+Admission Sequences::can_admit(const Prompt& prompt) {
+  Call call(*this);
+  const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
+  const std::uint32_t root = index_.find_root(prompt.name);
+  const std::uint16_t partition = partition_of(root);
+  const std::int64_t held_back = watermark(partition);
+  if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
+  if (unused_rows_.empty()) return Admission::kLater;
+  Found found;
+  if (root != kUnknownId && prompt.read_cache) {
+    const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+    found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
+  }
+  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even
+  // an idle tail that is taken over counts once, as the block taken or as the tail.
+  const bool fits = demand(found, slots).fits(available(partition), held_back);
+  return fits ? Admission::kNow : Admission::kLater;
+}
+
+// Whether a child already begins with these tokens.
+bool Sequences::is_covered(const Key& key, int num_tokens) const {
+  BlockId child = index_.first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    if (block.extras == key.extras && block.key_tokens >= num_tokens &&
+        same_tokens(blocks_.tokens(child), key.tokens, num_tokens))
+      return true;
+    child = block.next_sibling;
+  }
+  return false;
+}
+
+// Drops the tails that are a mere beginning of what is about to be cached beside them.
+void Sequences::supersede_tails(const Key& key, int num_tokens) noexcept {
+  BlockId child = index_.first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+    const Block& block = blocks_[child];
+    const BlockId after = block.next_sibling;
+    if (block.key_tokens < num_tokens && block.extras == key.extras &&
+        same_tokens(blocks_.tokens(child), key.tokens, block.key_tokens))
+      pool_.forget(child);
+    child = after;
+  }
+}
+
+void Sequences::cache_tail(Sequence& s) noexcept {
+  if (!config_.min_partial_tokens || !digester_ || s.state != Sequence::kRunning || s.outdated)
+    return;
+  const std::int64_t logical = s.num_computed / config_.block_size;
+  const auto num_tokens = static_cast<int>(s.num_computed % config_.block_size);
+  if (num_tokens < config_.min_partial_tokens || s.num_chained != logical) return;
+  const BlockId b = table(s)[logical];
+  const Block& block = blocks_[b];
+  if (block.ref_count != 1 || block.keyed() || block.copy_source != kNoBlock || block.in_flight)
+    return;
+  const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
+  if (is_covered(key, num_tokens)) return;
+  supersede_tails(key, num_tokens);
+  pool_.enter(s.partition, s.context);
+  pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
+  pool_.promote_tail(b, key, num_tokens);
+  ++counters_.cached_tails;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,122 @@
+// Blocks held one at a time, or in chains: what adapters stand on that keep tables of their own.
+//
+// References are the caller's word: the pool counts them and cannot know who holds them. All else
+// is as for sequences, by the same Pool, PrefixIndex and CopyTracker: a call first checks and
+// counts, with nothing changed (it may throw, it may hash, it may allocate), and then commits
+// without being able to fail.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "identity/digest.h"
+#include "identity/index.h"
+#include "memory/block.h"
+#include "places/pool.h"
+#include "sequences/copies.h"
+#include "sequences/monitor.h"
+
+namespace blockmgr {
+
+// Where a chain of blocks begins, and what it holds.
+struct ChainKey {
+  const Token* tokens;
+  std::int64_t num_tokens;
+  std::int64_t parent;    // a cached block, or -1: the root of the namespace
+  std::string_view name;  // of the namespace
+  ExtrasBytes extras;     // by block of the chain, sorted
+};
+
+class BlockPool {
+ public:
+  BlockPool(int num_blocks, int block_size, bool null_block, std::unique_ptr<Digester> digester);
+
+  void check_take(std::int64_t count) const;
+  void take(std::int64_t count, BlockId* out);
+  void acquire(const std::int64_t* ids, std::int64_t count);
+  void release(const std::int64_t* ids, std::int64_t count);
+  // Makes blocks the most recently used ones, as if acquired and released.
+  void touch(const std::int64_t* ids, std::int64_t count);
+
+  std::vector<BlockId> find(const ChainKey& key);
+  // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
+  // which one reference each has moved.
+  //
+  // Here and below, announce is told the (first) result at the end of the plan, when it may still
+  // throw: whoever needs memory to pass it on takes it there. It must not call back.
+  using Announce = std::function<void(BlockId)>;
+  void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out,
+               const Announce& announce = {});
+  // What promote would refuse for the numbers alone, to be asked before anything is read.
+  void check_distinct(std::int64_t count) const;
+  void check_fill(std::int64_t count, std::int64_t num_tokens) const;
+  BlockId make_writable(std::int64_t id, std::int64_t num_tokens, const Announce& announce = {});
+
+  void check_evict(std::int64_t count) const;
+  // The idle blocks that are next in the eviction order, with one reference each.
+  void evict(std::int64_t count, BlockId* out);
+  // Makes them free instead.
+  void forget(std::int64_t count, BlockId* out);
+  void reset();
+
+  // The plan's copies stay valid until the ticket is resolved.
+  std::int64_t take_copies(std::vector<Copy>& copies);
+  void copies_applied(std::int64_t ticket);
+  void copies_aborted(std::int64_t ticket);
+  // For a caller that could not pass the plan on: as if it had never been taken.
+  void return_copies(std::int64_t ticket) noexcept;
+
+  // The record of a block.
+  const Block& view(std::int64_t id) const { return blocks_[checked(id, -1)]; }
+  // The same of a block that stands in a list.
+  const Block& listed(std::int64_t id, std::int64_t position) const {
+    return blocks_[checked(id, position)];
+  }
+  // The same of a block that must be cached.
+  const Block& cached(std::int64_t id) const;
+  std::vector<BlockId> children(std::int64_t parent, std::string_view name) const;
+
+  const Blocks& blocks() const { return blocks_; }
+  const Pool& pool() const { return pool_; }
+  const PrefixIndex& index() const { return index_; }
+  const CopyTracker& copies() const { return copies_; }
+  // Held by every call that is not const. Whoever reads holds it as well.
+  Monitor& monitor() const { return monitor_; }
+  std::size_t memory() const;
+  // Every broken invariant, one sentence each, recomputed from scratch.
+  std::vector<std::string> violations() const;
+  // Every fact a caller could ever observe, as bytes.
+  std::string fingerprint() const;
+
+ private:
+  class RootReference;
+
+  // The id as a block. position: in a list, for the message; -1: it stands alone.
+  BlockId checked(std::int64_t id, std::int64_t position) const;
+  void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
+  NodeId parent_node(std::int64_t parent, std::string_view name) const;
+  void check_promotion(const std::int64_t* ids, std::int64_t count, const ChainKey& key);
+  std::int64_t plan_promotion(const std::int64_t* ids, std::int64_t count, const Token* tokens,
+                              NodeId node, const ExtrasIds& extras, BlockId* out);
+  void drop_reference(BlockId b) noexcept;
+
+  std::unique_ptr<Digester> digester_;
+  Blocks blocks_;
+  PrefixIndex index_;
+  Pool pool_;
+  CopyTracker copies_;
+  BlockId first_;  // id that is not kept back
+
+  std::vector<std::uint8_t> digests_;  // scratch of promote
+  std::vector<Token> tokens_;          // scratch of promote
+  ZeroedArray<std::uint32_t> marks_;   // the last promotion that named a block: finds duplicates
+  std::uint32_t mark_ = 0;
+  std::int64_t last_ticket_ = 0;
+  mutable Monitor monitor_{"pool"};
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,80 @@
+// The copy-on-write tracker: which blocks must be copied before the next forward.
+//
+// Pending copies are a map destination -> (root source, tokens), kept in the destinations' own
+// records. A copy out of a pending destination is recorded against that destination's root, the
+// root is pinned, and a destination that leaves its last table takes its copy with it. So no block
+// is a source and a destination, no destination appears twice, and a plan may run in any order.
+//
+//            plan()                take()                 applied()
+//   recorded ------> pending ----------------> in flight ----------> gone
+//                       ^  drop(): gone            |
+//                       +--------------------------+ aborted()
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "places/pool.h"
+
+namespace blockmgr {
+
+// Throws unless this is the ticket of the plan that was taken last and is not resolved.
+void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last);
+// Throws while a plan is not resolved.
+void check_resolved(bool in_flight, std::int64_t last);
+
+struct Copy {
+  BlockId source;
+  BlockId destination;
+  std::int32_t num_tokens;
+};
+
+class CopyTracker {
+ public:
+  CopyTracker(Blocks& blocks, Pool& pool)
+      : blocks_(blocks), pool_(pool), pending_(blocks, pool.copies_sentinel()) {}
+
+  int num_pending() const { return pending_.size(); }
+  bool in_flight() const { return open_; }
+
+  // Tokens that a copy of the source can bring: fewer than num_tokens when the source itself is
+  // still waiting for a shorter copy.
+  std::int32_t reach(BlockId source, std::int32_t num_tokens) const {
+    const Block& block = blocks_[source];
+    if (block.copy_source == kNoBlock) return num_tokens;
+    return num_tokens < block.copy_tokens ? num_tokens : block.copy_tokens;
+  }
+  // Records a copy of the leading num_tokens > 0 tokens into a fresh block.
+  void plan(BlockId source, BlockId destination, std::int32_t num_tokens) noexcept;
+  // Cancels the copy into a block, if there is one pending.
+  void drop(BlockId destination) noexcept;
+
+  // Room for take(): the only part of it that can fail.
+  void reserve() { flight_.reserve(static_cast<std::size_t>(pending_.size())); }
+  // Puts every pending copy in flight, in the order they were recorded.
+  const std::vector<Copy>& take() noexcept;
+  void applied() noexcept;
+  // What was in flight is pending again, before anything recorded since.
+  void aborted() noexcept;
+
+  template <class Visit>
+  void each_pending(Visit visit) const {
+    for (BlockId b = pending_.front(); b != pending_.end(); b = pending_.after(b))
+      visit(Copy{blocks_[b].copy_source, b, blocks_[b].copy_tokens});
+  }
+  const std::vector<Copy>& flight() const { return flight_; }
+  std::size_t memory() const { return flight_.capacity() * sizeof(Copy); }
+  std::int64_t num_planned() const { return num_planned_; }
+  std::int64_t num_cancelled() const { return num_cancelled_; }
+
+ private:
+  Blocks& blocks_;
+  Pool& pool_;
+  BlockList pending_;
+  std::vector<Copy> flight_;
+  bool open_ = false;
+  std::int64_t num_planned_ = 0;
+  std::int64_t num_cancelled_ = 0;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,158 @@
+// Why a prompt is found no further than it is. For people: nothing here is in a hurry.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Where else the blocks of a prompt are cached: under any namespace, with any extra keys.
+class Sequences::Elsewhere {
+ public:
+  Elsewhere(const Sequences& core, const Prompt& prompt, std::uint32_t root)
+      : core_(core), prompt_(prompt) {
+    for (std::uint32_t r = 0; r < core.index_.num_roots(); ++r)
+      (r == root ? here_ : others_).push_back(root_node(r));
+  }
+  // Steps over one more block; afterwards here() and others() say where all blocks so far are.
+  void step(std::int64_t logical) {
+    step(logical, here_);
+    step(logical, others_);
+  }
+  bool here() const { return !here_.empty(); }
+  bool others() const { return !others_.empty(); }
+
+ private:
+  void step(std::int64_t logical, std::vector<NodeId>& nodes) {
+    const int size = core_.config_.block_size;
+    const Token* tokens = prompt_.tokens + logical * size;
+    next_.clear();
+    for (const NodeId node : nodes)
+      for (BlockId child = core_.index_.first_child(node); child >= 0;
+           child = core_.blocks_[child].next_sibling)
+        if (core_.blocks_[child].key_tokens == size &&
+            same_tokens(core_.blocks_.tokens(child), tokens, size))
+          next_.push_back(child);
+    nodes.swap(next_);
+  }
+
+  const Sequences& core_;
+  const Prompt& prompt_;
+  std::vector<NodeId> here_;
+  std::vector<NodeId> others_;
+  std::vector<NodeId> next_;
+};
+
+// Leading blocks of the prompt, limit at most, that some running sequence holds, findable or not.
+std::int64_t Sequences::num_uncommitted(const Prompt& prompt, std::int64_t limit,
+                                        std::uint32_t root, const ExtrasIds& extras,
+                                        const Found& found) const {
+  const int size = config_.block_size;
+  std::int64_t most = found.num_full;
+  for (const Sequence& s : sequences_) {
+    if (s.state != Sequence::kRunning || s.root != root) continue;
+    const std::int32_t* t = table(s);
+    const std::int64_t end = std::min(limit, std::min(s.num_tokens, num_slots(s)) / size);
+    std::int64_t i = 0;
+    while (i < end && extras_at(s.extras_ids(), i) == extras_at(&extras, i) &&
+           ((i < found.num_full && t[i] == found_[static_cast<std::size_t>(i)]) ||
+            same_tokens(blocks_.tokens(t[i]), prompt.tokens + i * size, size)))
+      ++i;
+    most = std::max(most, i);
+  }
+  return most;
+}
+
+// The most leading tokens that any child of the node has in common with these.
+std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t extras,
+                                             NodeId node) const {
+  std::int64_t most = 0;
+  for (BlockId child = index_.first_child(node); child >= 0; child = blocks_[child].next_sibling) {
+    const Block& block = blocks_[child];
+    if (block.extras != extras) continue;
+    std::int64_t n = 0;
+    while (n < block.key_tokens && blocks_.tokens(child)[n] == tokens[n]) ++n;
+    most = std::max(most, n);
+  }
+  return most;
+}
+
+ExplainResult Sequences::explain(const Prompt& prompt) {
+  Call call(*this);
+  const std::int64_t count = prompt.num_tokens;
+  if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0, partition_of(prompt.name));
+  ExplainResult result;
+  if (!digester_) {
+    result.missed.push_back({Miss::kCachingOff, count});
+    return result;
+  }
+  const std::int64_t size = config_.block_size;
+  const std::int64_t limit = (count - 1) / size;  // the last token is always left to compute
+  const std::uint32_t root = index_.find_root(prompt.name);
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  Found found;
+  if (root != kUnknownId) {
+    found = find_prefix(prompt.tokens, count, root_node(root), &extras);
+    find_partial(prompt.tokens, count, &extras, found);
+  }
+  result.num_partial = found.num_partial;
+  result.num_cached = found.num_full * size + found.num_partial;
+
+  const bool missing = found.num_full < limit;
+  const std::int64_t held =
+      missing && root != kUnknownId ? num_uncommitted(prompt, limit, root, extras, found) : 0;
+  Elsewhere elsewhere(*this, prompt, root);
+  if (missing)
+    for (std::int64_t i = 0; i < found.num_full; ++i) elsewhere.step(i);
+  const ReuseTracker* reuse = pool_.reuse();
+  std::uint8_t digest[kMaxDigest];
+  if (missing && reuse) {
+    if (root != kUnknownId) {
+      std::memcpy(digest, index_.digest_of(found.node),
+                  static_cast<std::size_t>(blocks_.digest_size));
+    } else {
+      index_.digest_root(prompt.name, digest);
+    }
+  }
+  const std::int64_t evicted = pool_.partition(partition_of(root)).num_evicted;
+  const bool all_known =
+      !counters_.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
+  Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
+  auto keys = prompt.extras.begin();
+  for (std::int64_t i = found.num_full; i < limit; ++i) {
+    const Token* tokens = prompt.tokens + i * size;
+    MissedBlock missed{unseen, (i + 1) * size};
+    elsewhere.step(i);
+    std::int32_t ghost = -1;
+    if (reuse) {
+      while (keys != prompt.extras.end() && keys->first < i) ++keys;
+      const bool has_keys = keys != prompt.extras.end() && keys->first == i;
+      index_.digest(digest, has_keys ? keys->second : std::string_view(), tokens, digest);
+      ghost = reuse->find(digest);
+    }
+    if (i < held) {
+      missed.reason = Miss::kNotCommitted;
+    } else if (ghost >= 0) {
+      missed.reason = Miss::kEvicted;
+      missed.more_blocks =
+          std::max<std::int64_t>(reuse->place_of_ghost(ghost) - pool_.capacity(), 0);
+      missed.evicted_ago = reuse->evicted_ago(ghost);
+    } else if (elsewhere.here()) {
+      missed.reason = Miss::kOtherExtras;
+    } else if (elsewhere.others()) {
+      missed.reason = Miss::kOtherNamespace;
+    } else if (i == found.num_full && root != kUnknownId) {
+      const std::int64_t n = longest_child_prefix(tokens, extras_at(&extras, i), found.node);
+      if (n) {
+        result.diverges_at = i * size + n;
+        missed.reason = unseen = Miss::kDiverged;
+      }
+    }
+    result.missed.push_back(missed);
+  }
+  const std::int64_t rest = count - std::max(limit * size, result.num_cached);
+  const bool last = rest == 1 || count % size == 0;
+  result.missed.push_back({last ? Miss::kLastToken : Miss::kPartialBlock, count});
+  return result;
+}
+
+}  // namespace blockmgr

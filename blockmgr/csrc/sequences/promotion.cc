@@ -1,0 +1,197 @@
+// Commit: K/V is written, so full blocks become findable, and identical ones are merged.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// The node that stands for everything before this logical block.
+NodeId Sequences::chain_node(const Sequence& s, std::int64_t logical) const {
+  if (logical == 0) return root_node(s.root);
+  const BlockId b = table(s)[logical - 1];
+  return blocks_[b].keyed() ? b : blocks_[b].parent;
+}
+
+// Blocks that are full and computed, up to one whose content still waits for a copy.
+std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed) const {
+  const std::int64_t end = num_computed / config_.block_size;
+  const std::int32_t* t = table(s);
+  for (std::int64_t i = s.num_chained; i < end; ++i)
+    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;
+  return end;
+}
+
+// Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
+// anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
+// its digest. written_now: leading tokens that are in memory before this step's forward.
+void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now) {
+  if (!digester_ || s.outdated) return;
+  const std::int64_t until = promotable(s, num_computed);
+  if (until <= s.num_chained) return;
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const std::size_t offset = digests_.size();
+  digests_.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
+  promotions_.push_back({&s, row_of(s), until, offset});
+
+  const std::int32_t* t = table(s);
+  NodeId node = chain_node(s, s.num_chained);  // kNoBlock once the chain is not cached yet
+  const std::uint8_t* before = index_.digest_of(node);
+  std::uint8_t* out = digests_.data() + offset;
+  for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
+    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(t[i])};
+    const bool cached_here = blocks_[t[i]].keyed();
+    const bool may_be_cached = node != kNoBlock && index_.first_child(node) >= 0;
+    const BlockId known = cached_here ? t[i] : may_be_cached ? index_.find_hinted(key) : kNoBlock;
+    if (known >= 0) {
+      std::memcpy(out, blocks_.digest(known), digest_size);
+      node = known;
+    } else {
+      index_.digest(before, key.extras, key.tokens, out);
+      node = may_be_cached ? index_.find(key, out) : kNoBlock;
+    }
+    // What is in memory is not given up for what this step's forward has yet to write: as long as
+    // it lasts, the sequence could not be copied from any more. A later commit merges them.
+    if (node >= 0 && node != t[i] && blocks_[node].unwritten &&
+        (i + 1) * config_.block_size <= written_now) {
+      promotions_.back().until = i;
+      return;
+    }
+  }
+}
+
+void Sequences::promote(const Promotion& promotion) noexcept {
+  Sequence& s = *promotion.sequence;
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
+  const std::int32_t* t = table(s);
+  pool_.enter(s.partition, s.context);
+  NodeId node = chain_node(s, s.num_chained);
+  for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
+    if (i + kInsertAhead < promotion.until) {
+      index_.prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
+      prefetch(&blocks_[t[i + kInsertAhead]]);
+    }
+    const BlockId b = t[i];
+    Block& block = blocks_[b];
+    if (block.keyed()) {  // a fork of this sequence has promoted it
+      node = b;
+      continue;
+    }
+    if (block.parent >= 0) {  // likewise, and found its twin
+      node = block.parent;
+      continue;
+    }
+    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(b)};
+    BlockId cached = kNoBlock;
+    if (index_.first_child(node) >= 0) {
+      cached = index_.find_hinted(key);
+      if (cached < 0) cached = index_.find(key, digest);
+    }
+    if (cached >= 0) {
+      index_.set_hint(node, cached);
+      deduplicate(promotion, i, cached);
+      node = blocks_[b].keyed() ? b : cached;
+      continue;
+    }
+    if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
+    pool_.promote(b, key, digest);
+    note_unwritten(s, i, b);
+    if (i >= kSkip) blocks_[t[i - kSkip]].skip = b;
+    ++counters_.promoted_blocks;
+    node = b;
+  }
+  s.num_chained = static_cast<std::int32_t>(promotion.until);
+}
+
+// The forward of this step fills the block if its sequence was committed early.
+void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept {
+  const std::int64_t size = config_.block_size;
+  const std::int64_t filled = std::clamp<std::int64_t>(written(s) - logical * size, 0, size);
+  if (filled == size) return;
+  blocks_[b].unwritten = static_cast<std::uint16_t>(size - filled);
+  unwritten_.push_back(b);
+}
+
+// Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
+// An engine that never reads the log must not make it grow: what earlier calls left beyond the
+// limit is dropped, and the loss remembered.
+void Sequences::reserve_remaps() {
+  if (!config_.remap || promotions_.empty()) return;
+  const bool drops = remaps_.size() > max_remaps_;
+  std::size_t wanted = drops ? 0 : remaps_.size();
+  for (const Promotion& p : promotions_)
+    wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
+  if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
+  if (drops) {
+    remaps_.clear();
+    remaps_lost_ = true;
+    ++remaps_version_;
+  }
+}
+
+void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
+                            BlockId cached) noexcept {
+  const BlockId own = table_at(promotion.row)[logical];
+  ++counters_.deduplicated_blocks;
+  if (retention_) retention_->inherit(own, cached);
+  if (!config_.remap) {
+    pool_.set_twin(own, cached);
+    if (blocks_[own].keyed()) note_unwritten(*promotion.sequence, logical, own);
+    return;
+  }
+  set_entry(promotion.row, logical, cached);
+  ++remaps_version_;
+  remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
+  pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted
+}
+
+Sequences::Remaps Sequences::remaps() {
+  Call call(*this);
+  if (!remaps_lost_) return {remaps_, remaps_version_};
+  Remaps all{{}, remaps_version_};
+  for (const Sequence& s : sequences_) {
+    const std::int64_t index = row_of(s);
+    for (std::int32_t i = 0; i < s.num_blocks; ++i)
+      all.records.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
+  }
+  return all;
+}
+
+bool Sequences::drop_remaps(std::int64_t version) {
+  Call call(*this);
+  if (version != remaps_version_) return false;
+  remaps_.clear();
+  remaps_lost_ = false;
+  return true;
+}
+
+std::vector<RemapRecord> Sequences::take_remaps() {
+  for (;;) {
+    Remaps taken = remaps();
+    if (drop_remaps(taken.version)) return std::move(taken.records);
+  }
+}
+
+void Sequences::commit(Handle handle, std::int64_t num_computed) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  refuse_open_ticket("commit");
+  const std::int64_t most = std::min(s.num_tokens, num_slots(s));
+  if (num_computed < s.num_computed || num_computed > most)
+    throw Error(ErrorKind::kValue,
+                "num_computed_tokens must be in [" + std::to_string(s.num_computed) + ", " +
+                    std::to_string(most) + "], got " + std::to_string(num_computed));
+  digests_.clear();
+  promotions_.clear();
+  plan_promotion(s, num_computed, written(s));
+  reserve_remaps();
+
+  if (config_.early_commit && s.early_step != step_) {
+    s.early_step = step_;
+    s.num_settled = s.num_written = s.num_computed;
+  }
+  s.num_computed = num_computed;
+  for (const Promotion& promotion : promotions_) promote(promotion);
+}
+
+}  // namespace blockmgr

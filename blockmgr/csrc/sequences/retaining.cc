@@ -1,0 +1,169 @@
+// What callers say of blocks that will be used again, or will not: retention, pins, touches, hints.
+#include <cmath>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity,
+                                                 const PolicyMaker& make) {
+  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
+  std::unique_ptr<Policy> policy =
+      make ? make(blocks_, index_) : make_policy(config.eviction, blocks_, index_, capacity);
+  if (!config.retention) return policy;
+  auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, std::move(policy),
+                                                     config.max_pinned_blocks);
+  retention_ = retaining.get();
+  return retaining;
+}
+
+RetainingPolicy& Sequences::retaining(const char* call) const {
+  if (!retention_)
+    throw Error(ErrorKind::kValue, std::string(call) + " needs a manager with retention=True");
+  return *retention_;
+}
+
+std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t stop, int level,
+                               double ttl, const Announce& announce) {
+  Call call(*this);
+  RetainingPolicy& policy = retaining("retain");
+  const Sequence& s = running(handle);
+  const std::int64_t most = std::min(s.num_tokens, num_slots(s));
+  if (start < 0 || stop <= start || stop > most)
+    throw Error(ErrorKind::kValue, "start and stop must satisfy 0 <= start < stop <= " +
+                                       std::to_string(most) + " (tokens with slots), got " +
+                                       std::to_string(start) + " and " + std::to_string(stop));
+  const std::int64_t first = start / config_.block_size;
+  const std::int64_t end = blocks_for(stop);
+  if (announce) announce(end - first);
+  // The last first, for a block's level reaches those before it.
+  for (std::int64_t i = end; i-- > first;) {
+    const BlockId b = table(s)[i];
+    const BlockId twin = blocks_[b].keyed() ? kNoBlock : blocks_[b].parent;
+    policy.retain(twin >= 0 ? twin : b, level, policy.now() + ttl);
+  }
+  return end - first;
+}
+
+// The full blocks of the prompt that are cached, into found_.
+std::int64_t Sequences::find_cached(const Prompt& prompt) {
+  if (blocks_for(prompt.num_tokens) > config_.row_width)
+    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
+  const std::uint32_t root = index_.find_root(prompt.name);
+  if (root == kUnknownId || !digester_) return 0;
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  return index_
+      .find_chain(prompt.tokens, prompt.num_tokens / config_.block_size, root_node(root), &extras,
+                  found_.data())
+      .num_blocks;
+}
+
+std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl,
+                                      const Announce& announce) {
+  Call call(*this);
+  RetainingPolicy& policy = retaining("retain_prefix");
+  const std::int64_t count = find_cached(prompt);
+  if (announce) announce(count);
+  for (std::int64_t i = count; i-- > 0;)
+    policy.retain(found_[static_cast<std::size_t>(i)], level, policy.now() + ttl);
+  return count;
+}
+
+std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
+  Call call(*this);
+  RetainingPolicy& policy = retaining("pin");
+  const std::int64_t count = find_cached(prompt);
+  const BlockId tail = count ? found_[static_cast<std::size_t>(count - 1)] : kNoBlock;
+  const std::int64_t needed = policy.count_unpinned(tail);
+  const std::int64_t available = policy.max_pinned() - policy.num_cached(kPinned);
+  if (needed > available) throw PinBudget(needed, available, policy.max_pinned());
+  if (!policy.can_pin()) throw PinBudget(1, 0, policy.max_pinned());
+  if (announce) announce(policy.next_pin());
+  return policy.pin(tail, count);
+}
+
+void Sequences::unpin(std::int64_t pin) {
+  Call call(*this);
+  RetainingPolicy& policy = retaining("unpin");
+  if (!policy.find_pin(pin)) throw UnknownPin(pin);
+  policy.unpin(pin);
+}
+
+RetainingPolicy::Pin Sequences::view_pin(std::int64_t pin) const {
+  const RetainingPolicy::Pin* found = retaining("pinned").find_pin(pin);
+  if (!found) throw UnknownPin(pin);
+  return *found;
+}
+
+std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
+  Call call(*this);
+  if (blocks_for(prompt.num_tokens) > config_.row_width)
+    throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
+  const std::uint32_t root = index_.find_root(prompt.name);
+  if (root == kUnknownId) {
+    if (announce) announce(0);
+    return 0;
+  }
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
+  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+
+  const auto each_idle = [&](const auto& visit) {
+    if (found.partial >= 0 && pool_.counts_as_available(found.partial)) visit(found.partial);
+    for (std::int64_t i = found.num_full; i-- > 0;) {
+      const BlockId b = found_[static_cast<std::size_t>(i)];
+      if (pool_.counts_as_available(b)) visit(b);
+    }
+  };
+  std::int64_t count = 0;
+  each_idle([&](BlockId) { ++count; });
+  if (announce) announce(count);
+  pool_.enter(partition_of(root), 0);
+  each_idle([&](BlockId b) { pool_.touch(b); });
+  counters_.touched_blocks += count;
+  return count;
+}
+
+void Sequences::set_time(double seconds) {
+  Call call(*this);
+  RetainingPolicy& policy = retaining("set_time");
+  if (!std::isfinite(seconds) || seconds < policy.now())
+    throw Error(ErrorKind::kValue, "seconds must be finite and at least " +
+                                       std::to_string(policy.now()) + ", the time set last, got " +
+                                       std::to_string(seconds));
+  policy.set_time(seconds);
+}
+
+// A conversation that goes on will use all its blocks. One that ends gives up what is its own: from
+// its end up to a block that is in use by others, that others continue from, or that somebody else
+// has promised to use.
+void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
+  BlockId below = kNoBlock;
+  for (std::int64_t i = s.num_blocks; i-- > 0;) {
+    const BlockId own = table(s)[i];
+    const bool keyed = blocks_[own].keyed();
+    const NodeId node = keyed ? own : blocks_[own].parent;
+    if (node < 0) continue;
+    if (!expect_reuse) {
+      const Block& block = blocks_[node];
+      const bool in_use = block.ref_count > (keyed ? 1 : 0);
+      const bool branches = block.first_child >= 0 &&
+                            (block.first_child != below || blocks_[below].next_sibling >= 0);
+      if (in_use || branches || retention_->is_expected(node)) return;
+    }
+    retention_->hint(node, expect_reuse);
+    below = node;
+  }
+}
+
+void Sequences::free(Handle handle, bool expect_reuse) {
+  Call call(*this);
+  retaining("expect_reuse");
+  Sequence& s = live(handle);
+  refuse_ahead(s, "free");
+  cache_tail(s);
+  hint_blocks(s, expect_reuse);
+  end(s);
+}
+
+}  // namespace blockmgr

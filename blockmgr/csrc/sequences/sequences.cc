@@ -1,0 +1,408 @@
+#include "sequences/sequences.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace blockmgr {
+
+namespace {
+
+// The remap log is a convenience for engines that keep tables of their own; one that never reads
+// it must not make it grow.
+std::size_t remap_limit(const Config& config) {
+  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
+}
+
+// What no quota sets apart.
+int common_capacity(const Config& config) {
+  int left = config.num_blocks - config.null_block;
+  for (const Quota& quota : config.quotas) left -= quota.blocks;
+  return left;
+}
+
+// Rows of every manager in the process start at another generation, so that a handle given to
+// the wrong manager is unknown there instead of naming one of its own sequences.
+std::uint32_t next_first_generation() {
+  static std::atomic<std::uint32_t> managers{0};
+  constexpr std::uint32_t kGoldenRatio = 0x9e3779b1;  // spreads consecutive numbers far apart
+  return ((managers.fetch_add(1) * kGoldenRatio) & 0x7fffffff) | 1;
+}
+
+}  // namespace
+
+Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
+                     const PolicyMaker& make)
+    : config_(config),
+      digester_(std::move(digester)),
+      blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
+              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
+      index_(blocks_, digester_.get()),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
+            make_eviction(config, common_capacity(config), make)),
+      copies_(blocks_, pool_),
+      unwritten_(blocks_, pool_.unwritten_sentinel()),
+      sequences_(static_cast<std::size_t>(config.max_seqs)),
+      tables_(static_cast<std::size_t>(config.max_seqs) *
+              static_cast<std::size_t>(config.row_width)),
+      shown_tables_(tables_.size()),
+      shown_lengths_(static_cast<std::size_t>(config.max_seqs)),
+      found_(static_cast<std::size_t>(config.row_width)),
+      ghosts_(config.ghost_blocks ? found_.size() : 0),
+      max_remaps_(remap_limit(config)),
+      first_generation_(next_first_generation()),
+      recent_hits_(config.hit_rate_window) {
+  for (Sequence& s : sequences_) s.generation = first_generation_;
+  unused_rows_.reserve(sequences_.size());
+  for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
+  open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
+  if (config.remap) remaps_.reserve(max_remaps_);
+  if (config.ghost_blocks && digester_)
+    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
+                                                !pool_.policy()));
+  if (!config.remap && digester_) pool_.keep_twins();
+  set_apart(config);
+  measure();
+}
+
+// The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
+// number of the root tells them from all others.
+void Sequences::set_apart(const Config& config) {
+  if (config.quotas.empty()) return;
+  partitions_.resize(1 + config.quotas.size());
+  needs_.resize(1 + config.quotas.size());
+  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
+    const Quota& quota = config.quotas[i];
+    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
+    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks, nullptr));
+  }
+}
+
+void Sequences::measure() {
+  std::int64_t least = config_.row_width;
+  std::int64_t most = 0;
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const std::int64_t blocks = longest(i);
+    least = std::min(least, std::min(blocks, pool_.partition(i).capacity - watermark(i)));
+    most = std::max(most, blocks);
+  }
+  fits_anyway_ = std::max<std::int64_t>(least, 0) * config_.block_size;
+  most_tokens_ = most * config_.block_size;
+}
+
+std::int64_t Sequences::watermark(int partition) const {
+  const std::int64_t all = config_.watermark_blocks;
+  return partitions_.empty() ? all : all * pool_.partition(partition).capacity / pool_.capacity();
+}
+
+const Sequence& Sequences::live(Handle handle) const {
+  const std::int64_t index = row_of(handle);
+  if (handle < 0 || index >= config_.max_seqs) throw UnknownSequence(handle);
+  const Sequence& s = sequences_[static_cast<std::size_t>(index)];
+  if (s.state == Sequence::kUnused || s.generation != static_cast<std::uint64_t>(handle) >> 32)
+    throw UnknownSequence(handle);
+  return s;
+}
+
+Sequence& Sequences::live(Handle handle) {
+  return const_cast<Sequence&>(static_cast<const Sequences*>(this)->live(handle));
+}
+
+Sequence& Sequences::running(Handle handle) {
+  return const_cast<Sequence&>(static_cast<const Sequences*>(this)->running(handle));
+}
+
+const Sequence& Sequences::running(Handle handle) const {
+  const Sequence& s = live(handle);
+  if (s.state == Sequence::kPreempted)
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handle) + " is preempted; resume it first");
+  return s;
+}
+
+Handle Sequences::handle_of(std::int64_t row) const {
+  return static_cast<Handle>(sequences_[static_cast<std::size_t>(row)].generation) << 32 | row;
+}
+
+const Sequence& Sequences::view(Handle handle) const { return live(handle); }
+
+std::vector<Handle> Sequences::handles() const {
+  std::vector<Handle> result;
+  for (std::int64_t i = 0; i < config_.max_seqs; ++i)
+    if (sequences_[static_cast<std::size_t>(i)].state != Sequence::kUnused)
+      result.push_back(handle_of(i));
+  return result;
+}
+
+void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
+  if (committed_ahead(s))
+    throw Error(ErrorKind::kStep,
+                std::string("cannot ") + call + " sequence " +
+                    std::to_string(handle_of(row_of(s))) +
+                    ": it was committed ahead of this step's forward; take and apply the "
+                    "step's copies first");
+}
+
+// What is counted as computed changes only downwards here: the sequence loses tokens, or is to
+// compute them again.
+void Sequences::limit_computed(Sequence& s, std::int64_t most) noexcept {
+  s.num_computed = std::min(s.num_computed, most);
+  s.num_settled = std::min(s.num_settled, most);
+  s.num_written = std::min(s.num_written, most);
+}
+
+// Before a write into this block that would copy it. A prompt may have found what others committed
+// in this step: it is there for the forward, and not for the copies before it. Whoever writes would
+// have to compute it again without being told so. What the sequence committed itself it takes back,
+// unless the forward that writes it may be under way.
+void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const {
+  const std::int64_t start = logical * config_.block_size;
+  const std::int64_t kept = copies_.in_flight() ? s.num_computed : settled(s);
+  if (kept <= std::max(written(s), start)) return;
+  throw Error(ErrorKind::kStep,
+              std::string("cannot ") + call + " sequence " +
+                  std::to_string(handle_of(row_of(s))) + ": positions " +
+                  std::to_string(std::max(written(s), start)) + " to " +
+                  std::to_string(kept - 1) +
+                  " of the block to copy are written by this step's forward; take and apply the "
+                  "step's copies first");
+}
+
+// With early commits, what is committed between taking a plan and applying it could be meant for
+// the forward to come or for the one after; the difference decides what may be copied from.
+void Sequences::refuse_open_ticket(const char* call) const {
+  if (config_.early_commit && copies_.in_flight())
+    throw Error(ErrorKind::kStep, std::string("cannot ") + call +
+                                      " with early_commit while ticket " +
+                                      std::to_string(last_ticket_) + " is not resolved");
+}
+
+void Sequences::show_length(const Sequence& s) noexcept {
+  shown_lengths_[static_cast<std::size_t>(row_of(s))] =
+      s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
+}
+
+void Sequences::drop_reference(BlockId b) noexcept {
+  if (blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1) copies_.drop(b);
+  pool_.release(b);
+}
+
+// Tail first: a prefix is only useful from its start, so its end should be evicted before it.
+void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
+  const std::int32_t* t = table(s);
+  const std::int64_t count = s.num_blocks - keep;
+  pool_.enter(s.partition, s.context);
+  if (count <= 0) return;
+  if (copies_.num_pending()) {
+    for (std::int64_t i = count; i-- > 0;) drop_reference(t[keep + i]);
+  } else {
+    pool_.release_table(t + keep, count);
+  }
+  std::fill_n(shown_at(row_of(s)) + keep, count, 0);
+  s.num_blocks = static_cast<std::int32_t>(keep);
+}
+
+void Sequences::free(Handle handle) {
+  Call call(*this);
+  Sequence& s = live(handle);
+  refuse_ahead(s, "free");
+  cache_tail(s);
+  end(s);
+}
+
+void Sequences::end(Sequence& s) noexcept {
+  release_blocks(s, 0);
+  index_.release_root(s.root);
+  const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
+  const std::uint64_t mark = s.mark;
+  s = Sequence();
+  s.generation = generation ? generation : 1;
+  s.mark = mark;
+  show_length(s);
+  unused_rows_.push_back(static_cast<std::int32_t>(row_of(s)));
+}
+
+void Sequences::preempt(Handle handle) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  refuse_ahead(s, "preempt");
+  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  copy_tokens(handle, tokens.data());
+
+  cache_tail(s);
+  release_blocks(s, 0);
+  s.waiting.swap(tokens);
+  s.waiting_start = 0;
+  s.state = Sequence::kPreempted;
+  s.outdated = false;  // it will compute all of it anew
+  s.num_chained = 0;
+  s.num_computed = s.num_cached = 0;
+  s.early_step = -1;
+  show_length(s);
+  ++counters_.preemptions;
+}
+
+void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  if (num_tokens < 1 || num_tokens > s.num_tokens)
+    throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
+                                       "], got " + std::to_string(num_tokens));
+  if (num_tokens < s.num_computed) refuse_ahead(s, "truncate");
+  const std::int64_t slots = num_slots(s);
+  if (num_tokens <= slots) {
+    std::vector<Token>().swap(s.waiting);
+    s.waiting_start = 0;
+  } else {
+    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - slots));
+  }
+  release_blocks(s, blocks_for(num_tokens));
+  s.num_tokens = num_tokens;
+  limit_computed(s, num_tokens);
+  s.num_cached = std::min(s.num_cached, num_tokens);
+  s.num_chained =
+      std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config_.block_size));
+  show_length(s);
+}
+
+void Sequences::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
+  const Sequence& s = live(handle);
+  const std::int64_t slots = num_slots(s);
+  if (start < 0 || stop < start || stop > slots)
+    throw Error(ErrorKind::kValue,
+                "start and stop must satisfy 0 <= start <= stop <= " + std::to_string(slots) +
+                    " (slots), got " + std::to_string(start) + " and " + std::to_string(stop));
+}
+
+void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                             std::int64_t* slots) const {
+  const Sequence& s = live(handle);
+  const std::int64_t size = config_.block_size;
+  const std::int32_t* t = table(s);
+  for (std::int64_t position = start; position < stop;) {
+    const std::int64_t end = std::min(stop, (position / size + 1) * size);
+    std::int64_t slot = t[position / size] * size + position % size;
+    for (; position < end; ++position) *slots++ = slot++;
+  }
+}
+
+void Sequences::copy_tokens(Handle handle, Token* out) const {
+  const Sequence& s = live(handle);
+  const std::int32_t* t = table(s);
+  std::int64_t left = std::min(s.num_tokens, num_slots(s));
+  for (const std::int32_t* b = t; left > 0; ++b) {
+    const std::int64_t count = std::min<std::int64_t>(left, config_.block_size);
+    out = std::copy_n(blocks_.tokens(*b), count, out);
+    left -= count;
+  }
+  std::copy(s.waiting.begin() + static_cast<std::ptrdiff_t>(s.waiting_start), s.waiting.end(), out);
+}
+
+void Sequences::check_take() const {
+  check_resolved(copies_.in_flight(), last_ticket_);
+  if (config_.steps_in_flight &&
+      open_steps_.size() == static_cast<std::size_t>(config_.steps_in_flight))
+    throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
+                                      " steps are in flight, as many as steps_in_flight allows; "
+                                      "call complete first");
+}
+
+std::int64_t Sequences::take_copies(std::vector<Copy>& copies) {
+  Call call(*this);
+  check_take();
+  copies_.reserve();
+  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
+  copies = copies_.take();
+  ++last_ticket_;
+  if (config_.steps_in_flight) {
+    const int fence =
+        open_steps_.empty() ? 1 : open_steps_.back().fence % config_.steps_in_flight + 1;
+    open_steps_.push_back({last_ticket_, fence});
+    pool_.set_fence(fence);
+  }
+  return last_ticket_;
+}
+
+void Sequences::copies_applied(std::int64_t ticket) {
+  Call call(*this);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  copies_.applied();
+  for (BlockId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
+    blocks_[b].unwritten = 0;
+  unwritten_.clear();
+  ++step_;
+}
+
+void Sequences::abort_copies(std::int64_t ticket) noexcept {
+  copies_.aborted();
+  // The step was never launched: what was released under it waits only for the step before.
+  if (!open_steps_.empty() && open_steps_.back().ticket == ticket) {
+    const int fence = open_steps_.back().fence;
+    open_steps_.pop_back();
+    const int before = open_steps_.empty() ? 0 : open_steps_.back().fence;
+    pool_.set_fence(before);
+    pool_.move_fence(fence, before);
+  }
+}
+
+void Sequences::copies_aborted(std::int64_t ticket) {
+  Call call(*this);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  abort_copies(ticket);
+}
+
+void Sequences::return_copies(std::int64_t ticket) noexcept {
+  const Held held(monitor_, Held::Afterwards());
+  // Unless another thread has guessed the number, and resolved it.
+  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
+  abort_copies(ticket);
+  --last_ticket_;
+}
+
+void Sequences::complete(std::int64_t ticket) {
+  Call call(*this);
+  if (!config_.steps_in_flight)
+    throw Error(ErrorKind::kStep, "complete needs steps_in_flight above 0");
+  if (open_steps_.empty() || ticket < open_steps_.front().ticket || ticket > last_ticket_)
+    throw Error(ErrorKind::kStep,
+                "ticket " + std::to_string(ticket) +
+                    (ticket > last_ticket_ ? " was never taken" : " is complete already"));
+  std::size_t done = 0;
+  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)
+    pool_.move_fence(open_steps_[done++].fence, 0);
+  open_steps_.erase(open_steps_.begin(), open_steps_.begin() + static_cast<std::ptrdiff_t>(done));
+  if (open_steps_.empty()) pool_.set_fence(0);
+}
+
+void Sequences::set_debug(int level) {
+  Call call(*this);
+  pool_.set_debug(level > 0);
+  debug_ = level;
+}
+
+std::vector<std::string> Sequences::findings() {
+  const Held held(monitor_, Held::Afterwards());
+  std::vector<std::string> found;
+  if (!held) return found;
+  if (std::string fault = pool_.take_fault(); !fault.empty()) found.push_back(std::move(fault));
+  if (debug_ > 1)
+    for (std::string& violation : violations()) found.push_back(std::move(violation));
+  return found;
+}
+
+std::size_t Sequences::memory() const {
+  std::size_t total =
+      blocks_.bytes() + index_.memory() + pool_.memory() + 2 * tables_.bytes();
+  total += shown_lengths_.bytes();
+  total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
+  total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
+  total += (leaving_.capacity() + rewritten_.capacity()) * sizeof(BlockId);
+  total += remaps_.capacity() * sizeof(RemapRecord);
+  total += recent_hits_.bytes();
+  total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
+  total += unused_rows_.capacity() * sizeof(std::int32_t);
+  for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
+  return total;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,501 @@
+// Sequences and their block tables: everything an engine asks for, on block ids and tokens.
+//
+// Every public call first checks and counts, with nothing changed (it may throw, it may hash, it
+// may allocate), and then commits without being able to fail.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "identity/digest.h"
+#include "identity/index.h"
+#include "memory/block.h"
+#include "memory/errors.h"
+#include "places/pool.h"
+#include "policies/retention.h"
+#include "sequences/copies.h"
+#include "sequences/monitor.h"
+#include "sequences/recent_hits.h"
+
+namespace blockmgr {
+
+using Handle = std::int64_t;  // generation of the row in the high half, row in the low half
+
+// Blocks set apart for one namespace.
+struct Quota {
+  std::string name;
+  int blocks;
+};
+
+struct Config {
+  int num_blocks = 0;
+  int block_size = 0;
+  int max_seqs = 0;
+  int row_width = 0;
+  bool prefix_caching = true;
+  bool remap = true;  // deduplicate by remapping; else leave tables append-only
+  int min_partial_tokens = 0;
+  int watermark_blocks = 0;
+  int steps_in_flight = 0;
+  bool early_commit = false;
+  bool null_block = false;
+  std::string eviction = "lru";
+  int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
+  bool retention = false;
+  int max_pinned_blocks = 0;
+  std::vector<Quota> quotas;
+  int hit_rate_window = 0;  // requests that recent_hits looks back on
+};
+
+struct Prompt {
+  const Token* tokens;
+  std::int64_t num_tokens;
+  std::string_view name;   // of the namespace
+  ExtrasBytes extras;      // by logical block, sorted
+  std::int64_t num_slots;  // 0: as many as tokens
+  bool read_cache = true;  // false: nothing of it is to be found
+};
+
+enum class Admission { kNow, kLater, kNever };
+
+struct RemapRecord {
+  Handle handle;
+  std::int32_t index;
+  BlockId old_block;
+  BlockId new_block;
+};
+
+struct MatchResult {
+  std::int64_t num_cached = 0;
+  std::int64_t num_partial = 0;
+  std::vector<BlockId> blocks;
+};
+
+// Why a block of a prompt, or what is left after its blocks, is not found. In the order of
+// blockmgr.MissReason, but for what only a replay says.
+enum class Miss : std::uint8_t {
+  kCachingOff,
+  kTooLarge,
+  kLastToken,
+  kPartialBlock,
+  kNotCommitted,
+  kEvicted,
+  kOtherExtras,
+  kOtherNamespace,
+  kDiverged,
+  kNeverSeen,
+  kNotRemembered,
+};
+
+struct MissedBlock {
+  Miss reason;
+  std::int64_t stop;              // position after its last token
+  std::int64_t more_blocks = 0;   // evicted: blocks by which the pool is too small
+  std::int64_t evicted_ago = -1;  // evicted: blocks handed out since
+};
+
+struct ExplainResult {
+  std::int64_t num_cached = 0;
+  std::int64_t num_partial = 0;
+  std::int64_t diverges_at = -1;
+  std::vector<MissedBlock> missed;  // in order, from num_cached to the end of the prompt
+};
+
+struct Counters {
+  std::int64_t query_tokens = 0;
+  std::int64_t hit_tokens = 0;
+  std::int64_t partial_hit_tokens = 0;
+  std::int64_t resumed_query_tokens = 0;
+  std::int64_t resumed_hit_tokens = 0;
+  std::int64_t promoted_blocks = 0;
+  std::int64_t deduplicated_blocks = 0;
+  std::int64_t cached_tails = 0;
+  std::int64_t forks = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t touched_blocks = 0;
+  std::int64_t forgotten_blocks = 0;
+  std::int64_t peak_used_blocks = 0;
+};
+
+// One row. Tokens live in the blocks that have their slots; those without a slot wait here.
+//
+//   [0, num_computed)            K/V is present
+//   [num_computed, num_tokens)   to be written by the next forward, as far as there are slots
+//   [0, num_blocks * block_size) slots
+//   [slots, num_tokens)          waiting tokens
+struct Sequence {
+  enum State : std::uint8_t { kUnused, kRunning, kPreempted };
+
+  std::uint32_t generation = 1;
+  State state = kUnused;
+  bool outdated = false;  // it runs on K/V that nobody else may find any more: see detach
+  std::uint16_t partition = 0;  // of the pool: the root's
+  std::int32_t num_blocks = 0;
+  std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
+  std::int64_t num_tokens = 0;
+  std::int64_t num_computed = 0;
+  std::int64_t num_cached = 0;
+  // With early commit, in the step of this number; in any other step both are num_computed.
+  std::int64_t early_step = -1;
+  std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
+  std::int64_t num_written = 0;  // of that, what is in memory before the forward
+  std::uint32_t root = 0;
+  std::uint32_t context = 0;  // of the eviction policy
+  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
+  std::shared_ptr<const ExtrasMap> extras;
+  std::vector<Token> waiting;
+  std::size_t waiting_start = 0;
+
+  const ExtrasIds* extras_ids() const { return extras ? &extras->ids() : nullptr; }
+  std::int64_t num_waiting() const {
+    return static_cast<std::int64_t>(waiting.size() - waiting_start);
+  }
+};
+
+class Sequences {
+ public:
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Sequences(const Config& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
+
+  // announce is told the handle at the end of the plan, when it may still throw: whoever needs
+  // memory to pass the handle on takes it there. It must not call back.
+  Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
+  // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
+  // they are read. They need to be asked of numbers above fits_anyway() only.
+  bool can_fit(std::int64_t num_tokens, std::int64_t num_slots, std::string_view name) const;
+  void check_admission(std::int64_t num_tokens, std::int64_t num_slots,
+                       std::string_view name) const;
+  void check_lookup(std::int64_t num_tokens, std::string_view name) const;
+  void check_append(Handle handle, std::int64_t count) const;
+  // Throws unless there is retention to do this call.
+  void check_retaining(const char* call) const { retaining(call); }
+  // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
+  std::int64_t fits_anyway() const { return fits_anyway_; }
+  std::int64_t most_tokens() const { return most_tokens_; }
+  MatchResult match(const Prompt& prompt);
+  Admission can_admit(const Prompt& prompt);
+  // What match finds, and why no more, block by block. Changes nothing.
+  ExplainResult explain(const Prompt& prompt);
+  void reserve(Handle handle, std::int64_t num_slots);
+  void append(Handle handle, const Token* tokens, std::int64_t count);
+  void commit(Handle handle, std::int64_t num_computed);
+  void truncate(Handle handle, std::int64_t num_tokens);
+  // expected: handles that were announced for the children, see next_handles. If they are others
+  // by this time, nothing is done. Whether it was.
+  bool fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected = nullptr);
+  // What fork would refuse, to be asked before anything is made for so many children.
+  void check_fork(Handle handle, std::int64_t count) const { check_fork(running(handle), count); }
+  // The handles that the next sequences get, as many as there are rows for.
+  void next_handles(std::int64_t count, Handle* out) const;
+  void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
+  void free(Handle handle);
+  // Likewise, and says whether the blocks will be used again.
+  void free(Handle handle, bool expect_reuse);
+  void preempt(Handle handle);
+  void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
+  void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
+
+  // retaining.cc: levels, pins and hints. A level of kNoLevel withdraws; ttl is in seconds. Answers
+  // are in blocks, and announced as admit's.
+  using Announce = std::function<void(std::int64_t)>;
+  std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl,
+                      const Announce& announce = {});
+  std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl,
+                             const Announce& announce = {});
+  std::int64_t pin(const Prompt& prompt, const Announce& announce = {});
+  void unpin(std::int64_t pin);
+  RetainingPolicy::Pin view_pin(std::int64_t pin) const;
+  std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
+  void set_time(double seconds);
+  double time() const { return retaining("time").now(); }
+  const RetainingPolicy* retention() const { return retention_; }
+
+  // prefixes.cc
+  // Makes all that is cached unfindable for good, whatever it is in use for. The blocks that were.
+  std::int64_t reset_prefix_cache(bool reset_hit_rate);
+  void reset_hit_rate();
+  // Leading whole computed blocks that all of these sequences have in their tables; or all that
+  // run.
+  std::int64_t num_common_prefix_blocks(const Handle* handles, std::int64_t count);
+  std::int64_t num_common_prefix_blocks();
+  // Whole blocks of a prompt, and their digests, into out. Throws what the digest function throws.
+  std::int64_t num_digests(const Prompt& prompt) const;
+  void block_digests(const Prompt& prompt, std::uint8_t* out);
+  const RecentHits& recent_hits() const { return recent_hits_; }
+
+  // The plan's copies stay valid until the ticket is resolved.
+  void check_take() const;
+  std::int64_t take_copies(std::vector<Copy>& copies);
+  void copies_applied(std::int64_t ticket);
+  void copies_aborted(std::int64_t ticket);
+  // For a caller that could not pass the plan on: as if it had never been taken.
+  void return_copies(std::int64_t ticket) noexcept;
+  void complete(std::int64_t ticket);
+  // What deduplication changed since the last drop; or, once the log was left to overflow, every
+  // entry of every running sequence, with no old block.
+  struct Remaps {
+    std::vector<RemapRecord> records;
+    std::int64_t version;  // of the log
+  };
+  Remaps remaps();
+  // Forgets what remaps() gave. If the log has changed since, nothing is done. Whether it was.
+  bool drop_remaps(std::int64_t version);
+  std::vector<RemapRecord> take_remaps();
+
+  const Sequence& view(Handle handle) const;
+  void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
+  void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                    std::int64_t* slots) const;
+  void copy_tokens(Handle handle, Token* out) const;
+  std::vector<Handle> handles() const;
+  // The blocks of a row, as many as its sequence has; what follows them means nothing.
+  std::int32_t* table_at(std::int64_t row) const {
+    return tables_.data() + row * config_.row_width;
+  }
+  static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
+
+  const Config& config() const { return config_; }
+  const Blocks& blocks() const { return blocks_; }
+  const Pool& pool() const { return pool_; }
+  // The blocks that sequences of this namespace are given.
+  const Pool::Partition& quota(std::string_view name) const {
+    return pool_.partition(partition_of(name));
+  }
+  const CopyTracker& copies() const { return copies_; }
+  const PrefixIndex& index() const { return index_; }
+  const Counters& counters() const { return counters_; }
+  // Held by every call that is not const. Whoever reads holds it as well.
+  Monitor& monitor() const { return monitor_; }
+  int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
+  // For callers, who may write to them: nothing here ever reads them back.
+  const ZeroedArray<std::int32_t>& shown_tables() const { return shown_tables_; }
+  const ZeroedArray<std::int32_t>& shown_lengths() const { return shown_lengths_; }
+  std::size_t memory() const;
+
+  // How much each call checks, at run time: 0 its arguments; 1 also each step it makes, with freed
+  // blocks overwritten; 2 also every invariant, afterwards.
+  void set_debug(int level);
+  int debug() const { return debug_; }
+  // What those checks found wrong after the last call, one sentence each.
+  std::vector<std::string> findings();
+  // Every broken invariant, one sentence each, recomputed from scratch.
+  std::vector<std::string> violations() const;
+  // Every fact a caller could ever observe, as bytes; guesses (hints) and scratch left out.
+  std::string fingerprint() const;
+
+ private:
+  friend class Audit;
+  struct Found {
+    std::int64_t num_full = 0;    // leading blocks found, in found_
+    std::int64_t num_unused = 0;  // of those, blocks that count as available now
+    NodeId node = 0;              // the last of them, or the root
+    bool strayed = false;         // hints led elsewhere at some of them
+    BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
+    std::int32_t num_partial = 0;
+    bool take_over = false;
+    std::int64_t num_ghosts = 0;  // evicted blocks that continue the full ones, in ghosts_
+  };
+  struct Demand {
+    std::int64_t num_blocks = 0;  // blocks the sequence will hold
+    std::int64_t to_take = 0;
+    std::int64_t unused_hits = 0;  // available blocks it will use by finding them
+    std::int64_t needed() const { return to_take + unused_hits; }
+    // The watermark holds back blocks; what takes none is free to go.
+    bool fits(std::int64_t available, std::int64_t watermark) const {
+      return needed() == 0 || needed() <= available - watermark;
+    }
+  };
+  struct Promotion {
+    Sequence* sequence;
+    std::int64_t row;
+    std::int64_t until;         // blocks [num_chained, until)
+    std::size_t digest_offset;  // of the first one, in digests_
+  };
+
+  // Holds the monitor, and keeps the peak.
+  class Call;
+
+  Sequence& live(Handle handle);
+  const Sequence& live(Handle handle) const;
+  const Sequence& running(Handle handle) const;
+  Sequence& running(Handle handle);
+  Handle handle_of(std::int64_t row) const;
+  std::int64_t blocks_for(std::int64_t slots) const {
+    return slots / config_.block_size + (slots % config_.block_size != 0);
+  }
+  std::int64_t num_slots(const Sequence& s) const {
+    return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
+  }
+  std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
+  std::int32_t* table(const Sequence& s) const { return table_at(row_of(s)); }
+  bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
+  std::int64_t settled(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_settled : s.num_computed;
+  }
+  std::int64_t written(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_written : s.num_computed;
+  }
+  void limit_computed(Sequence& s, std::int64_t most) noexcept;
+  void refuse_ahead(const Sequence& s, const char* call) const;
+  void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
+  void refuse_open_ticket(const char* call) const;
+  void check_fork(const Sequence& parent, std::int64_t count) const;
+  void set_entry(std::int64_t row, std::int64_t logical, BlockId b) noexcept {
+    const std::int64_t at = row * config_.row_width + logical;
+    tables_[static_cast<std::size_t>(at)] = shown_tables_[static_cast<std::size_t>(at)] = b;
+  }
+  std::int32_t* shown_at(std::int64_t row) const {
+    return shown_tables_.data() + row * config_.row_width;
+  }
+  // Shows callers these entries of a row.
+  void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
+    std::copy_n(table_at(row) + from, count, shown_at(row) + from);
+  }
+  void show_length(const Sequence& s) noexcept;
+  // Blocks that a sequence can have at the most.
+  std::int64_t longest(int partition) const {
+    return std::min(config_.row_width, pool_.partition(partition).capacity);
+  }
+  std::int64_t available(int partition) const { return pool_.partition(partition).available(); }
+  std::uint16_t partition_of(std::uint32_t root) const {
+    return root < partitions_.size() ? partitions_[root] : std::uint16_t{0};
+  }
+  std::uint16_t partition_of(std::string_view name) const {
+    return partitions_.empty() ? std::uint16_t{0} : partition_of(index_.find_root(name));
+  }
+  // Blocks held back from admission: of a partition, its share of all, rounded down.
+  std::int64_t watermark(int partition) const;
+  void set_apart(const Config& config);
+  void measure();
+
+  // retaining.cc
+  std::unique_ptr<Policy> make_eviction(const Config& config, int capacity,
+                                        const PolicyMaker& make);
+  RetainingPolicy& retaining(const char* call) const;
+  std::int64_t find_cached(const Prompt& prompt);
+  void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void end(Sequence& s) noexcept;
+
+  // admission.cc
+  Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
+  std::int64_t written_of(const Found& found) const;
+  void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                    Found& found) const;
+  Demand demand(const Found& found, std::int64_t slots) const;
+  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
+                             std::int64_t watermark) const;
+  bool never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                  std::int64_t watermark) const;
+  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots,
+                                     int partition) const;
+  Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
+                       const ExtrasIds* extras, std::int64_t watermark, bool read_cache,
+                       Demand& demand);
+  void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
+  std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                           const Found& found);
+  void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
+                    std::int64_t count) noexcept;
+  void release_blocks(Sequence& s, std::int64_t keep) noexcept;
+  void abort_copies(std::int64_t ticket) noexcept;
+  void drop_reference(BlockId b) noexcept;
+  void cache_tail(Sequence& s) noexcept;
+  bool is_covered(const Key& key, int num_tokens) const;
+  void supersede_tails(const Key& key, int num_tokens) noexcept;
+
+  // prefixes.cc
+  void detach(Sequence& s) noexcept;
+  std::int64_t common_with(const Sequence& s, const std::int32_t*& first,
+                           std::int64_t common) const;
+
+  // explain.cc
+  class Elsewhere;
+  std::int64_t num_uncommitted(const Prompt& prompt, std::int64_t limit, std::uint32_t root,
+                               const ExtrasIds& extras, const Found& found) const;
+  std::int64_t longest_child_prefix(const Token* tokens, std::uint32_t extras, NodeId node) const;
+
+  // growth.cc
+  bool must_copy(const Sequence& s, std::int64_t logical) const;
+  void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
+  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, const char* call);
+  void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
+  std::int64_t count_decode(const Handle* handles, std::int64_t count);
+  void check_needs() const;
+
+  // promotion.cc
+  NodeId chain_node(const Sequence& s, std::int64_t logical) const;
+  std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
+  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now);
+  void promote(const Promotion& promotion) noexcept;
+  void note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept;
+  void reserve_remaps();
+  void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
+
+  Config config_;
+  std::unique_ptr<Digester> digester_;
+  Blocks blocks_;
+  PrefixIndex index_;
+  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
+  Pool pool_;
+  CopyTracker copies_;
+  BlockList unwritten_;                    // what was promoted ahead of this step's forward
+  std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
+  std::int64_t fits_anyway_ = 0;           // both constant, so that no call has to be waited for
+  std::int64_t most_tokens_ = 0;
+
+  std::vector<Sequence> sequences_;
+  std::vector<std::int32_t> unused_rows_;
+  ZeroedArray<std::int32_t> tables_;         // [max_seqs, row_width]
+  ZeroedArray<std::int32_t> shown_tables_;   // the same, but 0 past a sequence's blocks
+  ZeroedArray<std::int32_t> shown_lengths_;  // [max_seqs]
+
+  ZeroedArray<BlockId> found_;         // scratch of find_prefix
+  ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts
+  std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
+  std::vector<Promotion> promotions_;  // scratch of commit and decode
+  std::vector<BlockId> leaving_;       // scratch of decode
+  std::vector<BlockId> rewritten_;     // scratch of decode: written in place, and twins until then
+  std::vector<std::int64_t> needs_;    // scratch of decode: by partition; empty without quotas
+  std::vector<RemapRecord> remaps_;
+  std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
+  bool remaps_lost_ = false;
+  std::int64_t remaps_version_ = 0;  // grows with every change of the log
+
+  std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
+  std::int64_t last_ticket_ = 0;
+  struct OpenStep {
+    std::int64_t ticket;
+    int fence;
+  };
+  std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
+  std::uint32_t first_generation_;    // of every row: handles of other managers are told apart
+  std::uint64_t batch_mark_ = 0;
+  mutable Monitor monitor_{"manager"};
+  int debug_ = 0;
+  Counters counters_;
+  RecentHits recent_hits_;
+};
+
+class Sequences::Call {
+ public:
+  explicit Call(Sequences& core) : held_(core.monitor_), core_(core) {}
+  ~Call() {
+    if (core_.pool_.num_used() > core_.counters_.peak_used_blocks)
+      core_.counters_.peak_used_blocks = core_.pool_.num_used();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Held held_;
+  Sequences& core_;
+};
+
+}  // namespace blockmgr
