@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
 from blockmgr.arguments import whole
 from blockmgr.blocks import PAD_SLOT
 from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
-from blockmgr.kv.indices import Pool, Slots, batch_ids, device_ids, host_ids, pairs_of, to_device
+from blockmgr.kv.indices import (
+    Pool,
+    Slots,
+    array_of,
+    batch_ids,
+    device_ids,
+    host_ids,
+    pairs_of,
+    to_device,
+)
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
 from blockmgr.kv.shape import ModelShape
@@ -247,8 +255,7 @@ class PagedKVCache(NotCopied):
         if ids is not None:
             ids = ids[:used]
         else:
-            table = np.asarray(block_table)
-            table = table[:used] if table.ndim else table
+            table = array_of("block_table", block_table, 1)[:used]
             ids = to_device(host_ids("block_table", table, self.num_blocks), self.device)
         if ids.shape[0] < used:
             raise ValueError(f"block_table has {ids.shape[0]} blocks, {length} tokens need {used}")

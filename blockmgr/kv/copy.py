@@ -16,7 +16,8 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError, LayoutError, MissingExtraError, TicketError
 from blockmgr.kv import ops
 from blockmgr.kv.copy_torch import TorchCopier
-from blockmgr.kv.pairs import PairBuffer, check_list, columns_of, integers
+from blockmgr.kv.indices import array_of
+from blockmgr.kv.pairs import PairBuffer, check_list, columns_of
 from blockmgr.kv.registration import Registration, form_of, place_of, register
 from blockmgr.uncopied import NotCopied
 
@@ -241,7 +242,7 @@ class KVBlocks(NotCopied):
             ValueError: ``blocks`` has another shape.
             TypeError: ``blocks`` does not hold integers.
         """
-        ids = integers(blocks, "blocks", 1)
+        ids = array_of("blocks", blocks, 1)
         self._registered.check_memory()
         total = self._checker.check_blocks(ids, self._copier.stage())
         self._launch(total, self._checker, self._registered, self._registered)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from blockmgr._core import int_array
 from blockmgr.blocks import PAD_SLOT
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "Indices",
     "Pool",
     "Slots",
+    "array_of",
     "batch_ids",
     "device_ids",
     "host_ids",
@@ -127,6 +129,33 @@ def device_ids(name: str, values: Indices, device: torch.device) -> torch.Tensor
     return values
 
 
+def array_of(name: str, values: npt.ArrayLike, ndim: int) -> npt.NDArray[np.integer[Any]]:
+    """The whole numbers in ``values``, read once, in an array of so many axes.
+
+    Raises:
+        ValueError: Another number of axes, rows of different lengths, or an int beyond 64 bits.
+        TypeError: It cannot be read, or it does not hold whole numbers.
+    """
+    if ndim == 1:
+        return int_array(np.asarray(values) if isinstance(values, torch.Tensor) else values, name)
+    if isinstance(values, list | tuple) and ndim > 1:
+        rows = [array_of(f"{name}[{i}]", row, ndim - 1) for i, row in enumerate(values)]
+        if len({row.shape for row in rows}) > 1:
+            raise ValueError(f"{name} must have rows of one length, got {[*map(len, rows)]}")
+        return np.stack(rows) if rows else np.zeros((0,) * ndim, np.int64)
+    try:
+        # Neither reads a sequence, which may have no end.
+        array = np.asarray(values if hasattr(values, "__array__") else memoryview(values))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be a list, array or tensor of ints, got {kind}") from error
+    if array.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} axes, got shape {array.shape}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must hold whole numbers, got {array.dtype}")
+    return array if array.size else array.astype(np.int64)
+
+
 def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int = 1) -> IntArray:
     """``values`` in an array of their own, each in ``[low, bound)``.
 
@@ -134,13 +163,9 @@ def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int 
         ValueError: A value is out of range, or there are not ``ndim`` axes.
         TypeError: The values are not whole numbers.
     """
-    array = np.asarray(values)
-    if array.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} axes, got shape {array.shape}")
-    if array.size == 0:  # an empty list makes an array of floats
-        return np.zeros(array.shape, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold whole numbers, got {array.dtype}")
+    array = array_of(name, values, ndim)
+    if array.size == 0:
+        return array.astype(np.int64)
     own = array.astype(np.int64)
     # One pass for both bounds: what is below the lower one is huge without a sign.
     outside = (own - low if low else own).view(np.uint64).max() >= bound - low
@@ -161,14 +186,12 @@ def batch_ids(
         TypeError: Lengths or ids are not whole numbers.
     """
     count = host_ids("lengths", lengths, 2**31)
-    tables = np.asarray(block_tables)
-    if tables.ndim != 2 or len(tables) != len(count):
+    tables = array_of("block_tables", block_tables, 2)
+    if len(tables) != len(count):
         raise ValueError(
             f"block_tables must have a row for each of {len(count)} lengths,"
             f" got shape {tables.shape}"
         )
-    if tables.size and tables.dtype.kind not in "iu":
-        raise TypeError(f"block_tables must hold whole numbers, got {tables.dtype}")
     longest = int(count.max(initial=0))
     used = -(-longest // block_size)
     if used > tables.shape[1]:
@@ -187,12 +210,7 @@ def pairs_of(**columns: Indices) -> IntArray:
         ValueError: The lists differ in length, or have more than one axis.
         TypeError: They do not hold whole numbers.
     """
-    arrays = {name: np.asarray(ids) for name, ids in columns.items()}
-    for name, array in arrays.items():
-        if array.ndim != 1:
-            raise ValueError(f"{name} must have one axis, got shape {array.shape}")
-        if array.size and array.dtype.kind not in "iu":
-            raise TypeError(f"{name} must hold whole numbers, got {array.dtype}")
+    arrays = {name: array_of(name, ids, 1) for name, ids in columns.items()}
     counts = {name: array.size for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         listed = " and ".join(f"{count} {name}" for name, count in counts.items())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from blockmgr.blocks import CopyPlan
     from blockmgr.kv.copy import KVBlocks
+from blockmgr.kv.indices import array_of
 from blockmgr.uncopied import NotCopied
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "Slot",
     "check_list",
     "columns_of",
-    "integers",
     "make_ring",
     "on_device",
 ]
@@ -196,21 +196,9 @@ class PairBuffer(NotCopied):
         self._fill(self._rows, plan)
 
 
-def integers(values: npt.ArrayLike, name: str, ndim: int) -> npt.NDArray[Any]:
-    """``values`` as an array of integers; raises naming ``name`` if they are anything else."""
-    array = np.asarray(values)
-    if not array.size:
-        return np.zeros((0,) * ndim, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold integers, got {array.dtype}")
-    if array.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} axes, got shape {array.shape}")
-    return array
-
-
 def columns_of(pairs: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Sources and destinations of ``int[n, 2]``; raises if ``pairs`` are anything else."""
-    array = integers(pairs, "pairs", 2)
+    array = array_of("pairs", pairs, 2)
     if array.size and array.shape[1] != 2:
         raise ValueError(f"pairs must have 2 columns, got shape {array.shape}")
     columns = array.reshape(-1, 2).T

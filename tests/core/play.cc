@@ -289,6 +289,7 @@ void Play::move_once() {
       return;
     case kMoveBegin:
       world_.begin(SIZE_MAX, bytes_.one_in(2));
+      if (world_.early() && bytes_.one_in(3)) retreat();
       return;
     case kMoveFinish:
       return finish();
@@ -351,6 +352,7 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
     case kMoveBranch:
       return branch(entry);
     case kMoveFree:
+      if (bytes_.one_in(4)) overtake(entry);
       world_.free(entry);
       if (settings_.habits.refills && !entry->alive) admit();
       return;
@@ -474,6 +476,25 @@ void Play::stagger(const EntryPtr& entry) {
     world_.decode({child}, {token()});
     world_.step();
   }
+}
+
+// While the forward runs, tokens that it computes are taken back, and others put in their place.
+void Play::retreat() {
+  const EntryPtr entry = any_entry();
+  if (!entry || !entry->running) return;
+  const auto length = static_cast<int>(entry->tokens.size());
+  world_.truncate(*entry, bytes_.between(std::max(1, length - 3), length));
+  if (bytes_.one_in(2)) world_.append(*entry, {token()});
+}
+
+// Another prompt differs from this one within a block: a copy of its first tokens is pending.
+void Play::overtake(const EntryPtr& entry) {
+  const auto length = static_cast<int>(entry->tokens.size());
+  if (length < 2) return;
+  const int same = bytes_.between(1, length - 1);
+  std::vector<Token> prompt(entry->tokens.begin(), entry->tokens.begin() + same);
+  for (const Token t : tokens(3)) prompt.push_back(t);
+  world_.admit(std::move(prompt), entry->name, entry->extras, 0);
 }
 
 // A fork of a fork, all written in one step: copies of copies.

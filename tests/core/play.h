@@ -91,6 +91,8 @@ class Play {
   void finish();
   void abort();
   void branch(const EntryPtr& entry);
+  void retreat();
+  void overtake(const EntryPtr& entry);
   void stagger(const EntryPtr& entry);
   void pause();
   void reparent();

@@ -116,12 +116,16 @@ def test_pairs_that_are_no_pairs() -> None:
     world = World("NHD", "torch")
     other = World("NHD", "torch", 1).blocks
     for call in (world.blocks.copy_blocks, lambda p: world.blocks.copy_to(other, p)):
-        with world.unchanged(TypeError, "pairs must hold integers, got float64"):
+        with world.unchanged(TypeError, r"pairs\[0\] must be ints, got float"):
             call([(0.0, 1.0)])
-        with world.unchanged(TypeError, "pairs must hold integers, got bool"):
+        with world.unchanged(TypeError, "pairs must hold whole numbers, got bool"):
             call(np.ones((1, 2), bool))
-        with world.unchanged(ValueError, r"pairs must have 2 axes, got shape \(2,\)"):
+        with world.unchanged(TypeError, r"pairs\[0\] must be a list, .* got int"):
             call([0, 1])
+        with world.unchanged(ValueError, r"pairs must have 2 axes, got shape \(2,\)"):
+            call(np.array([0, 1]))
+        with world.unchanged(ValueError, r"pairs must have rows of one length, got \[2, 1\]"):
+            call([(0, 1), (2,)])
         with world.unchanged(ValueError, r"pairs must have 2 columns, got shape \(1, 3\)"):
             call([(0, 1, 2)])
         with world.unchanged(CopyError, "pair 1: destination must be", pair=1):
@@ -139,9 +143,9 @@ def test_blocks_that_are_no_blocks() -> None:
     world = World("NHD", "torch")
     with world.unchanged(CopyError, rf"block must be in \[0, {BLOCKS}\), got -1", pair=2):
         world.blocks.zero([0, 1, -1])
-    with world.unchanged(TypeError, "blocks must hold integers"):
+    with world.unchanged(TypeError, "blocks must be ints, got float"):
         world.blocks.zero([0.5])
-    with world.unchanged(ValueError, "blocks must have 1 axes"):
+    with world.unchanged(TypeError, "blocks must be ints, got list at index 0"):
         world.blocks.zero([[0]])
     world.blocks.zero([])
     world.check()

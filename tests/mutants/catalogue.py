@@ -586,6 +586,12 @@ CORE = (
         "  }\n  return count;",
     ),
     Mutant(
+        "gives_up_what_is_pinned",
+        "places/pool.cc",
+        "    if (block.ref_count + block.pins == 1) {",
+        "    if (block.ref_count == 1) {",
+    ),
+    Mutant(
         "keeps_copies_into_released_blocks",
         "sequences/sequences.cc",
         "  if (copies_.num_pending()) {",

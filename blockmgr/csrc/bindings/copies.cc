@@ -160,6 +160,16 @@ nb::tuple order(nb::handle sources, nb::handle destinations, nb::handle num_bloc
                         to_array(std::move(moves), 2 * num_moves).attr("reshape")(-1, 2));
 }
 
+// The numbers of any container that a manager takes, in an array of their own.
+nb::object int_array(nb::handle numbers, const std::string& name) {
+  std::vector<std::int64_t> home;
+  IntArray<std::int64_t> from(numbers, name.c_str(), 0, home, 0);
+  from.read();
+  auto own = new_numbers<std::int64_t>(from.size());
+  std::copy(from.data(), from.data() + from.size(), own.get());
+  return to_array(std::move(own), from.size());
+}
+
 }  // namespace
 
 void bind_copies(nb::module_& m) {
@@ -183,6 +193,10 @@ void bind_copies(nb::module_& m) {
            nb::sig("def pack(self, start: object, out: numpy.typing.NDArray[numpy.int32], /) -> "
                    "int"),
            any(), any());
+  m.def("int_array", int_array,
+        nb::sig("def int_array(numbers: object, name: str, /) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        any(), nb::arg().noconvert());
   m.def("order_copies", order,
         nb::sig("def order_copies(sources: object, destinations: object, num_blocks: object, "
                 "sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], "

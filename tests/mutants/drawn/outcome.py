@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
-MOST_STALLED = 180  # seconds in which a process that waits for ever has used no processor
+MOST_STALLED = 180  # seconds in which a process that waits for ever has hardly used a processor
+LEAST_PROGRESS = 0.5  # seconds of processor time in these: looking whether to wait on takes some
 KEPT = 600  # characters of what a program said last
 
 
@@ -87,7 +88,7 @@ def waited(process: subprocess.Popen[bytes]) -> tuple[bool, float]:
             process.returncode = os.waitstatus_to_exitcode(status)
             return stalled, usage.ru_utime + usage.ru_stime
         used = processor_time(process.pid)
-        if used > known:
+        if used > known + LEAST_PROGRESS:
             known, last = used, time.monotonic()
         elif time.monotonic() - last > MOST_STALLED:
             os.killpg(process.pid, signal.SIGKILL)
