@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import BlockManager, ManagerConfig, UnknownSequenceError
+from blockmgr import BlockManager, ManagerConfig, UnknownSequenceError, _core
 from tests.conftest import MakeManager
 from tests.unit.snapshot import refused
 
@@ -106,6 +106,8 @@ BAD_TOKENS: list[tuple[str, Any, type[Exception]]] = [
     ("negative in a column", np.array([[1, 2], [-1, 3]])[:, 0], ValueError),
     ("negative in an array", np.array([1, -1]), ValueError),
     ("negative int8", np.array([-1], np.int8), ValueError),
+    ("negative int32", np.array([1, -1], np.int32), ValueError),
+    ("int32 that is all negative", np.full(5, -(2**31), np.int32), ValueError),
     ("too large in an array", np.array([2**32]), ValueError),
     ("too large uint64", np.array([2**63], np.uint64), ValueError),
     ("foreign byte order", np.array([1], ">i4"), TypeError),
@@ -362,3 +364,42 @@ def test_a_wrong_token_is_found_wherever_it_stands(
     with pytest.raises(ValueError, match=f"got -1 at index {position}"):
         manager.admit(tokens)
     assert manager.stats().used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "bound"),
+    [(2**63, "int64"), (-(2**63) - 1, "int64"), (2**70, "int64, got an int of 71 bits")],
+)
+def test_numbers_without_a_bound_of_their_own_have_that_of_64_bits(
+    make_manager: MakeManager, value: int, bound: str
+) -> None:
+    manager = make_manager()
+    handle = manager.admit([1, 2, 3])
+    with refused(manager, ValueError, f"handles must be in {bound}"):
+        manager.decode([value], [1])
+    with refused(manager, ValueError, f"parents must be in {bound}"):
+        manager.reparent([handle], [value])
+
+
+@pytest.mark.parametrize("ttl", [0.0, -0.5, -1.0, float("nan")])
+def test_the_core_checks_a_ttl_of_its_own(ttl: float) -> None:
+    manager = BlockManager(8, 2, retention=True)
+    handle = manager.admit([1, 2, 3])
+    with refused(manager, ValueError, "ttl must be above 0"):
+        manager._core.retain(handle, 0, 2, 3, ttl)
+
+
+@pytest.mark.parametrize("option", ["num_blocks", "block_size"])
+@pytest.mark.parametrize("value", [0, -1, 2**31])
+def test_the_core_of_a_pool_checks_its_options_of_its_own(
+    option: str, value: int
+) -> None:
+    options = {
+        "num_blocks": 4,
+        "block_size": 2,
+        "prefix_caching": False,
+        "null_block": False,
+        "digest": None,
+    }
+    with pytest.raises(ValueError, match=option):
+        _core.PoolCore({**options, option: value})

@@ -24,6 +24,7 @@ INPUT = (
     f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
     f" {UNIT}/test_errors.py {UNIT}/test_digest.py {UNIT}/test_package.py"
 )
+ARGUMENTS = "tests/arguments"
 MACHINE = "tests/stateful/test_machine.py"
 STRESS = "tests/stateful/test_stress.py"
 POLICIES = (
@@ -40,7 +41,12 @@ REST = (CORE, INPUT)
 BY_FILE: dict[str, tuple[str, ...]] = {
     # Between Python and the core.
     "csrc/bindings/block_pool.cc": (POOL, INPUT),
-    "csrc/bindings/copies.cc": (f"{UNIT}/test_copies.py tests/kv/test_copy_order.py", CORE, INPUT),
+    "csrc/bindings/copies.cc": (
+        f"{UNIT}/test_copies.py tests/kv/test_copy_order.py tests/kv/test_copy_checker.py",
+        CORE,
+        INPUT,
+        ARGUMENTS,
+    ),
     "csrc/bindings/adaptive.cc": (f"{UNIT}/test_adaptive.py", CORE, INPUT),
     "csrc/bindings/policy.*": (
         f"{UNIT}/test_python_policy.py",
@@ -48,10 +54,16 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         CORE,
     ),
     "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
-    "csrc/bindings/*": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"),
+    "csrc/bindings/*": (
+        CORE,
+        f"{INPUT} {UNIT}/test_adaptive.py",
+        f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
+        ARGUMENTS,
+    ),
     # The core, after its own programs.
     "csrc/sequences/block_pool*": (POOL,),
     "csrc/sequences/copy_order*": ("tests/kv/test_copy_order.py", f"{UNIT}/test_copies.py"),
+    "csrc/policies/reuse_model*": (POLICIES,),
     "csrc/policies/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
     "csrc/sequences/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),
     "csrc/*/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),
