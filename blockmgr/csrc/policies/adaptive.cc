@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 namespace {
@@ -215,59 +213,6 @@ BlockId AdaptivePolicy::victim() noexcept { return follows_lru_ ? kNoBlock : lis
 std::size_t AdaptivePolicy::memory() const {
   return lists_.memory() + sample_.memory() + facts_.capacity() * sizeof(Facts) +
          ghosts_.capacity() * sizeof(Ghost);
-}
-
-void AdaptivePolicy::audit(BlockAudit& audit) const {
-  int num_listed = 0;
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    const Block& block = blocks_[b];
-    const Facts& f = facts(b);
-    const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed() && audit.concerns(b);
-    const bool idle = keyed && !block.used() && !block.fence;
-    audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
-    audit.expect(f.listed == (idle && block.first_child < 0),
-                 who + " is a leaf and no candidate, or the reverse");
-    audit.expect(f.sampled == (keyed && is_full(b) && sample_.takes(tag(b))),
-                 who + " is in the sample or should be");
-    num_listed += f.listed;
-  }
-  audit.expect(num_listed == lists_.size(), "the candidates are miscounted");
-  std::vector<bool> seen(facts_.size());
-  for (int i = 0; i < spans_.count(); ++i)
-    for (int level = 0; level < ReuseModel::kLevels; ++level)
-      lists_.each(lists_.list(spans_.slot(i), level), [&](BlockId b) {
-        const std::string who = BlockAudit::name(b);
-        audit.expect(facts(b).listed && !seen[static_cast<std::size_t>(b)],
-                     who + " is in a list it does not belong in");
-        audit.expect(facts(b).level == level, who + " is in the list of another level");
-        // Its time is kept in whole units, so it may seem to be of the span before.
-        const int slot = spans_.slot_at(time_of(facts(b).since));
-        audit.expect(slot == spans_.slot(i) || (i > 0 && slot == spans_.slot(i - 1)),
-                     who + " is in the list of another age");
-        seen[static_cast<std::size_t>(b)] = true;
-        --num_listed;
-      });
-  audit.expect(num_listed == 0, "a candidate is in no list");
-  audit.expect(lists_.least_is_least(), "a candidate is worth less than the next to go");
-  sample_.audit(audit);
-}
-
-void AdaptivePolicy::fingerprint(std::string& out) const {
-  put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
-  out.append(reinterpret_cast<const char*>(&usual_blocks_), sizeof usual_blocks_);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    const Facts& f = facts(b);
-    if (!blocks_[b].keyed()) continue;
-    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
-                f.idle);
-  }
-  for (const Ghost& ghost : ghosts_)
-    if (ghost.place.turn)
-      put_numbers(out, ghost.tag, ghost.since, ghost.place.turn, ghost.place.gap);
-  spans_.fingerprint(out);
-  lists_.fingerprint(out);
-  sample_.fingerprint(out);
 }
 
 }  // namespace blockmgr

@@ -1,9 +1,6 @@
 #include "policies/aged_lists.h"
 
 #include <bit>
-#include <span>
-
-#include "checks/audit.h"
 
 namespace blockmgr {
 
@@ -39,11 +36,6 @@ int Spans::slot_at(std::int64_t time) const {
     (span(middle).start <= time ? low : high) = middle;
   }
   return slot(low);
-}
-
-void Spans::fingerprint(std::string& out) const {
-  for (const Span& s : std::span(spans_).first(static_cast<std::size_t>(count_)))
-    put_numbers(out, s.start, s.slot);
 }
 
 AgedLists::AgedLists(int num_items, int num_levels)
@@ -109,22 +101,6 @@ void AgedLists::rank() noexcept {
 std::size_t AgedLists::memory() const {
   return nodes_.capacity() * sizeof(Node) + worth_.capacity() * sizeof(double) +
          occupied_.capacity() * sizeof(std::uint64_t);
-}
-
-bool AgedLists::least_is_least() const {
-  if (least_ < 0) return true;
-  if (empty(least_)) return false;
-  for (int i = 0; i < num_lists_; ++i)
-    if (!empty(i) && worth(i) < worth(least_)) return false;
-  return true;
-}
-
-void AgedLists::fingerprint(std::string& out) const {
-  for (int i = 0; i < num_lists_; ++i) {
-    if (empty(i)) continue;
-    put_numbers(out, -1, i);
-    each(i, [&](int item) { put_numbers(out, item); });
-  }
 }
 
 }  // namespace blockmgr

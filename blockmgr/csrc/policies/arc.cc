@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 ArcPolicy::ArcPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
@@ -54,22 +52,5 @@ BlockId ArcPolicy::victim() noexcept {
 }
 
 std::int64_t ArcPolicy::num_steps() const { return cursors_[kT1].steps() + cursors_[kT2].steps(); }
-
-void ArcPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, true);
-  ghosts_.audit(audit);
-  audit.expect(target_ >= 0 && target_ <= capacity_, "the target of the first queue is impossible");
-  audit.expect(!ghosts_.size(kB1) || queues_.size(kT1) + ghosts_.size(kB1) <= capacity_,
-               "the first queue and its ghosts are more than the cache");
-  audit.expect(queues_.size(kT1) + queues_.size(kT2) + ghosts_.size() <= 2 * capacity_,
-               "blocks and ghosts are more than twice the cache");
-}
-
-void ArcPolicy::fingerprint(std::string& out) const {
-  queues_.fingerprint(out);
-  ghosts_.fingerprint(out);
-  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
-  out += std::to_string(target_) + ' ';
-}
 
 }  // namespace blockmgr

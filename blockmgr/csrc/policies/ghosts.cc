@@ -1,9 +1,5 @@
 #include "policies/ghosts.h"
 
-#include <set>
-
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 GhostSet::GhostSet(int num_lists, int capacity)
@@ -81,37 +77,6 @@ void GhostSet::push(int list, Tag tag) noexcept {
   ++home_list.size;
   ++num_ghosts_;
   buckets_[bucket_of(tag)] = i + 1;
-}
-
-void GhostSet::audit(BlockAudit& audit) const {
-  std::set<Tag> tags;
-  int total = 0;
-  for (int l = 0; l < static_cast<int>(lists_.size()); ++l) {
-    const List& list = lists_[static_cast<std::size_t>(l)];
-    int length = 0;
-    std::int32_t before = -1;
-    for (std::int32_t i = list.oldest; i >= 0 && length <= capacity(); i = node(i).next) {
-      audit.expect(node(i).list == l && node(i).prev == before,
-                   "a list of ghosts is not linked right");
-      audit.expect(tags.insert(node(i).tag).second, "a ghost is remembered twice");
-      audit.expect(buckets_[bucket_of(node(i).tag)] == i + 1, "a ghost cannot be found");
-      before = i;
-      ++length;
-    }
-    audit.expect(before == list.newest && length == list.size, "a list of ghosts is miscounted");
-    total += length;
-  }
-  audit.expect(total == num_ghosts_ && total <= capacity(), "there are more ghosts than allowed");
-  std::size_t filled = 0;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) filled += buckets_[i] != 0;
-  audit.expect(filled == static_cast<std::size_t>(total), "the table of ghosts has stale entries");
-}
-
-void GhostSet::fingerprint(std::string& out) const {
-  for (const List& list : lists_) {
-    out += "g ";
-    for (std::int32_t i = list.oldest; i >= 0; i = node(i).next) put_numbers(out, node(i).tag);
-  }
 }
 
 }  // namespace blockmgr

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 LfudaPolicy::LfudaPolicy(Blocks& blocks, const PrefixIndex& index)
@@ -64,39 +62,6 @@ void LfudaPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   if (evicted) age_ = std::max(age_, facts(heap_[0]).key);
   if (facts(b).position) remove(b);
   facts(b).uses = 0;
-}
-
-void LfudaPolicy::audit(BlockAudit& audit) const {
-  std::int32_t idle = 0;
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    const Block& block = blocks_[b];
-    const Facts& f = facts(b);
-    const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed() && audit.concerns(b);
-    const bool is_idle = keyed && !block.used() && !block.fence;
-    idle += is_idle;
-    audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
-    audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
-    audit.expect(!f.uses || (f.key <= age_ + f.uses && f.key > f.uses - 1),
-                 who + " has a wrong key");
-    if (!f.position) continue;
-    const std::int32_t at = f.position - 1;
-    audit.expect(at < size_ && heap_[static_cast<std::size_t>(at)] == b, who + " is misplaced");
-    audit.expect(!at || before(heap_[static_cast<std::size_t>((at - 1) / 2)], b),
-                 who + " is out of order in the heap");
-  }
-  audit.expect(idle == size_, "the heap has another size than there are idle blocks");
-}
-
-void LfudaPolicy::fingerprint(std::string& out) const {
-  put_numbers(out, age_, size_);
-  for (std::int32_t i = 0; i < size_; ++i) {
-    const BlockId b = heap_[static_cast<std::size_t>(i)];
-    put_numbers(out, b, facts(b).stamp);
-  }
-  for (BlockId b = 0; b < blocks_.count; ++b)
-    if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).key);
-  cursor_.fingerprint(out);
 }
 
 }  // namespace blockmgr

@@ -335,4 +335,11 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
   --num_pins_;
 }
 
+std::size_t RetainingPolicy::memory() const {
+  std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
+  total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
+  total += strays_.memory();
+  return total + (base_ ? base_->memory() : 0);
+}
+
 }  // namespace blockmgr

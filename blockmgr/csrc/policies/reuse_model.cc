@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 namespace {
@@ -198,16 +196,6 @@ std::size_t ReuseModel::memory() const {
                            &cell_hits_, &expected_, &factor_})
     values += each->capacity();
   return values * sizeof(double);
-}
-
-// The counts decide every later fit; the worths and levels, what happens until then.
-void ReuseModel::fingerprint(std::string& out) const {
-  for (const auto* values : {&hits_, &ended_, &worth_, &cell_ended_, &cell_hits_, &factor_})
-    for (const double& value : *values)
-      if (value > 0) {
-        put_numbers(out, &value - values->data());
-        out.append(reinterpret_cast<const char*>(&value), sizeof value);
-      }
 }
 
 }  // namespace blockmgr

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 namespace {
@@ -149,41 +147,6 @@ void ReuseSample::fit(std::int64_t now) noexcept {
 std::size_t ReuseSample::memory() const {
   return entries_.capacity() * sizeof(Entry) + buckets_.capacity() * sizeof(std::int32_t) +
          lists_.memory() + model_.memory();
-}
-
-void ReuseSample::audit(BlockAudit& audit) const {
-  int seen = 0, lru = 0, learned = 0, listed = 0;
-  bool in_lru = true;
-  for (int i = newest_; i >= 0 && seen <= num_entries_; i = entry(i).older) {
-    const Entry& e = entry(i);
-    const std::string who = "sampled block " + std::to_string(i);
-    ++seen;
-    lru += e.in_lru;
-    learned += e.in_learned;
-    listed += e.in_learned && e.idle;
-    audit.expect(find(e.tag) == i, who + " cannot be found");
-    audit.expect(in_lru || !e.in_lru, who + " is in the LRU directory behind one that is not");
-    if (e.in_lru)
-      audit.expect((e.older >= 0 && entry(e.older).in_lru) || lru_last_ == i,
-                   who + " is the last of the LRU directory and not known as such");
-    in_lru = e.in_lru;
-  }
-  audit.expect(seen == num_entries_, "the order of the sample has another length than the sample");
-  audit.expect(lru == num_lru_ && lru <= directory_, "the LRU directory is miscounted or too full");
-  audit.expect(learned == num_learned_, "the learned directory is miscounted");
-  audit.expect(listed == lists_.size(), "the lists of the sample are miscounted");
-  audit.expect(lists_.least_is_least(), "a sampled block is worth less than the next to go");
-}
-
-void ReuseSample::fingerprint(std::string& out) const {
-  for (int i = newest_; i >= 0; i = entry(i).older) {
-    const Entry& e = entry(i);
-    put_numbers(out, e.tag, e.since, e.cell, e.level, e.idle, e.in_lru, e.in_learned);
-  }
-  lists_.fingerprint(out);
-  out.append(reinterpret_cast<const char*>(&lru_hits_), sizeof lru_hits_);
-  out.append(reinterpret_cast<const char*>(&learned_hits_), sizeof learned_hits_);
-  model_.fingerprint(out);
 }
 
 }  // namespace blockmgr

@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 namespace {
 
-constexpr std::uint8_t kMostHits = 3;     // two bits
 constexpr std::uint8_t kHitsForMain = 2;  // on the way through the small queue
 
 }  // namespace
@@ -73,26 +70,6 @@ BlockId S3FifoPolicy::victim() noexcept {
 
 std::int64_t S3FifoPolicy::num_steps() const {
   return steps_ + cursors_[kSmall].steps() + cursors_[kMain].steps();
-}
-
-void S3FifoPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, false);
-  ghosts_.audit(audit);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    if (queues_.queue_of(b) == Queues::kNone) continue;
-    audit.expect(facts(b).hits <= kMostHits, BlockAudit::name(b) + " was hit too often");
-    audit.expect(!facts(b).front || !queues_.linked(b),
-                 BlockAudit::name(b) + " was taken out of the queue it is in");
-  }
-}
-
-void S3FifoPolicy::fingerprint(std::string& out) const {
-  queues_.fingerprint(out);
-  ghosts_.fingerprint(out);
-  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
-  for (BlockId b = 0; b < blocks_.count; ++b)
-    if (queues_.queue_of(b) != Queues::kNone)
-      put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
 }
 
 }  // namespace blockmgr

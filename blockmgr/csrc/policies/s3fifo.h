@@ -40,6 +40,7 @@ class S3FifoPolicy : public Policy {
 
  private:
   enum : int { kSmall, kMain, kNumQueues };
+  static constexpr std::uint8_t kMostHits = 3;  // two bits
   struct Facts {
     std::uint8_t hits;   // since it entered its queue, three at most
     std::uint8_t front;  // taken out at the front of its queue while in use

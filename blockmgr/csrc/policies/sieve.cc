@@ -1,7 +1,5 @@
 #include "policies/sieve.h"
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 SievePolicy::SievePolicy(Blocks& blocks, const PrefixIndex& index)
@@ -40,26 +38,6 @@ BlockId SievePolicy::victim() noexcept {
     queue_.unlink(b);
     facts(b).passed = 1;
   }
-}
-
-void SievePolicy::audit(BlockAudit& audit) const {
-  queue_.audit(audit, blocks_, false);
-  audit.expect(
-      hand_ == queue_.end(0) || (hand_ >= 0 && hand_ < blocks_.count && queue_.linked(hand_)),
-      "the hand of the eviction queue points nowhere");
-  for (BlockId b = 0; b < blocks_.count; ++b)
-    if (queue_.queue_of(b) != Queues::kNone)
-      audit.expect(!facts(b).passed || !queue_.linked(b),
-                   BlockAudit::name(b) + " was taken out of the queue it is in");
-}
-
-void SievePolicy::fingerprint(std::string& out) const {
-  queue_.fingerprint(out);
-  cursor_.fingerprint(out);
-  put_numbers(out, hand_);
-  for (BlockId b = 0; b < blocks_.count; ++b)
-    if (queue_.queue_of(b) != Queues::kNone)
-      put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
 }
 
 }  // namespace blockmgr

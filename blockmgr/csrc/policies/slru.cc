@@ -1,7 +1,5 @@
 #include "policies/slru.h"
 
-#include "checks/audit.h"
-
 namespace blockmgr {
 
 namespace {
@@ -43,17 +41,6 @@ BlockId SlruPolicy::victim() noexcept {
 
 std::int64_t SlruPolicy::num_steps() const {
   return cursors_[kProbation].steps() + cursors_[kProtected].steps();
-}
-
-void SlruPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, true);
-  audit.expect(queues_.size(kProtected) <= limit_ || queues_.empty(kProtected),
-               "idle blocks are protected beyond the limit");
-}
-
-void SlruPolicy::fingerprint(std::string& out) const {
-  queues_.fingerprint(out);
-  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
 }
 
 }  // namespace blockmgr

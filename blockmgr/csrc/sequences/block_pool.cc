@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "checks/audit.h"
 #include "memory/errors.h"
 
 namespace blockmgr {
@@ -353,19 +352,6 @@ std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view n
 std::size_t BlockPool::memory() const {
   return blocks_.bytes() + index_.memory() + copies_.memory() + marks_.bytes() +
          digests_.capacity() + tokens_.capacity() * sizeof(Token);
-}
-
-std::vector<std::string> BlockPool::violations() const {
-  BlockAudit audit(blocks_, index_, pool_, copies_);
-  for (BlockId b = first_; b < blocks_.count; ++b) audit.refs(b) = blocks_[b].ref_count;
-  audit.check_blocks();
-  return audit.result();
-}
-
-std::string BlockPool::fingerprint() const {
-  std::string out = block_fingerprint(blocks_, pool_, copies_);
-  put_numbers(out, last_ticket_);
-  return out;
 }
 
 }  // namespace blockmgr

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
-#include "checks/audit.h"
 #include "memory/block.h"
 
 namespace blockmgr {
@@ -38,11 +38,7 @@ class RecentHits {
   const Sums& sums() const { return sums_; }
   std::size_t bytes() const { return ring_.bytes(); }
 
-  void fingerprint(std::string& out) const {
-    put_numbers(out, next_, sums_.requests);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(sums_.requests); ++i)
-      put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
-  }
+  void fingerprint(std::string& out) const;
 
  private:
   struct Request {

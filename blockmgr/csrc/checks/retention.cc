@@ -1,4 +1,4 @@
-// What levels and pins take, whether they add up, and what they are.
+// Whether levels and pins add up, and what they are.
 #include <bit>
 #include <utility>
 
@@ -6,13 +6,6 @@
 #include "policies/retention.h"
 
 namespace blockmgr {
-
-std::size_t RetainingPolicy::memory() const {
-  std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
-  total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
-  total += strays_.memory();
-  return total + (base_ ? base_->memory() : 0);
-}
 
 void RetainingPolicy::audit(BlockAudit& audit) const {
   const auto count = static_cast<std::size_t>(blocks_.count);

@@ -1,8 +1,9 @@
-// What holds for sequences and their tables, on top of what holds for the blocks.
+// What holds for sequences and their tables, on top of what holds for the blocks; and for a pool.
 #include "checks/audit.h"
 
 #include <set>
 
+#include "sequences/block_pool.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -134,6 +135,25 @@ std::string Sequences::fingerprint() const {
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
               last_ticket_, open_steps_.size());
   recent_hits_.fingerprint(out);
+  return out;
+}
+
+void RecentHits::fingerprint(std::string& out) const {
+  put_numbers(out, next_, sums_.requests);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(sums_.requests); ++i)
+    put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
+}
+
+std::vector<std::string> BlockPool::violations() const {
+  BlockAudit audit(blocks_, index_, pool_, copies_);
+  for (BlockId b = first_; b < blocks_.count; ++b) audit.refs(b) = blocks_[b].ref_count;
+  audit.check_blocks();
+  return audit.result();
+}
+
+std::string BlockPool::fingerprint() const {
+  std::string out = block_fingerprint(blocks_, pool_, copies_);
+  put_numbers(out, last_ticket_);
   return out;
 }
 

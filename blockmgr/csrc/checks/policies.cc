@@ -1,0 +1,166 @@
+// What the books of each eviction policy promise, and what decides a victim in them.
+#include "checks/audit.h"
+#include "policies/adaptive.h"
+#include "policies/arc.h"
+#include "policies/lfuda.h"
+#include "policies/s3fifo.h"
+#include "policies/sieve.h"
+#include "policies/slru.h"
+
+namespace blockmgr {
+
+void LfudaPolicy::audit(BlockAudit& audit) const {
+  std::int32_t idle = 0;
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    const Block& block = blocks_[b];
+    const Facts& f = facts(b);
+    const std::string who = BlockAudit::name(b);
+    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool is_idle = keyed && !block.used() && !block.fence;
+    idle += is_idle;
+    audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
+    audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
+    audit.expect(!f.uses || (f.key <= age_ + f.uses && f.key > f.uses - 1),
+                 who + " has a wrong key");
+    if (!f.position) continue;
+    const std::int32_t at = f.position - 1;
+    audit.expect(at < size_ && heap_[static_cast<std::size_t>(at)] == b, who + " is misplaced");
+    audit.expect(!at || before(heap_[static_cast<std::size_t>((at - 1) / 2)], b),
+                 who + " is out of order in the heap");
+  }
+  audit.expect(idle == size_, "the heap has another size than there are idle blocks");
+}
+
+void LfudaPolicy::fingerprint(std::string& out) const {
+  put_numbers(out, age_, size_);
+  for (std::int32_t i = 0; i < size_; ++i) {
+    const BlockId b = heap_[static_cast<std::size_t>(i)];
+    put_numbers(out, b, facts(b).stamp);
+  }
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).key);
+  cursor_.fingerprint(out);
+}
+
+void S3FifoPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, false);
+  ghosts_.audit(audit);
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    if (queues_.queue_of(b) == Queues::kNone) continue;
+    audit.expect(facts(b).hits <= kMostHits, BlockAudit::name(b) + " was hit too often");
+    audit.expect(!facts(b).front || !queues_.linked(b),
+                 BlockAudit::name(b) + " was taken out of the queue it is in");
+  }
+}
+
+void S3FifoPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  ghosts_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queues_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
+}
+
+void ArcPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, true);
+  ghosts_.audit(audit);
+  audit.expect(target_ >= 0 && target_ <= capacity_, "the target of the first queue is impossible");
+  audit.expect(!ghosts_.size(kB1) || queues_.size(kT1) + ghosts_.size(kB1) <= capacity_,
+               "the first queue and its ghosts are more than the cache");
+  audit.expect(queues_.size(kT1) + queues_.size(kT2) + ghosts_.size() <= 2 * capacity_,
+               "blocks and ghosts are more than twice the cache");
+}
+
+void ArcPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  ghosts_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+  out += std::to_string(target_) + ' ';
+}
+
+void SievePolicy::audit(BlockAudit& audit) const {
+  queue_.audit(audit, blocks_, false);
+  audit.expect(
+      hand_ == queue_.end(0) || (hand_ >= 0 && hand_ < blocks_.count && queue_.linked(hand_)),
+      "the hand of the eviction queue points nowhere");
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queue_.queue_of(b) != Queues::kNone)
+      audit.expect(!facts(b).passed || !queue_.linked(b),
+                   BlockAudit::name(b) + " was taken out of the queue it is in");
+}
+
+void SievePolicy::fingerprint(std::string& out) const {
+  queue_.fingerprint(out);
+  cursor_.fingerprint(out);
+  put_numbers(out, hand_);
+  for (BlockId b = 0; b < blocks_.count; ++b)
+    if (queue_.queue_of(b) != Queues::kNone)
+      put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
+}
+
+void SlruPolicy::audit(BlockAudit& audit) const {
+  queues_.audit(audit, blocks_, true);
+  audit.expect(queues_.size(kProtected) <= limit_ || queues_.empty(kProtected),
+               "idle blocks are protected beyond the limit");
+}
+
+void SlruPolicy::fingerprint(std::string& out) const {
+  queues_.fingerprint(out);
+  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
+}
+
+void AdaptivePolicy::audit(BlockAudit& audit) const {
+  int num_listed = 0;
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    const Block& block = blocks_[b];
+    const Facts& f = facts(b);
+    const std::string who = BlockAudit::name(b);
+    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool idle = keyed && !block.used() && !block.fence;
+    audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
+    audit.expect(f.listed == (idle && block.first_child < 0),
+                 who + " is a leaf and no candidate, or the reverse");
+    audit.expect(f.sampled == (keyed && is_full(b) && sample_.takes(tag(b))),
+                 who + " is in the sample or should be");
+    num_listed += f.listed;
+  }
+  audit.expect(num_listed == lists_.size(), "the candidates are miscounted");
+  std::vector<bool> seen(facts_.size());
+  for (int i = 0; i < spans_.count(); ++i)
+    for (int level = 0; level < ReuseModel::kLevels; ++level)
+      lists_.each(lists_.list(spans_.slot(i), level), [&](BlockId b) {
+        const std::string who = BlockAudit::name(b);
+        audit.expect(facts(b).listed && !seen[static_cast<std::size_t>(b)],
+                     who + " is in a list it does not belong in");
+        audit.expect(facts(b).level == level, who + " is in the list of another level");
+        // Its time is kept in whole units, so it may seem to be of the span before.
+        const int slot = spans_.slot_at(time_of(facts(b).since));
+        audit.expect(slot == spans_.slot(i) || (i > 0 && slot == spans_.slot(i - 1)),
+                     who + " is in the list of another age");
+        seen[static_cast<std::size_t>(b)] = true;
+        --num_listed;
+      });
+  audit.expect(num_listed == 0, "a candidate is in no list");
+  audit.expect(lists_.least_is_least(), "a candidate is worth less than the next to go");
+  sample_.audit(audit);
+}
+
+void AdaptivePolicy::fingerprint(std::string& out) const {
+  put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
+  out.append(reinterpret_cast<const char*>(&usual_blocks_), sizeof usual_blocks_);
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    const Facts& f = facts(b);
+    if (!blocks_[b].keyed()) continue;
+    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
+                f.idle);
+  }
+  for (const Ghost& ghost : ghosts_)
+    if (ghost.place.turn)
+      put_numbers(out, ghost.tag, ghost.since, ghost.place.turn, ghost.place.gap);
+  spans_.fingerprint(out);
+  lists_.fingerprint(out);
+  sample_.fingerprint(out);
+}
+
+}  // namespace blockmgr
