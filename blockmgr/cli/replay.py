@@ -95,7 +95,7 @@ def replay(
             # Before the work, so that a missing extra does not waste it.
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
-            plot.check_path(plot_path, inputs=(found.trace_path,))
+            plot.check_path(plot_path, inputs=found.files)
         config = ReplayConfig(**settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         total = len(trace.requests) * len(capacities)
