@@ -14,7 +14,7 @@ from blockmgr.lab.choices import hint, parse_policies, pick
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.trace import Trace, read_trace
-from blockmgr.lab.workloads import WORKLOADS, generate
+from blockmgr.lab.workloads import NAMES, generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def trace_options(command: F) -> F:
     for option in (
         click.option(
             "--workload",
-            type=click.Choice(sorted(WORKLOADS)),
+            type=click.Choice(sorted(NAMES)),
             help=f"Replay a generated workload.  [default: {DEFAULT_WORKLOAD}]",
         ),
         click.option(
@@ -228,13 +228,13 @@ def chosen_source(
         raise click.UsageError("SOURCE excludes --trace and --workload", ctx)
     if source == STDIN or Path(source).is_file():
         return Source(Path(source), None)
-    if source in WORKLOADS:
+    if source in NAMES:
         return Source(None, source)
     if Path(source).is_dir():
         return Source(Path(source), None)
-    known = ", ".join(WORKLOADS)
+    known = ", ".join(NAMES)
     message = f"SOURCE must be a file, a folder or one of {known}, got {source!r}"
-    raise click.UsageError(message + hint(source, WORKLOADS), ctx)
+    raise click.UsageError(message + hint(source, NAMES), ctx)
 
 
 def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Trace:
