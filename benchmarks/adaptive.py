@@ -6,8 +6,9 @@ gap between LRU and it that ``adaptive`` closes. Capacities are shares of the bl
 pool would keep; those below the largest request are left out.
 
 Workloads: the trace given with --trace, once one request at a time and once with service times;
-its halves; and the generators. The policy that knows the future is written in Python and takes some
-microseconds a block: block size 16 on a long trace takes hours with it, --no-optimum leaves it out.
+its halves; and the larger variants of the generators, with seed 1. The policy that knows the future
+is written in Python and takes some microseconds a block: block size 16 on a long trace takes hours
+with it, --no-optimum leaves it out.
 
 Run: python -m benchmarks.adaptive [--trace FILE] [--block-size 512] [--shares 1,2,5,10,20,50]
          [--no-optimum] [--json FILE]
@@ -30,20 +31,14 @@ from rich.table import Table
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.trace import Trace, read_trace
-from blockmgr.lab.workloads import generate
+from blockmgr.lab.workloads import VARIANTS, generate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NEVER = 1 << 60
 
-GENERATED = {
-    "chat": {"seed": 1, "conversations": 1500},
-    "chat, slow": {"seed": 1, "conversations": 1000, "think_s": 120, "conversations_per_s": 2},
-    "agent": {"seed": 1, "agents": 300},
-    "shared-prompt": {"seed": 1, "requests": 4000},
-    "few-shot": {"seed": 1, "requests": 4000},
-}
+SEED = 1  # of the generators; their defaults are too small to learn from
 
 
 class Recorder:
@@ -196,8 +191,8 @@ def workloads(path: Path | None, block_size: int) -> Iterator[tuple[str, Trace, 
         yield "trace, first half", Trace("first", trace.requests[:half]), block_size
         yield "trace, second half", Trace("second", trace.requests[half:]), block_size
         return
-    for name, changes in GENERATED.items():
-        yield name, generate(name.partition(",")[0], **changes), 16
+    for name in VARIANTS:
+        yield name, generate(name, SEED), 16
 
 
 def main() -> None:

@@ -17,17 +17,18 @@ from pathlib import Path
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.trace import Trace, read_trace
-from blockmgr.lab.workloads import WORKLOADS, generate
+from blockmgr.lab.workloads import NAMES, generate
 
 
 def main() -> None:
     """Replays every cell and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy_rates", description=__doc__)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--workload", choices=list(WORKLOADS), default="chat")
+    source.add_argument("--workload", choices=NAMES, default="chat")
     source.add_argument("--trace", type=Path)
-    parser.add_argument("--seed", type=int, default=1, help="of the generated workload")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated workload")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--capacities", default="1%,2%,5%,10%,20%,50%")
     arguments = parser.parse_args()
@@ -46,14 +47,17 @@ def main() -> None:
     attainable = unbounded(trace, ReplayConfig(**config))
     working_set = attainable.working_set_blocks
     capacities = {
-        text: round(working_set * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-        for text in arguments.capacities.split(",")
+        size.text: size.blocks(working_set) for size in parse_capacities(arguments.capacities)
     }
     headings = [
         f"{text} ({blocks:,})" if "%" in text else f"{blocks:,}"
         for text, blocks in capacities.items()
     ]
-    print(f"{trace.name}, block size {arguments.block_size}, {len(trace.requests):,} requests,")
+    seed = "" if arguments.trace else f", seed {arguments.seed}"
+    print(
+        f"{trace.name}{seed}, block size {arguments.block_size}, {len(trace.requests):,} requests,"
+    )
+    print("one request at a time, outputs of which the length alone is known left out,")
     print(f"working set {working_set:,} blocks; unbounded {100 * attainable.hit_rate:.2f} %\n")
     print(f"| token hit rate, % | {' | '.join(headings)} |")
     print(f"|---|{'---:|' * len(capacities)}", flush=True)

@@ -20,7 +20,14 @@ from blockmgr.errors import TraceFormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MAX_LINE_BYTES", "bounded_lines", "check_output", "printable", "replacing"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "bounded_lines",
+    "bounded_lines_of",
+    "check_output",
+    "printable",
+    "replacing",
+]
 
 MAX_LINE_BYTES: Final = 64 * 2**20
 """Longest line that is read, its end included: some ten million tokens in full."""
@@ -40,14 +47,24 @@ def bounded_lines(
         OSError: The file cannot be read.
     """
     with Path(path).open("rb") as file:
-        number = 0
-        while raw := file.readline(most_bytes + 1):
-            number += 1
-            if len(raw) > most_bytes:
-                found = f"a line of more than {most_bytes} bytes"
-                expected = f"at most {most_bytes} bytes a line"
-                raise TraceFormatError(str(path), number, most_bytes + 1, found, expected)
-            yield number, raw
+        yield from bounded_lines_of(file, str(path), most_bytes)
+
+
+def bounded_lines_of(file: BinaryIO, path: str, most_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """``bounded_lines`` of a file that is open, called ``path`` in messages.
+
+    Raises:
+        TraceFormatError: As ``bounded_lines`` does.
+        OSError: The file cannot be read.
+    """
+    number = 0
+    while raw := file.readline(most_bytes + 1):
+        number += 1
+        if len(raw) > most_bytes:
+            found = f"a line of more than {most_bytes} bytes"
+            expected = f"at most {most_bytes} bytes a line"
+            raise TraceFormatError(path, number, most_bytes + 1, found, expected)
+        yield number, raw
 
 
 def check_output(
@@ -83,7 +100,9 @@ def check_output(
     if target.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {str(target)!r}")
     for other in inputs:
-        if other is not None and target.exists() and target.samefile(other):
+        if other is None or not target.exists() or not Path(other).exists():
+            continue
+        if target.samefile(other):
             raise ValueError(
                 f"{name} must not be the file that is read, got {str(target)!r} for both"
             )

@@ -19,12 +19,14 @@ from types import FrameType
 from typing import Any
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab import trace
+from blockmgr.lab import formats, trace
+from blockmgr.lab.formats import chat, ids, kv_events, opened, own, reading, record, vllm_log
 from blockmgr.stress import shrink
 
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-PARSERS = {trace.__file__, shrink.__file__}
+READERS = (formats, chat, ids, kv_events, opened, own, reading, record, vllm_log)
+PARSERS = {trace.__file__, shrink.__file__, *(module.__file__ for module in READERS)}
 if HAS_TORCH:
     from blockmgr.kv import shape
 
@@ -42,7 +44,10 @@ def read_trace(data: bytes) -> None:
     path.write_bytes(data)
     try:
         read = trace.read_trace(path)
-    except TraceFormatError as error:
+    except (TraceFormatError, ValueError) as error:
+        if not isinstance(error, TraceFormatError):
+            expect("--" in str(error), f"no option is named: {error}")
+            return
         expect(str(error).startswith(str(path)), f"no file is named: {error}")
         return
     if sum(request.num_prompt_tokens for request in read.requests) > 10_000:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import contextmanager, suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
 
 __all__ = [
+    "READING",
     "Group",
     "WrongCommand",
     "WrongInput",
@@ -48,6 +49,10 @@ __all__ = [
     "tell_rejected",
     "telling",
 ]
+
+
+READING: Final = "blockmgr.reading"
+"""Where a context keeps how a trace is read."""
 
 
 class WrongCommand(click.ClickException):
@@ -193,7 +198,8 @@ def repeat_command(
         given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if name in leave_out or not (given or name in always):
             continue
-        value = values.get(name, ctx.params[name])
+        reading = ctx.meta.get(READING, {})
+        value = values.get(name, ctx.params.get(name, reading.get(name)))
         if isinstance(value, bool):
             words.append(parameter.opts[0])
         elif isinstance(parameter, click.Argument):

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from blockmgr.cli.common import READING
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.choices import hint, parse_policies, pick
+from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.trace import Trace, read_trace
-from blockmgr.lab.workloads import WORKLOADS, generate
+from blockmgr.lab.workloads import NAMES, generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,19 +44,44 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def trace_options(command: F) -> F:
-    """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``."""
+    """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``; how a trace is read.
+
+    What says how is left in the context, for ``chosen_trace``.
+    """
     for option in (
         click.option(
             "--workload",
-            type=click.Choice(sorted(WORKLOADS)),
+            type=click.Choice(sorted(NAMES)),
             help=f"Replay a generated workload.  [default: {DEFAULT_WORKLOAD}]",
+        ),
+        click.option(
+            "--tokens-per-id",
+            type=click.IntRange(min=1),
+            callback=_reading,
+            expose_value=False,
+            help="Tokens an id of the trace stands for.  [default: from the lengths of prompts]",
+        ),
+        click.option(
+            "--tokenizer",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="FOLDER",
+            callback=_reading,
+            expose_value=False,
+            help="Tokenizer for a trace of text: a local Hugging Face folder.",
+        ),
+        click.option(
+            "--sort",
+            is_flag=True,
+            callback=_reading,
+            expose_value=False,
+            help="Take the requests of the trace in any order.",
         ),
         click.option(
             "--trace",
             "trace_path",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            type=click.Path(exists=True, allow_dash=True, path_type=Path),
             metavar="FILE",
-            help="Replay a recorded trace: Mooncake JSONL, or blockmgr's own.",
+            help="Replay a recorded trace: a file, a folder, or - for standard input.",
         ),
     ):
         command = option(command)
@@ -87,6 +114,12 @@ def how_options_without(*names: str) -> Callable[[F], F]:
 def debug_option(command: F) -> F:
     """``--debug``."""
     return click.option("--debug", is_flag=True, help="Show where an error came from.")(command)
+
+
+def _reading(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    if value is not None:
+        ctx.meta.setdefault(READING, {})[param.name] = value
+    return value
 
 
 def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Fraction | None:
@@ -164,6 +197,11 @@ class Source:
     trace_path: Path | None
     workload: str | None
 
+    @property
+    def files(self) -> list[str]:
+        """The files that are read; raises ``ValueError`` for a folder without any."""
+        return [] if self.trace_path is None else parts(self.trace_path)
+
     def trace(self, seed: int) -> Trace:
         """The requests; raises what ``chosen_trace`` does."""
         return chosen_trace(self.trace_path, self.workload, seed)
@@ -188,13 +226,15 @@ def chosen_source(
         return Source(trace_path, workload)
     if trace_path is not None or workload is not None:
         raise click.UsageError("SOURCE excludes --trace and --workload", ctx)
-    if Path(source).is_file():
+    if source == STDIN or Path(source).is_file():
         return Source(Path(source), None)
-    if source in WORKLOADS:
+    if source in NAMES:
         return Source(None, source)
-    known = ", ".join(WORKLOADS)
-    message = f"SOURCE must be a file or one of {known}, got {source!r}{hint(source, WORKLOADS)}"
-    raise click.UsageError(message, ctx)
+    if Path(source).is_dir():
+        return Source(Path(source), None)
+    known = ", ".join(NAMES)
+    message = f"SOURCE must be a file, a folder or one of {known}, got {source!r}"
+    raise click.UsageError(message + hint(source, NAMES), ctx)
 
 
 def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Trace:
@@ -202,10 +242,13 @@ def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Tr
 
     Raises:
         TraceFormatError: The file is not a trace.
+        MissingExtraError: Reading it takes an extra that is not installed.
+        ValueError: Something has to be said for this trace, such as a tokenizer.
         OSError: The file cannot be read.
     """
     if trace_path is not None:
-        return read_trace(trace_path)
+        context = click.get_current_context(silent=True)
+        return read_trace(trace_path, **(context.meta.get(READING, {}) if context else {}))
     return generate(workload or DEFAULT_WORKLOAD, seed)
 
 

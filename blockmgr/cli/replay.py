@@ -60,6 +60,14 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     metavar="SHARE",
     help="Exit with 1 if a capacity stays below this, such as 30%.",
 )
+@click.option(
+    "--no-attainable",
+    "ceiling",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Leave out the unbounded pool, which takes memory for every distinct prefix.",
+)
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--plot",
@@ -82,6 +90,7 @@ def replay(
     min_hit_rate: Fraction | None,
     json_wanted: bool,
     plot_path: Path | None,
+    ceiling: bool,
     debug: bool,
     **settings: Any,
 ) -> None:
@@ -95,12 +104,12 @@ def replay(
             # Before the work, so that a missing extra does not waste it.
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
-            plot.check_path(plot_path, inputs=(found.trace_path,))
+            plot.check_path(plot_path, inputs=found.files)
         config = ReplayConfig(**settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         total = len(trace.requests) * len(capacities)
         with progress_bar("replaying", "requests", total) as progress:
-            outcome = study(trace, capacities, config, progress=progress)
+            outcome = study(trace, capacities, config, ceiling=ceiling, progress=progress)
         named = source is not None or trace_path is not None
         chosen = {"workload": None if named else workload or DEFAULT_WORKLOAD}
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen)

@@ -108,7 +108,7 @@ def report(
     with one_line_errors(ctx, show_traceback=debug):
         from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-        inputs = (chosen.trace_path,)
+        inputs = chosen.files
         page.check_path(output, inputs=inputs)
         pictures = [path for path in (png, svg) if path is not None]
         for path, suffix in ((png, ".png"), (svg, ".svg")):

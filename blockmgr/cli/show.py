@@ -110,7 +110,7 @@ def show(
         raise click.UsageError("--step and --at exclude each other", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         if output is not None:
-            check_path(output, inputs=(found.trace_path,))
+            check_path(output, inputs=found.files)
         config = ReplayConfig(**settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)

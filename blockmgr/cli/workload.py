@@ -18,7 +18,7 @@ from blockmgr.lab.mooncake import write_mooncake
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
 from blockmgr.lab.trace import write_trace
-from blockmgr.lab.workloads import WORKLOADS, generate
+from blockmgr.lab.workloads import NAMES, VARIANTS, WORKLOADS, generate
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
@@ -36,9 +36,9 @@ LOST: Final = (
 
 
 def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
-    if name not in WORKLOADS:
-        known = f"must be one of {', '.join(WORKLOADS)}"
-        raise click.BadParameter(f"{known}, got {name!r}{hint(name, WORKLOADS)}")
+    if name not in NAMES:
+        known = f"must be one of {', '.join(NAMES)}"
+        raise click.BadParameter(f"{known}, got {name!r}{hint(name, NAMES)}")
     return name
 
 
@@ -96,10 +96,16 @@ def workload(
             for fact, value in facts.items():
                 shown = f"{value:.2%}" if isinstance(value, float) else f"{value:,}"
                 table.add_row(fact.replace("_", " "), shown)
-            print_table(table, sys.stdout, f"{name}: {WORKLOADS[name].summary}")
+            print_table(table, sys.stdout, f"{name}: {_summary(name)}")
             click.echo(provenance.line, err=True)
         if export is not None and format_ == "mooncake":
             click.echo(LOST, err=True)
+
+
+def _summary(name: str) -> str:
+    generator, changes = VARIANTS.get(name, (name, {}))
+    others = ", ".join(f"{parameter} {value:,}" for parameter, value in changes.items())
+    return WORKLOADS[generator].summary + (f" As {generator}, but {others}." if others else "")
 
 
 def _facts(trace: Trace) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The lab: seeded workloads and recorded traces, replayed through the real manager.
 
-* ``trace``: requests, and the files they come from.
+* ``trace``, ``request`` and ``stored``: requests, and where they are kept.
+* ``formats``: the files that traces come from, one reader a format.
 * ``workloads``: seeded generators of requests.
 * ``replay``: a trace through a ``BlockManager``, with concurrency.
 * ``moment``: a replay stopped on its way, to look at the manager.

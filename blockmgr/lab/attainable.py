@@ -1,9 +1,9 @@
 """The hit rate of an unbounded pool, without building one.
 
 Every prefix that was ever computed stays, so all that matters is which prefixes came before. They
-form a forest of segments, one tree a namespace: the 512 tokens of a hash id if prompts are known
+form a forest of segments, one tree a namespace: the tokens of a hash id if prompts are known
 by ids, one block of tokens otherwise. A segment remembers how many of its tokens have been
-computed, because the last id of a prompt stands for fewer than 512.
+computed, because the last id of a prompt stands for fewer than the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt, Request, Tokens, Trace
+from blockmgr.lab.trace import HashedPrompt, Request, Tokens, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -74,8 +74,8 @@ class _Unbounded:
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._requests = trace.requests
         self._config = config
-        self._hashed = trace.is_hashed
-        self._segment_size = TOKENS_PER_HASH_ID if self._hashed else config.block_size
+        self._segment_size = trace.segment_size(config.block_size)
+        self._hashed = trace.is_hashed and self._segment_size == trace.tokens_per_id
         # (parent segment, key) -> segment. Roots are keyed by namespace under no parent.
         self._segments: dict[tuple[int, Hashable], int] = {}
         self._computed: list[int] = []

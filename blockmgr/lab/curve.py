@@ -34,7 +34,6 @@ from blockmgr.lab.distances import Counts, StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
 from blockmgr.lab.references import Rule, references
 from blockmgr.lab.spread import Floats, half_width
-from blockmgr.lab.trace import TOKENS_PER_HASH_ID
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig
@@ -253,7 +252,7 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
     hit_blocks = np.interp(points, scaled, found).astype(np.int64)
     errors = None
     if rate < 1:
-        unit = TOKENS_PER_HASH_ID // config.block_size if trace.is_hashed else 1
+        unit = trace.segment_size(config.block_size) // config.block_size
         share = config.block_size / stream.query_tokens
         deviation: Floats = walk.look_ups.miss_deviation(capacities, rate, unit) * share
         deviation = np.interp(points, scaled, deviation).astype(np.float64)

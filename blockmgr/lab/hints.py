@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt
+from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -22,7 +22,7 @@ class Outlook:
     """For each request of a trace, whether another one is still to come that goes on from it.
 
     A request goes on from an earlier one if the cache could serve it every whole segment of the
-    earlier one's prompt. Segments are the 512 tokens of a hash id if all prompts are known by ids,
+    earlier one's prompt. Segments are the tokens of a hash id if all prompts are known by ids,
     else blocks. Whatever was generated does not count: a conversation that drops its outputs, or
     asks again, goes on as well. A prompt shorter than a segment never does.
 
@@ -35,8 +35,8 @@ class Outlook:
 
     def __init__(self, trace: Trace, block_size: int) -> None:
         self._requests = trace.requests
-        self._hashed = trace.is_hashed
-        self._segment_size = TOKENS_PER_HASH_ID if self._hashed else block_size
+        self._segment_size = trace.segment_size(block_size)
+        self._hashed = trace.is_hashed and self._segment_size == trace.tokens_per_id
         self._segments: dict[tuple[Hashable, Hashable], int] = {}
         chains = [list(self._chain(request)) for request in trace.requests]
         last_served: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Outlook:
     def num_returning_tokens(self, number: int) -> int:
         """Leading tokens of a request's prompt that another prompt can hold as well.
 
-        A last id that covers fewer than its 512 tokens belongs to prompts of just that length:
+        A last id that covers fewer than all its tokens belongs to prompts of just that length:
         whatever goes on from such a prompt has another id there, so its blocks, where they are
         smaller than that, are found by nobody.
 
@@ -69,7 +69,8 @@ class Outlook:
             number: Number of the request in the trace, from 1.
         """
         num_tokens = self._requests[number - 1].num_prompt_tokens
-        return num_tokens // TOKENS_PER_HASH_ID * TOKENS_PER_HASH_ID if self._hashed else num_tokens
+        size = self._segment_size
+        return num_tokens // size * size if self._hashed else num_tokens
 
     def _chain(self, request: Request) -> Iterator[int]:
         """The whole segments of a prompt, each named by all that comes before it."""

@@ -104,11 +104,14 @@ def _draw(axes: Axes, study: Study) -> None:
     )
     blocks = np.array([result.num_blocks for result, _ in runs])
     rates = np.array([100 * result.hit_rate for result, _ in runs])
-    ceiling = 100 * study.attainable.hit_rate
     labelled = _spaced(blocks)
 
-    axes.axhline(ceiling, color=CEILING, linestyle=(0, (6, 4)), linewidth=1.4)
-    _label(axes, f"attainable, unbounded pool: {ceiling:.1f} %", (blocks[0], ceiling), CEILING)
+    ceiling = 0.0
+    if study.attainable is not None:
+        ceiling = 100 * study.attainable.hit_rate
+        axes.axhline(ceiling, color=CEILING, linestyle=(0, (6, 4)), linewidth=1.4)
+        text = f"attainable, unbounded pool: {ceiling:.1f} %"
+        _label(axes, text, (blocks[0], ceiling), CEILING)
     axes.plot(blocks, rates, color=MEASURED, marker="o", markersize=5, linewidth=1.8)
     for number in labelled:
         point = (blocks[number], rates[number])
@@ -185,7 +188,7 @@ def _write_csv(study: Study, path: Path) -> None:
                 result.hit_tokens,
                 result.hit_rate,
                 result.evictions,
-                study.attainable.hit_rate,
+                None if study.attainable is None else study.attainable.hit_rate,
             )
         )
     with replacing(path) as file:

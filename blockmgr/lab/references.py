@@ -42,7 +42,7 @@ import numpy as np
 
 from blockmgr.lab.replay import held_blocks
 from blockmgr.lab.runs import NO_RUN, References, RequestReferences, Runs
-from blockmgr.lab.trace import TOKENS_PER_HASH_ID, HashedPrompt
+from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -164,7 +164,7 @@ def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
 class _Builder:
     """Two passes: every path into a tree of segments, then the tree cut into runs.
 
-    A segment is the 512 tokens of a hash id if prompts are known by ids, one block otherwise.
+    A segment is the tokens of a hash id if prompts are known by ids, one block otherwise.
     Only what paths do at the ends of segments, and the cuts within, decide where runs end.
     """
 
@@ -174,8 +174,9 @@ class _Builder:
         self._remapped = replace(config, dedup="remap")  # nobody holds a block twice for long
         self._rule = rule
         self._sample = sample
-        self._hashed = trace.is_hashed
-        self._segment_blocks = TOKENS_PER_HASH_ID // config.block_size if self._hashed else 1
+        size = trace.segment_size(config.block_size)
+        self._hashed = trace.is_hashed and size == trace.tokens_per_id
+        self._segment_blocks = size // config.block_size
         # Segments by (parent, key). A root is keyed by its namespace and holds no block.
         self._children: dict[tuple[int, bytes], int] = {}
         self._parent: list[int] = []

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.hints import Outlook
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
+from blockmgr.lab.request import OUTPUT_TOKEN
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ __all__ = [
     "held_blocks",
     "replay",
 ]
-
-MAX_TOKEN: Final = 2**32 - 1
 
 Clock = Callable[[], float]
 """Seconds that only grow, such as ``time.thread_time``, the processor's for this thread alone."""
@@ -111,15 +109,17 @@ class EventLoop:
         stop_after: int | None = None,
         ghost_blocks: int = 0,
     ) -> None:
-        trace.check_block_size(config.block_size)
+        trace.check_block_size(config.block_size, config.min_partial_tokens)
         self._requests = trace.requests
         self._config = config
         self._progress = progress or (lambda: None)
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
-        sequences = sum(request.num_samples for request in trace.requests)
-        widest = max(held_blocks(request, config) for request in trace.requests)
+        sequences, widest = 0, 0
+        for request in trace.requests:
+            sequences += request.num_samples
+            widest = max(widest, held_blocks(request, config))
         self._free_rows = min(config.max_seqs, sequences)
         self._rows = self._free_rows
         self._manager = BlockManager(
@@ -136,11 +136,13 @@ class EventLoop:
         )
         self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
         self._num_admitted = 0  # or rejected: they come first in the trace
+        self._num_arrived = 0
         self._num_blocks = num_blocks
-        self._waiting: deque[Waiting] = deque()
+        self._head: Waiting | None = None  # the first that waits, once it was looked at
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
-        self._numbers: list[int] = []  # of the requests admitted, in that order
+        self._numbers: dict[int, int] = {}  # in the trace, of those that run, by admission
+        self._order = 0  # requests admitted
         self._rejected = 0
         self._rejected_tokens = 0
         self._waited = 0
@@ -156,7 +158,9 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._waiting.append(Waiting(number, request))
+            self._num_arrived = number
+            if self._num_admitted == number - 1:
+                self._head = Waiting(number, request)
             self._admit_waiting(request.arrival_ms)
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
@@ -192,7 +196,7 @@ class EventLoop:
     @property
     def num_waiting(self) -> int:
         """Requests that have come and were not admitted yet."""
-        return len(self._waiting)
+        return self._num_arrived - self._num_admitted
 
     def running(self) -> list[tuple[int, list[int]]]:
         """Running requests in order of admission: number in the trace, from 1, and handles."""
@@ -211,13 +215,16 @@ class EventLoop:
                 return
             while self._running and self._running[0][0] == instant:
                 _, order, request, handles = heapq.heappop(self._running)
-                self._end(request, handles, self._numbers[order])
+                self._end(request, handles, self._numbers.pop(order))
             self._count_step(instant)
             self._admit_waiting(instant)
 
     def _admit_waiting(self, now: int) -> None:
-        while self._waiting:
-            head = self._waiting[0]
+        while self._num_admitted < self._num_arrived:
+            if self._head is None:
+                # Not kept meanwhile: most of a trace may wait for a pool that is too small.
+                self._head = Waiting(self._num_admitted + 1, self._requests[self._num_admitted])
+            head = self._head
             if self._never_fits(head.request):
                 self._rejected += 1
                 self._rejected_tokens += head.request.num_prompt_tokens
@@ -227,7 +234,7 @@ class EventLoop:
                 self._wait_ms += now - head.request.arrival_ms
             else:
                 return
-            self._num_admitted = self._waiting.popleft().number
+            self._num_admitted, self._head = head.number, None
             self._progress()
 
     def _never_fits(self, request: Request) -> bool:
@@ -247,8 +254,9 @@ class EventLoop:
             return False
         self._free_rows -= len(handles)
         end_ms = now + self._config.service_ms(request)
-        heapq.heappush(self._running, (end_ms, len(self._numbers), request, handles))
-        self._numbers.append(waiting.number)
+        heapq.heappush(self._running, (end_ms, self._order, request, handles))
+        self._numbers[self._order] = waiting.number
+        self._order += 1
         return True
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
@@ -301,8 +309,7 @@ class EventLoop:
         [length, *_] = self._config.output_lengths(request)
         if request.outputs or not length:
             return request.outputs
-        # One token for each request, from the top: the ids of traces expand from the bottom.
-        return (np.full(length, MAX_TOKEN - number, dtype=np.uint32),)
+        return (np.full(length, OUTPUT_TOKEN + number % OUTPUT_TOKEN, dtype=np.uint32),)
 
     def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
         """Say that nobody comes back to the rest of a prompt."""

@@ -82,14 +82,14 @@ def as_json(study: Study, provenance: Provenance) -> str:
     """The study as JSON: keys sorted, host times left out, so equal runs give equal bytes."""
     best = study.attainable
     document = {
-        "attainable": {**asdict(best), "hit_rate": best.hit_rate},
+        "attainable": None if best is None else {**asdict(best), "hit_rate": best.hit_rate},
         "config": asdict(study.config),
         "results": [
             {**_counts(result), "capacity": capacity.text, "hit_rate": result.hit_rate}
             for capacity, result in zip(study.capacities, study.results, strict=True)
         ],
         "trace": study.trace,
-        "working_set_blocks": best.working_set_blocks,
+        "working_set_blocks": None if best is None else best.working_set_blocks,
     }
     return json_text(document, provenance)
 
@@ -110,9 +110,10 @@ def print_study(study: Study, file: TextIO) -> None:
     rejected = any(result.rejected for result in study.results)
     title = (
         f"{study.trace}: {study.results[0].requests:,} requests, "
-        f"{best.query_tokens:,} prompt tokens, blocks of {study.config.block_size}, "
-        f"working set {best.working_set_blocks:,} blocks"
+        f"{study.results[0].query_tokens:,} prompt tokens, blocks of {study.config.block_size}"
     )
+    if best is not None:
+        title += f", working set {best.working_set_blocks:,} blocks"
     # The box draws a space between columns, which is all that 80 of them have room for.
     table = Table(box=box.SIMPLE, padding=0)
     for heading in (*HEADINGS, REJECTED) if rejected else HEADINGS:
@@ -134,8 +135,9 @@ def print_study(study: Study, file: TextIO) -> None:
         if rejected:
             row.append(f"{result.rejected:,}")
         table.add_row(*row)
-    table.add_section()
-    table.add_row("unbounded", "", _percent(best.hit_rate))
+    if best is not None:
+        table.add_section()
+        table.add_row("unbounded", "", _percent(best.hit_rate))
     print_table(table, file, title)
 
 

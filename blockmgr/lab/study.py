@@ -50,14 +50,14 @@ class Study:
     Attributes:
         trace: Name of the trace.
         config: How it was replayed.
-        attainable: What an unbounded pool would do.
+        attainable: What an unbounded pool would do; None if that was not asked for.
         capacities: Pool sizes, in the order asked for.
         results: One replay for each of them.
     """
 
     trace: str
     config: ReplayConfig
-    attainable: Attainable
+    attainable: Attainable | None
     capacities: tuple[Capacity, ...]
     results: tuple[ReplayResult, ...]
 
@@ -107,6 +107,7 @@ def study(
     capacities: Iterable[Capacity],
     config: ReplayConfig,
     *,
+    ceiling: bool = True,
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> Study:
@@ -116,17 +117,26 @@ def study(
         trace: The requests.
         capacities: Pool sizes; shares are of ``Attainable.working_set_blocks``.
         config: How to replay.
+        ceiling: Whether to find what was attainable. That takes memory for every distinct prefix,
+            where a replay takes some for its pool alone.
         progress: Called once for each request of each replay.
         clock: Measures the host cost.
 
     Raises:
-        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``, or a capacity is
+            a share of what is not to be found.
     """
     sizes = tuple(capacities)
-    best = attainable(trace, config)
+    for capacity in sizes:
+        if not ceiling and not isinstance(capacity.value, int):
+            raise ValueError(
+                f"capacities must be numbers of blocks without attainable rates "
+                f"(--no-attainable), since shares are of the working set, got {capacity.text}"
+            )
+    best = attainable(trace, config) if ceiling else None
     results = []
     for capacity in sizes:
-        blocks = capacity.blocks(best.working_set_blocks)
+        blocks = capacity.blocks(best.working_set_blocks if best is not None else 1)
         results.append(replay(trace, blocks, config, progress=progress, clock=clock))
     return Study(
         trace=trace.name,

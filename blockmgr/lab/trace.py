@@ -1,36 +1,31 @@
-"""Requests, and the trace files they are read from.
+"""Traces: requests in order of arrival, and the files they are read from.
 
-Two line-by-line JSON formats are read, told apart by the first line:
+``read_trace`` reads what ``blockmgr.lab.formats`` lists, plain or compressed with gzip or zstd,
+from files, folders and standard input. What a trace says is kept in a store of its own, which goes
+into a temporary file where it is large, so a trace may be larger than memory.
 
-* Mooncake's: ``timestamp`` (ms), ``input_length`` and ``output_length`` (tokens) and
-  ``hash_ids``, one id for each 512 tokens of the prompt, where an equal id means an equal block
-  after an equal prefix, so that an id always follows the same one. Tokens are not in the file:
-  id ``h`` stands for the tokens ``[512 h, 512 h + 512)``, and equal ids become equal tokens at
-  every block size that divides 512.
-* blockmgr's own, written by ``write_trace``: a header record with format and version, then one
-  record a request with its tokens in full.
-
-A prompt named by ids is expanded when it is asked for. A production hour of 145 million tokens
-is then held in a few megabytes.
-
-Source: Qin et al., "Mooncake", FAST 2025, and the traces released with it.
+``write_trace`` writes blockmgr's own format: a header record with format and version, then one
+record a request with its tokens in full.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.files import MAX_LINE_BYTES, bounded_lines, printable, replacing
+from blockmgr.files import MAX_LINE_BYTES, printable, replacing
+from blockmgr.lab.formats import FROM_ZERO, Reading, read_rows
+from blockmgr.lab.formats.chat_tokens import ChatTokens
+from blockmgr.lab.formats.opened import STDIN, opened, parts
+from blockmgr.lab.formats.own import FORMAT, VERSION
+from blockmgr.lab.request import TOKENS_PER_HASH_ID, HashedPrompt, Request, Tokens
+from blockmgr.lab.stored import RequestStore, StoredRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 __all__ = [
     "TOKENS_PER_HASH_ID",
@@ -42,101 +37,6 @@ __all__ = [
     "write_trace",
 ]
 
-TYPE_NAMES: Final = {
-    bool: "a boolean",
-    dict: "an object",
-    float: "a fraction",
-    int: "an integer",
-    list: "a list",
-    str: "a string",
-    type(None): "null",
-}
-
-Tokens = npt.NDArray[np.uint32]
-"""Token ids in prompt order: ``uint32[num_tokens]`` on the host."""
-
-TOKENS_PER_HASH_ID: Final = 512
-"""Tokens that one id of a Mooncake trace stands for."""
-
-MAX_TOKEN: Final = 2**32 - 1
-MAX_HASH_ID: Final = 2**32 // TOKENS_PER_HASH_ID - 1
-MAX_MILLISECONDS: Final = 2**53
-FORMAT: Final = "blockmgr-trace"
-VERSION: Final = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HashedPrompt:
-    """A prompt known by one id for each 512 tokens, the last of which may be cut short.
-
-    Attributes:
-        ids: ``int64[ceil(num_tokens / 512)]`` on the host.
-        num_tokens: Tokens in the prompt.
-    """
-
-    ids: npt.NDArray[np.int64]
-    num_tokens: int
-
-    def expand(self) -> Tokens:
-        """The tokens the ids stand for: ``uint32[num_tokens]``, a fresh array."""
-        firsts = self.ids.astype(np.uint32) * np.uint32(TOKENS_PER_HASH_ID)
-        offsets = np.arange(TOKENS_PER_HASH_ID, dtype=np.uint32)
-        blocks: Tokens = np.add.outer(firsts, offsets)
-        return blocks.reshape(-1)[: self.num_tokens]
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Request:
-    """One request: a prompt, when it came, and what was generated for it.
-
-    Attributes:
-        arrival_ms: When it came, in milliseconds from the start of the trace.
-        prompt: The tokens, or the ids they expand from.
-        num_output_tokens: Tokens generated; with several samples, by the longest one.
-        outputs: The tokens generated, one array a sample; empty if the trace does not know them.
-        namespace: Tenant salt or adapter. Nothing is shared across namespaces.
-
-    Raises:
-        ValueError: The prompt is empty, a number is negative, or ``num_output_tokens`` is not the
-            length of the longest output.
-    """
-
-    arrival_ms: int
-    prompt: Tokens | HashedPrompt
-    num_output_tokens: int
-    outputs: tuple[Tokens, ...] = ()
-    namespace: bytes = field(default=b"", repr=False)  # may be a secret
-
-    def __post_init__(self) -> None:
-        for name in ("arrival_ms", "num_output_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.num_prompt_tokens < 1:
-            raise ValueError("prompt must hold at least 1 token, got 0")
-        if self.outputs and self.num_output_tokens != max(map(len, self.outputs)):
-            raise ValueError(
-                f"num_output_tokens must be the length of the longest output, "
-                f"{max(map(len, self.outputs))}, got {self.num_output_tokens}"
-            )
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens in the prompt."""
-        if isinstance(self.prompt, HashedPrompt):
-            return self.prompt.num_tokens
-        return len(self.prompt)
-
-    @property
-    def num_samples(self) -> int:
-        """Sequences that continue this prompt: 1 unless several outputs are known."""
-        return max(1, len(self.outputs))
-
-    def tokens(self) -> Tokens:
-        """The prompt: ``uint32[num_prompt_tokens]``, expanded at each call if known by ids."""
-        if isinstance(self.prompt, HashedPrompt):
-            return self.prompt.expand()
-        return self.prompt
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
@@ -147,58 +47,140 @@ class Trace:
         requests: At least one, ``arrival_ms`` never decreasing.
 
     Raises:
-        ValueError: There are no requests, or they are out of order.
+        ValueError: There are no requests, they are out of order, or ids stand for different numbers
+            of tokens.
     """
 
     name: str
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
 
     def __post_init__(self) -> None:
         if not self.requests:
             raise ValueError("requests must hold at least 1 request, got 0")
+        if isinstance(self.requests, StoredRequests):
+            return  # in order by its own making
         arrivals = [request.arrival_ms for request in self.requests]
         if arrivals != sorted(arrivals):
             raise ValueError("requests must be in order of arrival_ms")
+        sizes = {prompt.tokens_per_id for prompt in self._hashed_prompts()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"tokens_per_id must be the same for all prompts, got {', '.join(map(str, sizes))}"
+            )
 
     @property
     def is_hashed(self) -> bool:
         """Whether every prompt is known by ids alone, and no output is known."""
+        if isinstance(self.requests, StoredRequests):
+            return self.requests.all_hashed
         return all(
             isinstance(request.prompt, HashedPrompt) and not request.outputs
             for request in self.requests
         )
 
-    def check_block_size(self, block_size: int) -> None:
+    @property
+    def tokens_per_id(self) -> int:
+        """Tokens that each id stands for; 1 if no prompt is known by ids."""
+        if isinstance(self.requests, StoredRequests):
+            return self.requests.tokens_per_id
+        return next((prompt.tokens_per_id for prompt in self._hashed_prompts()), 1)
+
+    def segment_size(self, block_size: int) -> int:
+        """Tokens of the longest piece of which a trace says at once whether it was there before.
+
+        An id's if all prompts are known by ids and each stands for whole blocks, else a block's.
+        """
+        size = self.tokens_per_id
+        return size if self.is_hashed and size % block_size == 0 else block_size
+
+    def check_block_size(self, block_size: int, min_partial_tokens: int = 0) -> None:
         """Refuse a block size at which the trace does not say which blocks are equal.
 
+        Args:
+            block_size: Tokens per block.
+            min_partial_tokens: Fewest tokens that are reused from part of a block; 0 is off.
+
         Raises:
-            ValueError: Below 1, or a prompt is known by ids and ``block_size`` does not divide 512.
+            ValueError: Below 1, or a prompt is known by ids and blocks neither divide an id's
+                tokens nor are whole ids; or there are fewer tokens than tell two ids apart.
         """
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
-        hashed = any(isinstance(request.prompt, HashedPrompt) for request in self.requests)
-        if hashed and TOKENS_PER_HASH_ID % block_size:
+        size, words = self.tokens_per_id, self._words()
+        if size > 1 and size % block_size and block_size % size:
             raise ValueError(
-                f"block_size must divide {TOKENS_PER_HASH_ID}, the tokens a hash id of this trace "
-                f"stands for, got {block_size}"
+                f"block_size must divide {size}, the tokens a hash id of this trace stands for, or "
+                f"be a multiple of it, got {block_size}"
+            )
+        if block_size < words:
+            raise ValueError(
+                f"block_size must be at least {words}, since ids of this trace have more than 31 "
+                f"bits, got {block_size}"
+            )
+        if 0 < min_partial_tokens < words:
+            raise ValueError(
+                f"min_partial_tokens must be 0 or at least {words}, since ids of this trace have "
+                f"more than 31 bits, got {min_partial_tokens}"
             )
 
+    def _words(self) -> int:
+        if isinstance(self.requests, StoredRequests):
+            return self.requests.words if self.requests.any_hashed else 1
+        return max((prompt.words for prompt in self._hashed_prompts()), default=1)
 
-def read_trace(path: str | Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Trace:
-    """The requests of a trace file, Mooncake's or blockmgr's own.
+    def _hashed_prompts(self) -> list[HashedPrompt]:
+        prompts = (request.prompt for request in self.requests)
+        return [prompt for prompt in prompts if isinstance(prompt, HashedPrompt)]
+
+
+def read_trace(
+    path: str | Path,
+    *,
+    sort: bool = False,
+    tokenizer: str | Path | None = None,
+    tokens_per_id: int | None = None,
+    max_line_bytes: int = MAX_LINE_BYTES,
+) -> Trace:
+    """The requests of a trace, of any of the formats of ``blockmgr.lab.formats``.
 
     Args:
-        path: File to read; its name, with what cannot be printed as escapes, is the trace's.
-        max_line_bytes: Longest line to accept; no more of a line is ever held.
+        path: File to read, or a folder, whose files are parts of one trace; ``"-"`` is standard
+            input. Its name, with what cannot be printed as escapes, is the trace's.
+        sort: Take requests in any order, and put them in order of arrival.
+        tokenizer: Local folder with a Hugging Face tokenizer, for traces of text.
+        tokens_per_id: Tokens that an id stands for; None to find out from the lengths of prompts.
+        max_line_bytes: Longest line or record to accept; no more of one is ever held.
 
     Raises:
-        TraceFormatError: A line is too long or not what the format says; names line and column.
-        OSError: The file cannot be read.
+        TraceFormatError: A file is of no known format, of another than the files before, or not
+            what its format says; names path, line and column.
+        MissingExtraError: A file needs an extra that is not installed.
+        ValueError: An argument is wrong, or is missing for this trace.
+        OSError: A file cannot be read.
 
-    Cost: O(file size) time; memory for the ids, not for the tokens they stand for.
+    Cost: O(size of the files) time. Memory does not grow with the number of requests, but for
+    24 bytes each where they have to be put in order; see ``blockmgr.lab.stored``.
     """
-    requests = tuple(_requests(str(path), max_line_bytes))
-    return Trace(printable(Path(path).name), requests)
+    if tokens_per_id is not None and tokens_per_id < 1:
+        raise ValueError(f"tokens_per_id must be at least 1, got {tokens_per_id}")
+    chat = None if tokenizer is None else ChatTokens(tokenizer)
+    reading = Reading(sort=sort, chat=chat, tokens_per_id=tokens_per_id)
+    store = RequestStore()
+    before: tuple[str, str] | None = None
+    for part in parts(path):
+        with opened(part) as file:
+            held = len(store)
+            name, rows = read_rows(file, reading, max_line_bytes, before)
+            store.add(rows)
+            if len(store) == held:
+                raise TraceFormatError(
+                    file.path, file.line + 1, 1, "the end of the file", "a request"
+                )
+            before = (name, file.path)
+    size = reading.id_size.size() if reading.id_size is not None else 1
+    requests = store.requests(size, from_zero=before is not None and before[0] in FROM_ZERO)
+    name = "stdin" if str(path) == STDIN else Path(path).resolve().name
+    return Trace(printable(name), requests)
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -228,182 +210,3 @@ def write_trace(trace: Trace, path: str | Path) -> None:
                     f"{MAX_LINE_BYTES} that are read"
                 )
             file.write(line)
-
-
-def _requests(path: str, max_line_bytes: int) -> Iterator[Request]:
-    """Read a file line by line, so that only the requests are ever held."""
-    own = False
-    parents: dict[int, tuple[int | None, int]] = {}
-    earliest = 0
-    number = 0
-    for number, raw in bounded_lines(path, max_line_bytes):
-        line = _Line(path, number, raw)
-        if number == 1 and "format" in line.record:
-            line.header()
-            own = True
-            continue
-        arrival = "arrival_ms" if own else "timestamp"
-        request = line.own_request() if own else line.mooncake_request(parents)
-        if request.arrival_ms < earliest:
-            raise line.error(
-                arrival, f"{arrival} {request.arrival_ms}", f"at least {earliest}, as before"
-            )
-        earliest = request.arrival_ms
-        yield request
-    if number == int(own):
-        raise TraceFormatError(path, number + 1, 1, "the end of the file", "a request")
-
-
-class _Line:
-    """One line of a trace, and the only place that words what is wrong with it."""
-
-    def __init__(self, path: str, number: int, raw: bytes) -> None:
-        self._path = path
-        self._number = number
-        try:
-            self._text = raw.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            column = len(raw[: error.start].decode("utf-8")) + 1
-            found = f"byte 0x{raw[error.start]:02x}"
-            raise TraceFormatError(path, number, column, found, "UTF-8 text") from None
-        self.record = self._parse()
-
-    def error(self, field: str, found: str, expected: str) -> TraceFormatError:
-        """The error to raise about ``field``, at the column where its name stands."""
-        column = max(0, self._text.find(json.dumps(field))) + 1
-        return TraceFormatError(self._path, self._number, column, found, expected)
-
-    def header(self) -> None:
-        """Check a header record of blockmgr's own format."""
-        name = self._get("format")
-        if name != FORMAT:
-            raise self.error("format", f"format {_show(name)}", json.dumps(FORMAT))
-        version = self._integer("version", 0, MAX_MILLISECONDS)
-        if version != VERSION:
-            raise self.error("version", f"version {version}", f"version {VERSION}")
-
-    def mooncake_request(self, parents: dict[int, tuple[int | None, int]]) -> Request:
-        """The request of a Mooncake record.
-
-        Args:
-            parents: What came before each id, None for the first of a prompt, and the line that
-                said so; grows by the ids of this record.
-        """
-        arrival_ms = self._integer("timestamp", 0, MAX_MILLISECONDS)
-        num_tokens = self._integer("input_length", 1, MAX_MILLISECONDS)
-        num_output_tokens = self._integer("output_length", 0, MAX_MILLISECONDS)
-        ids = self._integers("hash_ids", MAX_HASH_ID)
-        expected = -(-num_tokens // TOKENS_PER_HASH_ID)
-        if len(ids) != expected:
-            raise self.error(
-                "hash_ids",
-                f"{len(ids)} hash_ids for input_length {num_tokens}",
-                f"{expected}, one for each {TOKENS_PER_HASH_ID} tokens",
-            )
-        self._check_prefixes(ids, parents)
-        return Request(
-            arrival_ms=arrival_ms,
-            prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
-            num_output_tokens=num_output_tokens,
-        )
-
-    def _check_prefixes(self, ids: list[int], parents: dict[int, tuple[int | None, int]]) -> None:
-        """Refuse an id that stood after another one before: it would be two blocks in one."""
-        before = None
-        for current in ids:
-            known, line = parents.setdefault(current, (before, self._number))
-            if known != before:
-                found = f"id {current} {_place(before)} in hash_ids"
-                expected = f"it {_place(known)}, as in line {line}: an id stands for its prefix too"
-                raise self.error("hash_ids", found, expected)
-            before = current
-
-    def own_request(self) -> Request:
-        """The request of a record of blockmgr's own format."""
-        arrival_ms = self._integer("arrival_ms", 0, MAX_MILLISECONDS)
-        tokens = self._integers("tokens", MAX_TOKEN)
-        if not tokens:
-            raise self.error("tokens", "an empty prompt", "at least 1 token")
-        num_output_tokens = self._integer("num_output_tokens", 0, MAX_MILLISECONDS)
-        samples = self._list("outputs")
-        outputs = [self._whole_list("outputs", sample, MAX_TOKEN) for sample in samples]
-        if outputs and max(map(len, outputs)) != num_output_tokens:
-            raise self.error(
-                "num_output_tokens",
-                f"num_output_tokens {num_output_tokens}",
-                f"{max(map(len, outputs))}, the length of the longest output",
-            )
-        return Request(
-            arrival_ms=arrival_ms,
-            prompt=np.array(tokens, dtype=np.uint32),
-            num_output_tokens=num_output_tokens,
-            outputs=tuple(np.array(output, dtype=np.uint32) for output in outputs),
-            namespace=self._namespace(),
-        )
-
-    def _parse(self) -> dict[str, Any]:
-        try:
-            record = json.loads(self._text)
-        except json.JSONDecodeError as error:
-            column, found = error.colno, f"broken JSON ({error.msg.lower()})"
-        except (RecursionError, ValueError) as error:
-            column, found = 1, f"unusable JSON ({error})"
-        else:
-            if isinstance(record, dict):
-                return record
-            column, found = 1, TYPE_NAMES[type(record)]
-        raise TraceFormatError(self._path, self._number, column, found, "a JSON object")
-
-    def _get(self, field: str) -> Any:
-        if field not in self.record:
-            raise self.error(field, f"no field {json.dumps(field)}", "one in every record")
-        return self.record[field]
-
-    def _integer(self, field: str, low: int, high: int) -> int:
-        value = self._get(field)
-        # A bool is an int to Python and a mistake in a trace.
-        if type(value) is not int or not low <= value <= high:
-            raise self.error(field, f"{field} {_show(value)}", f"an integer in [{low}, {high}]")
-        return value
-
-    def _list(self, field: str) -> list[Any]:
-        value = self._get(field)
-        if type(value) is not list:
-            raise self.error(field, f"{field} {_show(value)}", "a list")
-        return value
-
-    def _integers(self, field: str, high: int) -> list[int]:
-        return self._whole_list(field, self._list(field), high)
-
-    def _whole_list(self, field: str, values: Any, high: int) -> list[int]:
-        if type(values) is not list:
-            raise self.error(field, f"{_show(values)} in {field}", "a list of integers")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= high:
-                expected = f"integers in [0, {high}]"
-                raise self.error(field, f"{_show(value)} in {field}", expected)
-        return values
-
-    def _namespace(self) -> bytes:
-        value = self._get("namespace")
-        try:
-            return bytes.fromhex(value)
-        except (TypeError, ValueError):
-            # A namespace may be a secret, a mistyped one too: its kind must do.
-            found = f"a namespace that is {_kind(value)}"
-            raise self.error("namespace", found, "a string of hexadecimal bytes") from None
-
-
-def _kind(value: Any) -> str:
-    return f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
-
-
-def _place(before: int | None) -> str:
-    return "first" if before is None else f"after id {before}"
-
-
-def _show(value: Any) -> str:
-    """A JSON value as it was written, cut short so that the error stays one line."""
-    longest = 40
-    text = json.dumps(value)
-    return text if len(text) <= longest else f"{text[:longest]}…"

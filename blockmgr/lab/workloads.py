@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
+    "NAMES",
+    "VARIANTS",
     "WORKLOADS",
     "Agent",
     "Chat",
@@ -361,14 +363,28 @@ WORKLOADS: Final[Mapping[str, Workload[Any]]] = MappingProxyType(
         "parallel-sampling": Workload(ParallelSampling(), _parallel_sampling),
     }
 )
-"""Every generator by name."""
+"""Every generator by name: with its default parameters, the workload of that name."""
+
+VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = MappingProxyType(
+    {
+        "shared-prompt-4000": ("shared-prompt", {"requests": 4000}),
+        "few-shot-4000": ("few-shot", {"requests": 4000}),
+        "chat-1500": ("chat", {"conversations": 1500}),
+        "chat-slow": ("chat", {"conversations": 1000, "think_s": 120, "conversations_per_s": 2}),
+        "agent-300": ("agent", {"agents": 300}),
+    }
+)
+"""Workloads with other parameters that pages refer to: name, generator, and what is changed."""
+
+NAMES: Final = (*WORKLOADS, *VARIANTS)
+"""What ``generate`` takes."""
 
 
 def generate(name: str, seed: int, **changes: float) -> Trace:
     """The trace of the workload ``name``, with some of its parameters changed.
 
     Args:
-        name: A key of ``WORKLOADS``.
+        name: A key of ``WORKLOADS`` or of ``VARIANTS``.
         seed: At least 0. The same seed gives the same trace with the same NumPy.
         changes: Parameters by name, as in the workload's parameter record.
 
@@ -382,10 +398,11 @@ def generate(name: str, seed: int, **changes: float) -> Trace:
     >>> trace.requests[0].num_samples
     1
     """
-    if name not in WORKLOADS:
-        raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}")
-    workload = WORKLOADS[name]
-    parameters = type(workload.parameters)(**{**asdict(workload.parameters), **changes})
+    if name not in NAMES:
+        raise ValueError(f"workload must be one of {', '.join(NAMES)}, got {name!r}")
+    generator, others = VARIANTS.get(name, (name, {}))
+    workload = WORKLOADS[generator]
+    parameters = type(workload.parameters)(**{**asdict(workload.parameters), **others, **changes})
     requests = workload.requests(parameters, _Draws(seed))
     # Stable, so that requests of one instant stay in the order they were drawn.
     return Trace(name, tuple(sorted(requests, key=lambda request: request.arrival_ms)))

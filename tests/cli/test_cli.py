@@ -104,8 +104,8 @@ def test_a_malformed_trace_is_named_with_line_and_column(run: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"timestamp": -1}, "found timestamp -1, expected an integer in [0, "),
-        ({"timestamp": 4}, "found timestamp 4, expected at least 5, as before"),
+        ({"timestamp": -1}, "found timestamp -1, expected a number in [0, "),
+        ({"timestamp": 4}, "found timestamp 4, expected at least 5 ms, as before"),
         (
             {"hash_ids": [4, 9]},
             "found id 9 after id 4 in hash_ids, expected it after id 3, as in line 1: "

@@ -182,7 +182,7 @@ def test_replay_takes_a_policy(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sweep", "chta"), "must be a file or one of"),
+        (("sweep", "chta"), "must be a file, a folder or one of"),
         (("sweep", "chta"), "did you mean 'chat'?"),
         (("sweep", "chat", "--workload", "agent"), "SOURCE excludes --trace and --workload"),
         (("sweep", "chat", "--policies", "lru,lfud"), "got 'lfud'; did you mean 'lfuda'?"),

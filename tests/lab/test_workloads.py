@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from blockmgr.lab.workloads import WORKLOADS, generate
+from blockmgr.lab.workloads import VARIANTS, WORKLOADS, generate
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
@@ -157,3 +157,16 @@ def test_a_parameter_out_of_its_bounds_is_refused() -> None:
         generate("chat", 0, turns=0)
     with pytest.raises(TypeError, match="legs"):
         generate("chat", 0, legs=3)
+
+
+def test_a_variant_is_its_generator_with_other_parameters() -> None:
+    for name, (generator, changes) in VARIANTS.items():
+        assert changes, name
+        small = {next(iter(changes)): 3}
+        one, other = generate(name, 0, **small), generate(generator, 0, **{**changes, **small})
+        assert one.name == name
+        assert [r.tokens().tolist() for r in one.requests] == [
+            r.tokens().tolist() for r in other.requests
+        ]
+    with pytest.raises(ValueError, match=r"workload must be one of .*chat-slow.*, got 'chat-fast'"):
+        generate("chat-fast", 0)

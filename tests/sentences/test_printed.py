@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -9,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from blockmgr.cli import cli
+from blockmgr.config import EVICTION_POLICIES
+from blockmgr.lab.workloads import NAMES, VARIANTS
 from tests.sentences import ROOT
 
 GUIDE = (ROOT / "docs" / "guides" / "hit-rate.md").read_text(encoding="utf-8")
@@ -49,3 +52,44 @@ def test_the_guide_draws_its_conclusions_from_these_numbers() -> None:
     gib = {tuple(row.split()[:2]): float(row.split()[4]) for row in rows[1:]}
     assert round(100 * (gib["60%", "256"] / gib["60%", "16"] - 1)) == 11
     assert 1.45 < gib["85%", "256"] / gib["85%", "16"] < 1.55
+
+
+def rows_of(page: str, before: str) -> dict[str, list[str]]:
+    """The table that follows a text on a page: cells by what stands first in their row."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    table = text[text.index(before) :].partition("\n\n|")[2].partition("\n\n")[0]
+    lines = [
+        [cell.strip(" *`") for cell in line.strip("|").split("|")] for line in table.split("\n")
+    ]
+    return {name: cells for name, *cells in lines}
+
+
+def test_the_policies_page_shows_every_policy_and_what_a_sweep_finds() -> None:
+    shown = rows_of("policies/index.md", "The generated workload `chat`")
+    assert set(EVICTION_POLICIES) <= shown.keys()
+    place = next(n for n, text in enumerate(shown["token hit rate, %"]) if text.startswith("5%"))
+    # As the page says to repeat it.
+    words = ["sweep", "chat", "--min-service-ms", "0", "--service-ms-per-token", "0"]
+    words += ["--capacities", "5%", "--jobs", "1", "--json"]
+    found = json.loads(CliRunner().invoke(cli, words, prog_name="blockmgr").stdout)
+    for result in found["results"]:
+        assert shown[result["policy"]][place] == f"{100 * result['hit_rate']:.2f}"
+    for table in ("A production chat trace", "The generated workload `agent`"):
+        assert set(EVICTION_POLICIES) <= rows_of("policies/index.md", table).keys()
+
+
+def test_every_row_of_the_adaptive_page_names_its_workload_and_its_mode() -> None:
+    for before in ("A production hour of chat", "Larger variants of the generators"):
+        rows = list(rows_of("policies/adaptive.md", before))
+        assert len(rows) > 4
+        for row in rows[2:]:
+            name, *_, mode = row.split(", ")
+            assert name in (*NAMES, "trace")
+            assert mode in ("one at a time", "service times")
+
+
+def test_the_guide_names_every_variant_of_a_workload() -> None:
+    shown = rows_of("guides/hit-rate.md", "Other parameters have other names")
+    assert {name: row[0].strip("`") for name, row in shown.items() if name in VARIANTS} == {
+        name: generator for name, (generator, _) in VARIANTS.items()
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr.lab import trace
+from blockmgr.lab.formats.record import Record
 from tests import fuzz_parsers
 
 
@@ -16,9 +16,9 @@ def test_no_input_gets_past_the_parsers() -> None:
 
 
 def test_an_error_that_is_not_promised_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: object, field: str, values: list[int], high: int) -> list[int]:
+    def careless(self: object, field: str, values: list[int]) -> list[int]:
         return [int(value) for value in values]
 
-    monkeypatch.setattr(trace._Line, "_whole_list", careless)
+    monkeypatch.setattr(Record, "tokens", careless)
     with pytest.raises((TypeError, ValueError, AssertionError, OverflowError)):
         fuzz_parsers.fuzz(seconds=1e9, seed=1, runs=20_000)

@@ -1,0 +1,131 @@
+"""Formats of traces, each with one reader, told apart by what a file begins with.
+
+========================= ====================================== ====================
+format                    a prompt is known by                   read by
+========================= ====================================== ====================
+blockmgr's own            tokens                                 ``own``
+Mooncake                  ids that stand for prefixes            ``ids``
+Qwen-Bailian              ids                                    ``ids``
+vLLM's KV events          tokens that were stored                ``kv_events``
+vLLM's log                tokens                                 ``vllm_log``
+OpenAI-style chat logs    text, with a tokenizer                 ``chat``
+ShareGPT                  text, with a tokenizer                 ``chat``
+Azure, BurstGPT           lengths alone: refused                 ``lengths``
+========================= ====================================== ====================
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from blockmgr.errors import TraceFormatError
+from blockmgr.lab.formats import chat, ids, kv_events, own, vllm_log
+from blockmgr.lab.formats.lengths import refuse_lengths
+from blockmgr.lab.formats.reading import Clock, Reader, Reading
+from blockmgr.lab.formats.record import Record, kind_of, records, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.lab.formats.opened import Opened
+    from blockmgr.lab.stored import Row
+
+__all__ = ["FORMATS", "FROM_ZERO", "Reading", "read_rows"]
+
+VLLM_LOG: Final = "vLLM's log"
+FORMATS: Final[dict[str, Reader]] = {
+    "blockmgr's own": own.own,
+    "Mooncake": ids.mooncake,
+    "Qwen-Bailian": ids.bailian,
+    "vLLM's KV events": kv_events.kv_events,
+    "OpenAI-style chat log": chat.openai_log,
+    "ShareGPT": chat.sharegpt,
+}
+"""Readers of JSON records by the name of their format."""
+
+MARKS: Final[dict[str, tuple[set[str], ...]]] = {
+    "blockmgr's own": ({"format"},),
+    "Qwen-Bailian": ({"chat_id", "hash_ids"},),
+    "Mooncake": ({"hash_ids"}, {"input_length"}),
+    "vLLM's KV events": ({"events"},),
+    "ShareGPT": ({"conversations"},),
+}
+"""Fields that tell formats apart, in the order in which they are looked for."""
+
+KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
+
+FROM_ZERO: Final = frozenset({"vLLM's KV events", VLLM_LOG, "OpenAI-style chat log"})
+"""Formats with dates; their time is counted from the first request."""
+
+IN_ORDER: Final = frozenset({"blockmgr's own", "vLLM's KV events", VLLM_LOG})
+"""Formats in which a later line is later, so that a clock that goes back is an error."""
+
+
+def read_rows(
+    file: Opened, reading: Reading, most_bytes: int, expected: tuple[str, str] | None
+) -> tuple[str, Iterator[Row]]:
+    """The name of the format of a file, and its requests.
+
+    Args:
+        file: What is read.
+        reading: What is known of the trace so far.
+        most_bytes: Longest record to accept.
+        expected: Format and path of the file before, which has to be of the same format.
+
+    Raises:
+        TraceFormatError: It is of no known format, of another than expected, or malformed.
+    """
+    head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
+    if head and not head.lstrip().startswith(("{", "[")):
+        name = _text_format(file, head)
+        _check_same(file, name, expected)
+        reading.clock = Clock(sort=False)
+        return name, vllm_log.vllm_log(file.path, file.lines(most_bytes), reading)
+    found = records(file, most_bytes)
+    first = next(found, None)
+    if first is None:
+        raise TraceFormatError(file.path, 1, 1, "the end of the file", "a request")
+    name = _format_of(first)
+    _check_same(file, name, expected)
+    reading.clock = Clock(sort=reading.sort and name not in IN_ORDER)
+    return name, FORMATS[name](chain((first,), found), reading)
+
+
+def _check_same(file: Opened, name: str, expected: tuple[str, str] | None) -> None:
+    if expected is not None and expected[0] != name:
+        known, path = expected
+        raise TraceFormatError(file.path, 1, 1, f"{name}", f"{known}, as in {path}")
+
+
+def _text_format(file: Opened, head: str) -> str:
+    refuse_lengths(file.path, head)
+    if vllm_log.is_vllm_log(head):
+        return VLLM_LOG
+    first = head.partition("\n")[0].rstrip("\r")
+    raise TraceFormatError(file.path, 1, 1, shown(first), KNOWN)
+
+
+def _format_of(first: Record) -> str:
+    value = first.value
+    if _is_batch(value):
+        return "vLLM's KV events"
+    if not isinstance(value, dict):
+        raise first.error("", kind_of(value), KNOWN)
+    for name, marks in MARKS.items():
+        if any(value.keys() >= mark for mark in marks):
+            return name
+    bodies = (value, value.get("body"), value.get("request"))
+    if any(isinstance(body, dict) and "messages" in body for body in bodies):
+        return "OpenAI-style chat log"
+    found = f"an object with {', '.join(map(shown, list(value)[:5])) or 'nothing'}"
+    raise first.error("", found, KNOWN)
+
+
+def _is_batch(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) in (2, 3)
+        and type(value[0]) in (int, float)
+        and isinstance(value[1], list)
+    )

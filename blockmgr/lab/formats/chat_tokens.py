@@ -1,0 +1,75 @@
+"""Text as tokens, by the tokenizer and the chat template of a model in a local folder.
+
+Needs the extra ``tokenizer``. Nothing is downloaded: the folder has to be there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ChatTokens"]
+
+
+class ChatTokens:
+    """Turns messages into the tokens that a model is given.
+
+    Args:
+        folder: With a Hugging Face tokenizer, such as ``tokenizer.json`` and
+            ``tokenizer_config.json``; a chat template in it is used.
+
+    Raises:
+        MissingExtraError: The extra ``tokenizer`` is not installed.
+        ValueError: The folder does not exist, or holds no tokenizer.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        if not Path(folder).is_dir():
+            raise ValueError(f"tokenizer must be a local folder, got {str(folder)!r}")
+        try:
+            import jinja2  # noqa: F401, PLC0415  (an extra; transformers needs it for templates)
+            from transformers import AutoTokenizer  # noqa: PLC0415
+        except ImportError:
+            raise MissingExtraError("tokenizer", "reading text") from None
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"tokenizer must be a folder with a tokenizer, got {str(folder)!r}: {reason}"
+            ) from None
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> list[int]:
+        """The tokens of a conversation up to where the model answers.
+
+        Args:
+            messages: Each with a role, and a text as its content.
+            tools: What the model may call, as OpenAI's interface has it.
+
+        Without a chat template: the contents alone, one after another.
+
+        Raises:
+            ValueError: The template refuses these messages.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is None:
+            return self.text("\n".join(str(message["content"]) for message in messages) + "\n")
+        from jinja2 import TemplateError  # noqa: PLC0415
+
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses it: {error}") from None
+        return self.text(text)
+
+    def text(self, text: str) -> list[int]:
+        """The tokens of a text, without any before or after it."""
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return tokens

@@ -1,0 +1,74 @@
+"""blockmgr's own traces: a header, then one record a request with its tokens in full."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from blockmgr.lab.formats.record import MAX_NUMBER, shown
+from blockmgr.lab.stored import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from blockmgr.lab.formats.reading import Reading
+    from blockmgr.lab.formats.record import Record
+
+__all__ = ["FORMAT", "VERSION", "own"]
+
+FORMAT: Final = "blockmgr-trace"
+VERSION: Final = 1
+
+
+def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
+    """What ``write_trace`` writes; it keeps outputs and namespaces."""
+    for number, record in enumerate(records):
+        if number == 0:
+            _check_header(record)
+            continue
+        yield _row(record, reading)
+
+
+def _check_header(record: Record) -> None:
+    name = record.get("format")
+    if name != FORMAT:
+        raise record.error("format", f"format {shown(name)}", json.dumps(FORMAT))
+    version = record.integer("version", 0, MAX_NUMBER)
+    if version != VERSION:
+        raise record.error("version", f"version {version}", f"version {VERSION}")
+
+
+def _row(record: Record, reading: Reading) -> Row:
+    arrival_ms = reading.clock.at(record, "arrival_ms", record.integer("arrival_ms", 0, MAX_NUMBER))
+    tokens = record.tokens("tokens", record.items("tokens"))
+    if not tokens:
+        raise record.error("tokens", "an empty prompt", "at least 1 token")
+    num_output_tokens = record.integer("num_output_tokens", 0, MAX_NUMBER)
+    outputs = [record.tokens("outputs", sample) for sample in record.items("outputs")]
+    if outputs and max(map(len, outputs)) != num_output_tokens:
+        raise record.error(
+            "num_output_tokens",
+            f"num_output_tokens {num_output_tokens}",
+            f"{max(map(len, outputs))}, the length of the longest output",
+        )
+    return Row(
+        arrival_ms=arrival_ms,
+        order=reading.next_order(),
+        prompt=tokens,
+        num_tokens=None,
+        num_output_tokens=num_output_tokens,
+        outputs=outputs,
+        namespace=_namespace(record),
+    )
+
+
+def _namespace(record: Record) -> bytes:
+    value: Any = record.get("namespace")
+    try:
+        return bytes.fromhex(value)
+    except (TypeError, ValueError):
+        # A namespace may be a secret, a mistyped one too: its kind must do.
+        kind = f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
+        raise record.error(
+            "namespace", f"a namespace that is {kind}", "a string of hexadecimal bytes"
+        ) from None

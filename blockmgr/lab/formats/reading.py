@@ -1,0 +1,226 @@
+"""What every reader of a trace format works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from blockmgr.lab.formats.record import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from blockmgr.errors import TraceFormatError
+    from blockmgr.lab.formats.chat_tokens import ChatTokens
+    from blockmgr.lab.formats.record import Record
+    from blockmgr.lab.stored import Row
+
+__all__ = ["Clock", "IdSize", "Ids", "Reader", "Reading"]
+
+MOST_POWER: Final = 20
+UNBOUNDED: Final = 2**53
+SMALL: Final = "numbers"
+LARGE: Final = "numbers of 64 bits"
+NEGATIVE: Final = "negative numbers"
+WIDE: Final = "numbers of more than 64 bits"
+TEXT: Final = "strings"
+ALIKE: Final = ({SMALL, LARGE}, {SMALL, NEGATIVE}, {TEXT, WIDE})
+"""Kinds of ids that can be told from each other in 64 bits."""
+
+
+class Clock:
+    """Refuses times that go back, unless requests are put in order anyway."""
+
+    def __init__(self, *, sort: bool) -> None:
+        self._sort = sort
+        self._latest = 0
+
+    def at(self, record: Record, name: str, time_ms: int) -> int:
+        """``time_ms``, which stands in the field ``name`` of ``record``.
+
+        Raises:
+            TraceFormatError: It is before one of the same file that was read earlier.
+        """
+        error = self.check(time_ms)
+        if error is not None:
+            raise record.error(name, f"{name} {shown(record.get(name))}", error)
+        return time_ms
+
+    def check(self, time_ms: int) -> str | None:
+        """What is expected instead of ``time_ms``; None if it is as good."""
+        if time_ms < self._latest and not self._sort:
+            return f"at least {self._latest} ms, as before, or reading with sort (--sort)"
+        self._latest = max(self._latest, time_ms)
+        return None
+
+
+class IdSize:
+    """How many tokens an id stands for, from how many ids prompts have.
+
+    A prompt of L tokens with n ids says that it is in ``[L / n, L / (n - 1))``. Of the sizes that
+    fit every prompt the usual one of the format is taken, else the one power of two, else the only
+    one there is.
+
+    Args:
+        usual: What the format says; None if it says nothing.
+        known: Given by whoever reads; None if it is to be found.
+    """
+
+    def __init__(self, usual: int | None, known: int | None = None) -> None:
+        self._usual = usual
+        self._known = known
+        self._low, self._high = 1, UNBOUNDED
+        self._last: tuple[Record, int, int] | None = None
+        self._plausible = usual or 1  # that fitted all prompts so far
+        self._doubt: TraceFormatError | None = None  # about the first that no likely size fits
+
+    def see(self, record: Record, num_ids: int, num_tokens: int) -> None:
+        """Take in one prompt.
+
+        Raises:
+            TraceFormatError: No size fits this one and those before.
+        """
+        low = -(-num_tokens // num_ids) if num_ids else UNBOUNDED + 1
+        high = -(-num_tokens // (num_ids - 1)) - 1 if num_ids > 1 else UNBOUNDED
+        if self._known is not None:
+            if not low <= self._known <= high:
+                raise self._contradiction(record, num_ids, num_tokens, self._known)
+            return
+        if low <= self._low and self._high <= high:
+            return
+        low, high = max(low, self._low), min(high, self._high)
+        if low > high:
+            raise self._contradiction(record, num_ids, num_tokens, self._plausible)
+        self._low, self._high = low, high
+        likely = self._likely()
+        if likely:
+            self._plausible = likely[0]
+        elif self._doubt is None:
+            self._doubt = self._contradiction(record, num_ids, num_tokens, self._plausible)
+
+    def size(self) -> int:
+        """What it is.
+
+        Raises:
+            TraceFormatError: No likely size fits all prompts, and several others do.
+            ValueError: Several likely sizes do.
+        """
+        if self._known is not None:
+            return self._known
+        if self._low == self._high:
+            return self._low
+        likely = self._likely()
+        if len(likely) == 1:
+            return likely[0]
+        if not likely and self._doubt is not None:
+            raise self._doubt
+        raise ValueError(
+            f"tokens_per_id (--tokens-per-id) must say how many tokens an id stands for: every "
+            f"number from {self._low} "
+            + ("on" if self._high == UNBOUNDED else f"to {self._high}")
+            + " fits the lengths of these prompts"
+        )
+
+    def _likely(self) -> list[int]:
+        """The usual size alone if it fits, else the powers of two that do."""
+        if self._usual is not None and self._low <= self._usual <= self._high:
+            return [self._usual]
+        powers = (1 << power for power in range(MOST_POWER))
+        return [power for power in powers if self._low <= power <= self._high]
+
+    def _contradiction(
+        self, record: Record, num_ids: int, num_tokens: int, size: int
+    ) -> TraceFormatError:
+        return record.error(
+            "hash_ids",
+            f"{num_ids} hash_ids for input_length {num_tokens}",
+            f"{-(-num_tokens // size)}, one for each {size} tokens",
+        )
+
+
+class Ids:
+    """Ids of any kind as 64 bits: equal ones stay equal, others stay apart.
+
+    Numbers that fit are kept. Texts, and numbers of more than 64 bits, are numbered as they come,
+    which takes memory for each.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._kinds: set[str] = set()
+
+    def encoded(self, record: Record, name: str, values: list[Any]) -> npt.NDArray[np.uint64]:
+        """``values`` of the field ``name``.
+
+        Raises:
+            TraceFormatError: One is neither a whole number nor a text, or they are of kinds that
+                cannot be told from those read before.
+        """
+        if not values:
+            return np.zeros(0, dtype=np.uint64)
+        types = set(map(type, values))
+        if not types <= {int, str}:
+            wrong = next(value for value in values if type(value) not in (int, str))
+            raise record.error(name, f"{shown(wrong)} in {name}", "integers or strings")
+        kind, encoded = TEXT, None
+        if types <= {int}:
+            kind, encoded = self._as_numbers(values)
+        self._kinds.add(kind)
+        if not any(self._kinds <= kinds for kinds in ALIKE):
+            others = " or ".join(sorted(self._kinds - {kind}))
+            raise record.error(name, f"{kind} in {name}", f"{others} only, as before")
+        if encoded is not None:
+            return encoded
+        numbers = self._numbers
+        numbered = [numbers.setdefault(value, len(numbers)) for value in values]
+        return np.array(numbered, dtype=np.uint64)
+
+    @staticmethod
+    def _as_numbers(values: list[int]) -> tuple[str, npt.NDArray[np.uint64] | None]:
+        try:
+            signed = np.array(values, dtype=np.int64)
+        except OverflowError:
+            if min(values) < 0 or max(values) >= 1 << 64:
+                return WIDE, None
+            return LARGE, np.array(values, dtype=np.uint64)
+        kind = NEGATIVE if (signed < 0).any() else SMALL
+        return kind, signed.view(np.uint64)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """One reading of a trace, of one file or several.
+
+    Attributes:
+        sort: Whether requests may come in any order.
+        chat: Turns text into tokens; None if nobody said how.
+        tokens_per_id: Tokens an id stands for; None if that is to be found.
+        ids: Ids met so far.
+        id_size: Set by readers of ids.
+        clock: Of the file that is being read.
+        order: Requests read so far.
+    """
+
+    sort: bool = False
+    chat: ChatTokens | None = None
+    tokens_per_id: int | None = None
+    ids: Ids = field(default_factory=Ids)
+    id_size: IdSize | None = None
+    clock: Clock = field(default_factory=lambda: Clock(sort=True))
+    order: int = 0
+
+    def next_order(self) -> int:
+        """The place of one more request."""
+        self.order += 1
+        return self.order
+
+
+class Reader(Protocol):
+    """Reads the records of one file of one format."""
+
+    def __call__(self, records: Iterable[Record], reading: Reading) -> Iterator[Row]:
+        """The requests of these records."""

@@ -1,0 +1,292 @@
+"""One JSON record of a trace, and the only place that words what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from blockmgr.errors import TraceFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.lab.formats.opened import Opened
+
+__all__ = ["MAX_NUMBER", "MAX_TOKEN", "Record", "kind_of", "records", "shown"]
+
+TYPE_NAMES: Final = {
+    bool: "a boolean",
+    dict: "an object",
+    float: "a fraction",
+    int: "an integer",
+    list: "a list",
+    str: "a string",
+    type(None): "null",
+}
+MAX_TOKEN: Final = 2**32 - 1
+MAX_NUMBER: Final = 2**53
+PIECE: Final = 64 * 2**10
+CUT: Final = 16  # characters of the longest word of JSON, and some
+SPACE: Final = " \t\r\n"
+
+
+class Record:
+    """A JSON value of a file: a line of its own, or an element of an array.
+
+    Attributes:
+        value: What it is; an object unless the format says otherwise.
+        line: Line on which it begins, from 1.
+    """
+
+    def __init__(self, path: str, line: int, text: str, value: Any, column: int = 1) -> None:
+        self.value = value
+        self.line = line
+        self._path = path
+        self._text = text
+        self._column = column
+
+    @classmethod
+    def of_line(cls, path: str, line: int, raw: bytes) -> Record:
+        """The record that is alone on a line.
+
+        Raises:
+            TraceFormatError: It is none.
+        """
+        text = _text(path, line, raw).rstrip("\r\n")
+        try:
+            return cls(path, line, text, json.loads(text))
+        except json.JSONDecodeError as error:
+            column, found = error.colno, f"broken JSON ({error.msg.lower()})"
+        except (RecursionError, ValueError) as error:
+            column, found = 1, f"unusable JSON ({error})"
+        raise TraceFormatError(path, line, column, found, "a JSON object")
+
+    def error(self, field: str, found: str, expected: str) -> TraceFormatError:
+        """The error to raise about ``field``, at the place where its name stands."""
+        at = max(0, self._text.find(json.dumps(field))) if field else 0
+        before = self._text[:at]
+        line = self.line + before.count("\n")
+        column = at - before.rfind("\n") if "\n" in before else at + self._column
+        return TraceFormatError(self._path, line, column, found, expected)
+
+    def renamed(self, value: dict[str, Any]) -> Record:
+        """The same place of the file, read as ``value``."""
+        return Record(self._path, self.line, self._text, value, self._column)
+
+    def object(self) -> dict[str, Any]:
+        """The value, if it is an object.
+
+        Raises:
+            TraceFormatError: It is something else.
+        """
+        if isinstance(self.value, dict):
+            return self.value
+        raise self.error("", kind_of(self.value), "a JSON object")
+
+    def get(self, field: str) -> Any:
+        """The value of a field that every record has.
+
+        Raises:
+            TraceFormatError: This one has not.
+        """
+        if field not in self.object():
+            raise self.error(field, f"no field {json.dumps(field)}", "one in every record")
+        return self.value[field]
+
+    def integer(self, field: str, low: int, high: int) -> int:
+        """An integer in ``[low, high]``.
+
+        Raises:
+            TraceFormatError: It is none.
+        """
+        value = self.get(field)
+        # A bool is an int to Python and a mistake in a trace.
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(field, f"{field} {shown(value)}", f"an integer in [{low}, {high}]")
+        return value
+
+    def milliseconds(self, field: str, scale: int = 1) -> int:
+        """A time as whole milliseconds, rounded down.
+
+        Args:
+            field: Where it is, as an integer or a fraction.
+            scale: Milliseconds in a unit of it.
+
+        Raises:
+            TraceFormatError: It is no number, negative or too large.
+        """
+        value = self.get(field)
+        high = MAX_NUMBER // scale
+        if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= high:
+            raise self.error(field, f"{field} {shown(value)}", f"a number in [0, {high}]")
+        if isinstance(value, int):
+            return int(value) * scale
+        # 61.114 s is 61,114 ms, although the nearest fraction of two may be a little less.
+        return math.floor(round(float(value) * scale, 6))
+
+    def items(self, field: str) -> list[Any]:
+        """A list of anything.
+
+        Raises:
+            TraceFormatError: It is none.
+        """
+        value = self.get(field)
+        if type(value) is not list:
+            raise self.error(field, f"{field} {shown(value)}", "a list")
+        return value
+
+    def tokens(self, field: str, values: Any) -> list[int]:
+        """``values``, found in ``field``, if they are a list of token ids.
+
+        Raises:
+            TraceFormatError: They are not.
+        """
+        if type(values) is not list:
+            raise self.error(field, f"{shown(values)} in {field}", "a list of integers")
+        for value in values:
+            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
+                expected = f"integers in [0, {MAX_TOKEN}]"
+                raise self.error(field, f"{shown(value)} in {field}", expected)
+        return values
+
+
+def records(file: Opened, most_bytes: int) -> Iterator[Record]:
+    """The records of a file: its lines, or the elements of the one array that it holds.
+
+    Raises:
+        TraceFormatError: Something is no JSON, or longer than ``most_bytes``.
+    """
+    beginning = file.head.decode("utf-8", "replace").lstrip("\ufeff" + SPACE)
+    if beginning.startswith("[") and beginning[1:].lstrip().startswith(("{", "]")):
+        yield from _elements(file, most_bytes)
+        return
+    for number, raw in file.lines(most_bytes):
+        yield Record.of_line(file.path, number, raw.removeprefix(b"\xef\xbb\xbf"))
+
+
+def kind_of(value: Any) -> str:
+    """What kind of JSON value this is, in words."""
+    return TYPE_NAMES.get(type(value), "something else")
+
+
+def shown(value: Any) -> str:
+    """A JSON value as it was written, cut short so that the error stays one line."""
+    longest = 40
+    text = json.dumps(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _text(path: str, line: int, raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(raw[: error.start].decode("utf-8")) + 1
+        found = f"byte 0x{raw[error.start]:02x}"
+        raise TraceFormatError(path, line, column, found, "UTF-8 text") from None
+
+
+class _Window:
+    """Text of a file of which a part is held: what stands before it is gone."""
+
+    def __init__(self, file: Opened, most_bytes: int) -> None:
+        self._file = file
+        self.most_bytes = most_bytes
+        self._raw = b""
+        self.text = ""
+        self.line = 1
+        self.column = 1
+        self.ended = False
+
+    def more(self) -> None:
+        """Hold twice as much, so that what is tried again and again is tried rarely."""
+        size = max(PIECE, len(self.text))
+        if len(self.text) > self.most_bytes:
+            raise self.too_long()
+        data = self._file.read(size, self.line)
+        self.ended = len(data) < size
+        self._raw += data
+        # The last letter may be cut in two.
+        whole = self._raw if self.ended else self._raw[: _last_whole(self._raw)]
+        lines = self.text.count("\n") + self.line
+        self.text += _text(self._file.path, lines, whole)
+        self._raw = self._raw[len(whole) :]
+
+    def drop(self, count: int) -> None:
+        """Hold no more of the first ``count`` characters."""
+        gone = self.text[:count]
+        newlines = gone.count("\n")
+        self.line += newlines
+        self.column = count - gone.rfind("\n") if newlines else self.column + count
+        self.text = self.text[count:]
+
+    def skip_space(self) -> str:
+        """The next character that is no space, still held; nothing at the end."""
+        while True:
+            self.drop(len(self.text) - len(self.text.lstrip(SPACE)))
+            if self.text or self.ended:
+                return self.text[:1]
+            self.more()
+
+    def too_long(self) -> TraceFormatError:
+        found = f"a record of more than {self.most_bytes} bytes"
+        return self.error(found, f"at most {self.most_bytes} bytes a record")
+
+    def error(self, found: str, expected: str) -> TraceFormatError:
+        return TraceFormatError(self._file.path, self.line, self.column, found, expected)
+
+
+def _last_whole(raw: bytes) -> int:
+    """Bytes up to the last character that is there in full."""
+    for back in range(1, min(4, len(raw)) + 1):
+        byte = raw[-back]
+        if byte < 0x80:
+            return len(raw)
+        if byte >= 0xC0:
+            needed = 2 + (byte >= 0xE0) + (byte >= 0xF0)
+            return len(raw) if back >= needed else len(raw) - back
+    return len(raw)
+
+
+def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
+    """The elements of an array that is too long to be held: one at a time."""
+    window = _Window(file, most_bytes)
+    window.more()
+    window.drop(window.text.index("[") + 1)
+    if window.skip_space() == "]":
+        return
+    decoder = json.JSONDecoder()
+    while True:
+        window.skip_space()
+        line, column = window.line, window.column
+        value, size = _decoded(decoder, window)
+        yield Record(file.path, line, window.text[:size], value, column)
+        window.drop(size)
+        after = window.skip_space()
+        if after not in (",", "]"):
+            raise window.error(f"{after or 'the end of the file'!r}"[:40], "',' or ']'")
+        window.drop(1)
+        if after == "]":
+            return
+
+
+def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:
+    """The value at the beginning of the window, and its length."""
+    while True:
+        try:
+            value, size = decoder.raw_decode(window.text)
+        except json.JSONDecodeError as error:
+            # What is merely cut short goes wrong at its end, or where a string begins.
+            cut = error.pos > len(window.text) - CUT or error.msg.startswith("Unterminated")
+            if window.ended or not cut:
+                window.drop(error.pos)
+                raise window.error(f"broken JSON ({error.msg.lower()})", "a JSON object") from None
+        except (RecursionError, ValueError) as error:
+            raise window.error(f"unusable JSON ({error})", "a JSON object") from None
+        else:
+            # A number at the end may go on; an object or a list cannot.
+            if size > window.most_bytes:
+                raise window.too_long()
+            if size < len(window.text) or window.ended:
+                return value, size
+        window.more()

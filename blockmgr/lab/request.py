@@ -1,0 +1,136 @@
+"""One request of a trace: a prompt, when it came, and what was generated for it.
+
+A prompt named by ids is expanded when it is asked for. A production hour of 145 million tokens is
+then held in a few megabytes. An id stands for so many tokens of the prompt; what they are does not
+matter as long as they are the same wherever the id is, and others wherever it is not. They are
+*words* of the id, repeated: the id itself if no id of the trace has more than 31 bits, else its
+three words of 31 bits in turn. The bit above is left to tokens that are made up for outputs, which
+therefore never equal those of an id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ID_BITS",
+    "OUTPUT_TOKEN",
+    "TOKENS_PER_HASH_ID",
+    "HashedPrompt",
+    "Request",
+    "Tokens",
+    "words_of",
+]
+
+Tokens = npt.NDArray[np.uint32]
+"""Token ids in prompt order: ``uint32[num_tokens]`` on the host."""
+
+TOKENS_PER_HASH_ID: Final = 512
+"""Tokens that one id of a Mooncake trace stands for, if the trace does not say otherwise."""
+
+ID_BITS: Final = 64
+"""Bits of the widest id that is kept as it is."""
+
+WORD_BITS: Final = 31
+OUTPUT_TOKEN: Final = 1 << WORD_BITS
+"""Tokens from here on are no words of ids: those of outputs that are made up."""
+
+
+def words_of(largest_id: int) -> int:
+    """Tokens that tell an id from all others, in a trace whose ids are no larger than this."""
+    return 1 if largest_id < 1 << WORD_BITS else -(-ID_BITS // WORD_BITS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HashedPrompt:
+    """A prompt known by one id for so many tokens, the last of which may be cut short.
+
+    Attributes:
+        ids: ``int64`` or ``uint64[ceil(num_tokens / tokens_per_id)]`` on the host, none negative.
+        num_tokens: Tokens in the prompt.
+        tokens_per_id: Tokens that each id stands for.
+        words: Tokens that tell an id from the others, ``words_of`` the largest of the trace.
+    """
+
+    ids: npt.NDArray[np.int64] | npt.NDArray[np.uint64]
+    num_tokens: int
+    tokens_per_id: int = TOKENS_PER_HASH_ID
+    words: int = 1
+
+    def expand(self) -> Tokens:
+        """The tokens the ids stand for: ``uint32[num_tokens]``, a fresh array.
+
+        Raises:
+            ValueError: An id is too wide for its ``words``.
+        """
+        if self.words == 1:
+            if len(self.ids) and int(self.ids.max()) >= OUTPUT_TOKEN:
+                raise ValueError(
+                    f"words must be {words_of(int(self.ids.max()))} for ids of more than "
+                    f"{WORD_BITS} bits, got 1"
+                )
+            tokens: Tokens = np.repeat(self.ids.astype(np.uint32), self.tokens_per_id)
+            return tokens[: self.num_tokens]
+        shifts = np.arange(self.words, dtype=np.uint64) * np.uint64(WORD_BITS)
+        mask = np.uint64(OUTPUT_TOKEN - 1)
+        of_ids = (self.ids.astype(np.uint64)[:, None] >> shifts & mask).astype(np.uint32)
+        places = np.arange(self.tokens_per_id) % self.words
+        return of_ids[:, places].reshape(-1)[: self.num_tokens]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Request:
+    """One request: a prompt, when it came, and what was generated for it.
+
+    Attributes:
+        arrival_ms: When it came, in milliseconds from the start of the trace.
+        prompt: The tokens, or the ids they expand from.
+        num_output_tokens: Tokens generated; with several samples, by the longest one.
+        outputs: The tokens generated, one array a sample; empty if the trace does not know them.
+        namespace: Tenant salt or adapter. Nothing is shared across namespaces.
+
+    Raises:
+        ValueError: The prompt is empty, a number is negative, or ``num_output_tokens`` is not the
+            length of the longest output.
+    """
+
+    arrival_ms: int
+    prompt: Tokens | HashedPrompt
+    num_output_tokens: int
+    outputs: tuple[Tokens, ...] = ()
+    namespace: bytes = field(default=b"", repr=False)  # may be a secret
+
+    def __post_init__(self) -> None:
+        if self.arrival_ms < 0 or self.num_output_tokens < 0:
+            for name in ("arrival_ms", "num_output_tokens"):
+                if getattr(self, name) < 0:
+                    raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.num_prompt_tokens < 1:
+            raise ValueError("prompt must hold at least 1 token, got 0")
+        if self.outputs and self.num_output_tokens != max(map(len, self.outputs)):
+            raise ValueError(
+                f"num_output_tokens must be the length of the longest output, "
+                f"{max(map(len, self.outputs))}, got {self.num_output_tokens}"
+            )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens in the prompt."""
+        if isinstance(self.prompt, HashedPrompt):
+            return self.prompt.num_tokens
+        return len(self.prompt)
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences that continue this prompt: 1 unless several outputs are known."""
+        return max(1, len(self.outputs))
+
+    def tokens(self) -> Tokens:
+        """The prompt: ``uint32[num_prompt_tokens]``, expanded at each call if known by ids."""
+        if isinstance(self.prompt, HashedPrompt):
+            return self.prompt.expand()
+        return self.prompt

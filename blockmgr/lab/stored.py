@@ -1,0 +1,289 @@
+"""Requests in a file of their own, made again one at a time: a trace larger than memory.
+
+A store holds two byte strings: the contents of prompts and outputs one after another, and an index
+with one record of a fixed size for each request. Each stays in memory as long as it is small, and
+goes on in a temporary file after that, which has no name and so is gone with the process.
+``TMPDIR`` says where. What is in memory then does not depend on the number of requests.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr.lab.request import HashedPrompt, Request, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["RequestStore", "Row", "StoredRequests"]
+
+IN_MEMORY: Final = 64 * 2**20
+"""Bytes of the contents, or of the index, from which on they go into a file."""
+
+AT_ONCE: Final = 4096
+"""Requests whose index records are read together."""
+
+INDEX: Final = np.dtype(
+    [
+        ("arrival_ms", "<i8"),
+        ("order", "<i8"),
+        ("start", "<i8"),
+        ("items", "<i4"),
+        ("outputs", "<i4"),
+        ("num_tokens", "<i8"),
+        ("num_output_tokens", "<i8"),
+        ("namespace", "<i4"),
+        ("hashed", "<i4"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a reader has found out about one request.
+
+    Attributes:
+        arrival_ms: When it came.
+        order: Its place among requests that came at the same time.
+        prompt: Ids or tokens.
+        num_tokens: Tokens that ids stand for; None if ``prompt`` holds tokens.
+        num_output_tokens: Tokens generated.
+        outputs: The tokens generated, one list a sample; empty if unknown.
+        namespace: Tenant salt or adapter.
+    """
+
+    arrival_ms: int
+    order: int
+    prompt: Sequence[int] | npt.NDArray[Any]
+    num_tokens: int | None
+    num_output_tokens: int
+    outputs: Sequence[Sequence[int]] = ()
+    namespace: bytes = b""
+
+
+class _Bytes:
+    """Bytes that are appended and read anywhere, in memory while they are few."""
+
+    def __init__(self, in_memory: int) -> None:
+        self._in_memory = in_memory
+        self._kept = bytearray()
+        self._file: IO[bytes] | None = None
+        self._spilled = 0
+
+    def _hold(self, file: IO[bytes]) -> None:
+        """Keep a file open for as long as this is."""
+        self._file = file
+        weakref.finalize(self, file.close)
+
+    def __len__(self) -> int:
+        return self._spilled + len(self._kept)
+
+    def append(self, data: bytes) -> None:
+        self._kept += data
+        if len(self._kept) > self._in_memory:
+            self._spill()
+
+    def freeze(self) -> None:
+        """Nothing is appended from here on."""
+        if self._file is not None:
+            self._spill()
+
+    def read(self, start: int, size: int) -> bytes:
+        if self._file is None:
+            return bytes(self._kept[start : start + size])
+        return os.pread(self._file.fileno(), size, start)
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._hold(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  (see _hold)
+        assert self._file is not None
+        view = memoryview(self._kept)
+        while view:
+            view = view[self._file.write(view) :]
+        view.release()
+        self._spilled += len(self._kept)
+        self._kept = bytearray()
+
+    def __getstate__(self) -> tuple[bytes, str | None, int]:
+        # Another process on this machine opens the same file, nameless as it is.
+        path = None if self._file is None else f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        return bytes(self._kept), path, self._spilled
+
+    def __setstate__(self, state: tuple[bytes, str | None, int]) -> None:
+        kept, path, self._spilled = state
+        self._in_memory, self._kept = 0, bytearray(kept)
+        self._file = None
+        if path is not None:
+            self._hold(Path(path).open("rb", buffering=0))  # noqa: SIM115  (see _hold)
+
+
+class RequestStore:
+    """Takes rows one by one and gives them back as a sequence of requests.
+
+    Args:
+        in_memory: Bytes of contents, and of the index, that are held in memory.
+    """
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        self._in_memory = in_memory
+        self._data = _Bytes(in_memory)
+        self._index = _Bytes(in_memory)
+        self._largest_id = 0
+        self._all_hashed = True
+        self._any_hashed = False
+        self._latest = (-1, -1)
+        self._in_order = True
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Keep rows, in any order."""
+        record = np.zeros(1, dtype=INDEX)
+        for row in rows:
+            hashed = row.num_tokens is not None
+            start = len(self._data)
+            if hashed:
+                ids = np.array(row.prompt, dtype=np.uint64)
+                if len(ids):
+                    self._largest_id = max(self._largest_id, int(ids.max()))
+                self._data.append(ids.tobytes())
+            else:
+                self._data.append(np.array(row.prompt, dtype=np.uint32).tobytes())
+            self._any_hashed |= hashed
+            self._all_hashed &= hashed and not row.outputs
+            for output in row.outputs:
+                self._data.append(np.array([len(output)], dtype=np.int64).tobytes())
+                self._data.append(np.array(output, dtype=np.uint32).tobytes())
+            self._data.append(row.namespace)
+            record[0] = (
+                row.arrival_ms,
+                row.order,
+                start,
+                len(row.prompt),
+                len(row.outputs),
+                row.num_tokens if row.num_tokens is not None else len(row.prompt),
+                row.num_output_tokens,
+                len(row.namespace),
+                hashed,
+            )
+            self._index.append(record.tobytes())
+            self._in_order &= self._latest <= (row.arrival_ms, row.order)
+            self._latest = (row.arrival_ms, row.order)
+
+    def __len__(self) -> int:
+        return len(self._index) // INDEX.itemsize
+
+    def requests(self, tokens_per_id: int, *, from_zero: bool = False) -> StoredRequests:
+        """All requests, in order of arrival; nothing is added from here on.
+
+        Args:
+            tokens_per_id: Tokens that each id stands for.
+            from_zero: Count time from the first request.
+
+        Cost: 24 bytes of memory a request for the while if rows did not come in order.
+        """
+        self._data.freeze()
+        self._index.freeze()
+        index = self._index if self._in_order else self._sorted()
+        stored = StoredRequests(
+            self._data, index, self._all_hashed, tokens_per_id, words_of(self._largest_id)
+        )
+        stored.any_hashed = self._any_hashed
+        if from_zero and len(stored):
+            stored.start_ms = stored[0].arrival_ms
+        return stored
+
+    def _sorted(self) -> _Bytes:
+        keys = [chunk[["arrival_ms", "order"]] for chunk in _chunks(self._index, len(self), INDEX)]
+        order = np.lexsort(
+            (
+                np.concatenate([chunk["order"] for chunk in keys]),
+                np.concatenate([chunk["arrival_ms"] for chunk in keys]),
+            )
+        )
+        result = _Bytes(self._in_memory)
+        for place in order.tolist():
+            result.append(self._index.read(place * INDEX.itemsize, INDEX.itemsize))
+        result.freeze()
+        return result
+
+
+def _chunks(index: _Bytes, count: int, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    for first in range(0, count, AT_ONCE):
+        size = min(AT_ONCE, count - first) * dtype.itemsize
+        yield np.frombuffer(index.read(first * dtype.itemsize, size), dtype=dtype)
+
+
+class StoredRequests(Sequence[Request]):
+    """Requests in order of arrival, each made when it is asked for.
+
+    Attributes:
+        all_hashed: Whether every prompt is known by ids alone, and no output is known.
+        any_hashed: Whether some prompt is.
+        tokens_per_id: Tokens that each id stands for.
+        words: Tokens that tell an id from the others.
+        start_ms: Subtracted from every arrival.
+    """
+
+    def __init__(
+        self, data: _Bytes, index: _Bytes, all_hashed: bool, tokens_per_id: int, words: int
+    ) -> None:
+        self._data = data
+        self._index = index
+        self.all_hashed = all_hashed
+        self.tokens_per_id = tokens_per_id
+        self.words = words
+        self.any_hashed = all_hashed
+        self.start_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._index) // INDEX.itemsize
+
+    @overload
+    def __getitem__(self, place: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Request, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Request | tuple[Request, ...]:
+        if isinstance(place, slice):
+            return tuple(self[number] for number in range(*place.indices(len(self))))
+        number = range(len(self))[place]
+        raw = self._index.read(number * INDEX.itemsize, INDEX.itemsize)
+        return self._request(np.frombuffer(raw, dtype=INDEX)[0].item())
+
+    def __iter__(self) -> Iterator[Request]:
+        for chunk in _chunks(self._index, len(self), INDEX):
+            for record in chunk.tolist():
+                yield self._request(record)
+
+    def _request(self, record: tuple[int, ...]) -> Request:
+        arrival, _, start, items, outputs, num_tokens, num_outputs, namespace, hashed = record
+        width = 8 if hashed else 4
+        raw = self._data.read(start, items * width)
+        prompt: Any
+        if hashed:
+            ids = np.frombuffer(raw, dtype=np.uint64)
+            prompt = HashedPrompt(ids, num_tokens, self.tokens_per_id, self.words)
+        else:
+            prompt = np.frombuffer(raw, dtype=np.uint32)
+        start += items * width
+        found = []
+        for _ in range(outputs):
+            length = int.from_bytes(self._data.read(start, 8), "little")
+            found.append(np.frombuffer(self._data.read(start + 8, 4 * length), dtype=np.uint32))
+            start += 8 + 4 * length
+        return Request(
+            arrival_ms=arrival - self.start_ms,
+            prompt=prompt,
+            num_output_tokens=num_outputs,
+            outputs=tuple(found),
+            namespace=self._data.read(start, namespace) if namespace else b"",
+        )
