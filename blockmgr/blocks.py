@@ -103,11 +103,15 @@ class Match:
         num_cached_tokens: Leading tokens that would not have to be computed.
         num_partial_tokens: Of those, tokens that would come from a part of a block.
         block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order.
+        num_idle_blocks: Idle blocks that admission takes into use for it, beside the fresh ones. So
+            it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of those
+            that are available.
     """
 
     num_cached_tokens: int
     num_partial_tokens: int
     block_ids: npt.NDArray[np.int32]
+    num_idle_blocks: int = 0
 
 
 class Priority(enum.IntEnum):

@@ -7,6 +7,7 @@
     ├── OutOfSequencesError                    ordinary shortage of sequence rows
     ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
     ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
+    ├── StaleMatchError                        what a match found is there no more: match again
     ├── PinBudgetError                         ordinary shortage: unpin something first
     ├── UnknownPinError      (also KeyError)        never made, or given back
     ├── SequenceStateError                     the handle is right, the sequence's state is not
@@ -42,6 +43,7 @@ __all__ = [
     "PolicyError",
     "ReentrancyError",
     "SequenceStateError",
+    "StaleMatchError",
     "StepError",
     "TicketError",
     "TraceFormatError",
@@ -120,6 +122,23 @@ class UnknownSequenceError(BlockMgrError, KeyError):
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return type(self), (self.handle,)
+
+
+class StaleMatchError(BlockMgrError):
+    """The cache has not exactly what the ``match`` of an admission says. Match again.
+
+    Attributes:
+        expected: Tokens that the match found.
+        found: Tokens, up to that many, that admission finds now.
+    """
+
+    def __init__(self, expected: int, found: int) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"the match found {expected} tokens, {found} of them are cached now")
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return type(self), (self.expected, self.found)
 
 
 class PinBudgetError(BlockMgrError):

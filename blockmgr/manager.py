@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from blockmgr import _core
 from blockmgr.arguments import integer
-from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Remap
+from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError
+from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
 from blockmgr.manager_retention import RetentionCalls
 from blockmgr.policy import policy_of
@@ -35,7 +36,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(CacheCalls, RetentionCalls, NotCopied):
+class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences that begin alike, plans a copy only when
@@ -145,6 +146,9 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
         extras: Extras | None = None,
         num_slots: int | None = None,
         read_cache: bool = True,
+        match: Match | None = None,
+        max_cached_tokens: int | None = None,
+        watermark_blocks: int | None = None,
     ) -> int:
         """Takes in a prompt: finds its longest cached prefix and blocks for the rest.
 
@@ -162,6 +166,12 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
                 log-probabilities of its tokens require. It counts as no look-up. What is computed
                 becomes findable as ever; where its twin is cached already, ``commit`` merges them
                 as ``dedup`` says.
+            match: What ``match`` said of this prompt. Exactly its ``num_cached_tokens`` are taken
+                from the cache, or nothing is done: whoever has gone by that number can rely on it.
+            max_cached_tokens: Take at most so many tokens from the cache.
+            watermark_blocks: Blocks to hold back from this call, in place of the config's: 0 for
+                one that may take the last block, more to leave room for work that is to come. With
+                ``quotas``, a namespace holds back its share of them.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
@@ -170,6 +180,7 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
             OutOfSequencesError: All ``max_seqs`` rows are taken.
             NeverFitsError: It cannot fit even an empty pool, the watermark counted.
+            StaleMatchError: Fewer tokens are cached than ``match`` found.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
 
@@ -180,7 +191,16 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
         """
         # Tested here, for calling a function takes as long as all the core does for a short prompt.
         keys = None if extras is None else extras_pairs(extras)
-        return self._core.admit(tokens, namespace, keys, num_slots, read_cache)
+        return self._core.admit(
+            tokens,
+            namespace,
+            keys,
+            num_slots,
+            read_cache,
+            match,
+            max_cached_tokens,
+            watermark_blocks,
+        )
 
     def can_admit(
         self,
@@ -190,17 +210,31 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
         extras: Extras | None = None,
         num_slots: int | None = None,
         read_cache: bool = True,
+        match: Match | None = None,
+        max_cached_tokens: int | None = None,
+        watermark_blocks: int | None = None,
     ) -> Admission:
         """Whether ``admit`` with these arguments would succeed, changing nothing.
 
         Blocks it would share are counted once, and the watermark applies.
 
         Raises:
+            StaleMatchError: Fewer tokens are cached than ``match`` found.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
         keys = None if extras is None else extras_pairs(extras)
-        return _ADMISSIONS[self._core.can_admit(tokens, namespace, keys, num_slots, read_cache)]
+        verdict = self._core.can_admit(
+            tokens,
+            namespace,
+            keys,
+            num_slots,
+            read_cache,
+            match,
+            max_cached_tokens,
+            watermark_blocks,
+        )
+        return _ADMISSIONS[verdict]
 
     # Growth.
 
@@ -360,7 +394,9 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
 
     # Release.
 
-    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
+    def free(
+        self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
+    ) -> None:
         """Ends a sequence and releases its blocks, the last first.
 
         Full computed blocks stay findable until evicted; so does the partial tail, with
@@ -372,31 +408,41 @@ class BlockManager(CacheCalls, RetentionCalls, NotCopied):
                 ``Priority.EXPECTED``; False moves those at its end that nobody else uses,
                 continues or expects to ``Priority.LOW``; None says nothing. The next admission
                 that finds a block, the whole of it, uses up what was said of it.
+            withdraw: Whether to take back first what the sequence committed ahead of this step's
+                forward (``early_commit``), which will not write it after all.
 
         Raises:
             UnknownSequenceError: The handle is not live (freeing twice ends here).
-            StepError: The sequence was committed ahead of this step's forward.
+            StepError: The sequence was committed ahead of this step's forward; with ``withdraw``,
+                only if others share what it committed, or the copies of the step are taken.
             ValueError: ``expect_reuse`` without ``retention``.
-            TypeError: ``expect_reuse`` is no bool.
+            TypeError: ``expect_reuse`` or ``withdraw`` is no bool.
 
         Cost: O(blocks). With ``expect_reuse``, they are gone through twice.
         """
         if expect_reuse is None:
-            self._core.free(handle)
+            self._core.free(handle, withdraw)
         elif isinstance(expect_reuse, bool):
-            self._core.free_expecting(handle, expect_reuse)
+            self._core.free_expecting(handle, expect_reuse, withdraw)
         else:
             raise TypeError(f"expect_reuse must be a bool or None, got {expect_reuse!r}")
 
-    def preempt(self, handle: int) -> None:
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
         """Releases a sequence's blocks and keeps its tokens, for ``resume``.
+
+        Args:
+            handle: A running sequence.
+            withdraw: As ``free`` has it: for a scheduler that preempts what it scheduled earlier
+                in the same step.
 
         Raises:
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted already.
-            StepError: The sequence was committed ahead of this step's forward.
+            StepError: The sequence was committed ahead of this step's forward; with ``withdraw``,
+                only if others share what it committed, or the copies of the step are taken.
+            TypeError: ``withdraw`` is no bool.
         """
-        self._core.preempt(handle)
+        self._core.preempt(handle, withdraw)
 
     def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
         """Admits a preempted sequence again, under the same handle.

@@ -32,21 +32,39 @@ class CacheCalls:
     _config: ManagerConfig
 
     def match(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        num_slots: int | None = None,
+        max_cached_tokens: int | None = None,
+        watermark_blocks: int | None = None,
     ) -> Match:
-        """What ``admit`` would find in the cache, changing nothing, not even recency.
+        """What ``admit`` with the same arguments would find, changing nothing, not even recency.
 
-        The prompt may be longer than anything the manager could admit. A prompt that ``admit`` can
-        take in has exactly ``num_cached_tokens`` in the cache, with one exception: where blocks are
-        so few that a copy of a part of a block would take the last of them, or ``num_slots`` ends
-        before that part, ``admit`` leaves out the ``num_partial_tokens``.
+        If that admission succeeds, it has exactly ``num_cached_tokens`` in the cache, in these
+        blocks. Both leave out a part of a block where blocks are so few that copying it would take
+        one too many, or where ``num_slots`` ends before it. ``admit(match=...)`` takes this and
+        nothing else, whatever happens in between. The prompt may be longer than anything the
+        manager could admit.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As ``admit`` has it.
+            extras: As ``admit`` has it.
+            num_slots: As ``admit`` has it.
+            max_cached_tokens: As ``admit`` has it.
+            watermark_blocks: As ``admit`` has it.
 
         Raises:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
         keys = None if extras is None else extras_pairs(extras)
-        return self._core.match(tokens, namespace, keys)
+        return self._core.match(
+            tokens, namespace, keys, num_slots, max_cached_tokens, watermark_blocks
+        )
 
     def block_digests(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
@@ -76,7 +94,9 @@ class CacheCalls:
     def explain(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> Explanation:
-        """How far ``admit`` would find the prompt in the cache, and why no further.
+        """How far the prompt is in the cache, and why no further.
+
+        That is what ``admit`` finds where there is room enough to copy a part of a block.
 
         Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
         that was never cached, and by how many blocks the pool is too small to have kept it. It says

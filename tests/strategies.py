@@ -21,6 +21,13 @@ extras = st.one_of(
     st.dictionaries(st.integers(0, 2), st.sampled_from([b"x", b"y"]), max_size=2),
 )
 slots = st.one_of(st.none(), st.none(), st.integers(1, 14))
+limits = st.one_of(
+    st.just({}),
+    st.just({}),
+    st.fixed_dictionaries(
+        {}, optional={"max_cached_tokens": st.integers(0, 8), "watermark_blocks": st.integers(0, 3)}
+    ),
+)
 
 
 retained = st.sampled_from([None, Priority.LOW, Priority.NORMAL, Priority.EXPECTED, Priority.HIGH])

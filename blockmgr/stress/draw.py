@@ -68,7 +68,18 @@ class Draw:
             "num_slots": slots,
             "commit": rng.random() < 0.5,
             "read_cache": rng.random() < 0.9,
+            "by_match": rng.random() < 0.2,
+            "limits": self.limits(len(tokens)),
         }
+
+    def limits(self, length: int) -> Record:
+        """How much to take from the cache, and how many blocks to hold back."""
+        rng, limits = self.rng, {}
+        if rng.random() < 0.1:
+            limits["max_cached_tokens"] = rng.randint(0, length)
+        if rng.random() < 0.1:
+            limits["watermark_blocks"] = rng.randint(0, 3)
+        return limits
 
     def next_turn(self) -> Record:
         """What is said next; now and then the prompt is edited instead."""
@@ -143,6 +154,30 @@ class Draw:
         """With all its slots, or only some."""
         slots = self.rng.choice([None, None, 1, 9])
         return {"num_slots": slots, "read_cache": self.rng.random() < 0.9}
+
+    def hold(self) -> Record:
+        """A few blocks, now and then twice."""
+        return {"count": self.rng.randint(0, 3), "twice": self.rng.random() < 0.2}
+
+    def let_go(self) -> Record:
+        """Some of what is held, now and then too often."""
+        return {"count": self.rng.randint(1, 6), "again": self.rng.random() < 0.1}
+
+    def touch_blocks(self) -> Record:
+        """A few blocks."""
+        return {"count": self.rng.randint(1, 3)}
+
+    def forget(self) -> Record:
+        """One block or two."""
+        return {"count": self.rng.randint(1, 2)}
+
+    def free(self) -> Record:
+        """Now and then in the step that was to compute it."""
+        return {"withdraw": self.rng.random() < 0.3}
+
+    def preempt(self) -> Record:
+        """Likewise."""
+        return {"withdraw": self.rng.random() < 0.3}
 
     def reset(self) -> Record:
         """The cache, and now and then what it says of its last requests."""

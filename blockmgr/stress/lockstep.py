@@ -108,6 +108,7 @@ class LockStep:
         self.steps: list[Launched] = []  # taken and not completed
         self.open: Launched | None = None  # ticket not resolved
         self.pins: list[tuple[int, int]] = []  # of the manager and of the model
+        self.holds: list[tuple[int, int]] = []  # block ids, of the manager and of the model
         self.tables: set[int] = set()
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
@@ -205,6 +206,7 @@ class LockStep:
             raise DivergenceError("live handles")
         owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
         self.compare_sequences(owner)
+        self.compare_blocks(owner)
         if self.model.config.retention:
             self.compare_retention(owner)
         for remap in self.model.remaps[self._known :]:
@@ -226,6 +228,9 @@ class LockStep:
             for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
                 self.pair(block, block_id, owner)
             self.compare_row(entry, view)
+
+    def compare_blocks(self, owner: dict[int, Block]) -> None:
+        raise NotImplementedError
 
     def compare_sums(self) -> None:
         """What is said of several sequences or blocks at once."""

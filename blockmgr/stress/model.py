@@ -19,8 +19,8 @@ from blockmgr.errors import (
     SequenceStateError,
     StepError,
 )
-from blockmgr.stress.model_admission import Plan, common, token_list, whole
-from blockmgr.stress.model_cache import CacheModel
+from blockmgr.stress.model_admission import Plan, Terms, common, token_list, whole
+from blockmgr.stress.model_blocks import BlocksModel
 from blockmgr.stress.model_pool import Block, Content, Seq, chain
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelManager", "Plan", "common"]
 
 
-class ModelManager(CacheModel):
+class ModelManager(BlocksModel):
     """``BlockManager``, by looking at everything every time."""
 
     # ---- one sequence -------------------------------------------------------------------
@@ -57,10 +57,6 @@ class ModelManager(CacheModel):
         # What cannot be copied, because it is not written yet, is computed again.
         self.limit_computed(seq, start + brought)
         seq.blocks[index] = fresh
-
-    def limit_computed(self, seq: Seq, most: int) -> None:
-        seq.num_computed_tokens = min(seq.num_computed_tokens, most)
-        seq.settled, seq.written = min(seq.settled, most), min(seq.written, most)
 
     def check_written(self, seq: Seq) -> None:
         """What a copy has to bring must be there before the forward of this step."""
@@ -117,10 +113,6 @@ class ModelManager(CacheModel):
         seq.num_computed_tokens = n
         self.promote(seq)
 
-    def check_no_open_ticket(self) -> None:
-        if self.config.early_commit and self.taken is not None:
-            raise StepError(f"ticket {self.last_ticket} is open: this step's forward is fixed")
-
     def promote(self, seq: Seq) -> None:
         """Makes full computed blocks findable, in order, and merges what is cached already."""
         caches = self.config.prefix_caching and not seq.outdated
@@ -157,7 +149,7 @@ class ModelManager(CacheModel):
         extras, tokens = content[1][-1]
         for tail in self.children((content[0], content[1][:-1]), extras):
             if len(tail.tokens) < self.size and tail.tokens == tokens[: len(tail.tokens)]:
-                self.forget(tail)
+                self.lose(tail)
         block.content, block.linked = content, next(self.clock)
 
     def truncate(self, handle: int, num_tokens: int) -> None:
@@ -225,19 +217,23 @@ class ModelManager(CacheModel):
             self.leaving.pop()
             self.settle_down()
 
-    def free(self, handle: int, *, expect_reuse: bool | None = None) -> None:
+    def free(
+        self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
+    ) -> None:
         if expect_reuse is not None:
             self.check_retention()
         seq = self.sequence(handle)
+        if withdraw:
+            self.withdraw(seq)
         self.check_not_promised(seq)
         if expect_reuse is not None and not seq.is_preempted:
             self.keep_tail(seq)
             self.hint(seq, expect_reuse)
-        self.release(seq)
+        self.give_back(seq)
         del self.seqs[handle]
         self.generations[seq.row] += 1
 
-    def release(self, seq: Seq) -> None:
+    def give_back(self, seq: Seq) -> None:
         """Gives every block back, tail first: a prefix is only of use from its start."""
         self.check_not_promised(seq)
         self.keep_tail(seq)
@@ -262,9 +258,11 @@ class ModelManager(CacheModel):
             self.publish(block, content)
             self.count["cached_tails"] += 1
 
-    def preempt(self, handle: int) -> None:
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
         seq = self.running(handle)
-        self.release(seq)
+        if withdraw:
+            self.withdraw(seq)
+        self.give_back(seq)
         seq.num_computed_tokens = seq.num_cached_tokens = seq.promoted = 0
         seq.settled = seq.written = 0
         seq.is_preempted, seq.outdated = True, False
@@ -279,7 +277,7 @@ class ModelManager(CacheModel):
         share = self.share(seq.namespace)
         spare = self.limit(share) - -(-max(seq.num_tokens, slots) // self.size)
         held_back = min(self.watermark(share), spare)
-        plan = self.fitting_plan(seq, slots, held_back, read_cache)
+        plan = self.fitting_plan(seq, slots, Terms(held_back, read_cache))
         self.settle_in(seq, plan, "resumed_" if read_cache else None)
 
     def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,26 @@ from blockmgr.errors import (
     OutOfBlocksError,
     OutOfSequencesError,
     SequenceStateError,
+    StaleMatchError,
     UnknownSequenceError,
 )
 from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
 
-__all__ = ["ModelAdmission", "Plan", "common", "token_list", "whole"]
+__all__ = ["ModelAdmission", "Plan", "Terms", "common", "token_list", "whole"]
+
+
+@dataclass
+class Terms:
+    """What an admission asks of the cache and of the pool."""
+
+    watermark: int
+    read_cache: bool = True
+    most: int | None = None  # tokens taken from the cache
+    due: int | None = None  # exactly so many
+
+
+ASKED = {"read_cache": True, "match": None, "max_cached_tokens": None, "watermark_blocks": None}
+"""What arguments of an admission are if nothing is said of them."""
 
 
 @dataclass
@@ -97,10 +113,12 @@ class ModelAdmission(ModelPool):
         is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
         return is_whole and tail in self.idle()
 
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
+    def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
         """The longest cached prefix, and what it takes to admit the sequence with it."""
         hits: list[Block] = []
+        read = terms.read_cache
         last = len(seq.tokens) - 1  # never served: one token is always left to compute
+        last = last if terms.most is None else min(last, terms.most)
         while read and (len(hits) + 1) * self.size <= last:
             hit = self.find(seq.content(len(hits) + 1))
             if hit is None:
@@ -120,14 +138,39 @@ class ModelAdmission(ModelPool):
         num_partial = 0 if source is None else common(source.written, rest)
         return Plan(hits, source, num_partial, take_over, num_blocks, needed)
 
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
-        """The best plan there is room for: a copy holds its source as well as its destination."""
-        available = self.available(self.share(seq.namespace))
+    def best_plan(self, seq: Seq, num_slots: int, terms: Terms) -> tuple[Plan, bool]:
+        """The best plan there is room for, or one there is none for: a copy holds its source."""
+        available = self.available(self.share(seq.namespace)) - terms.watermark
         for partial in (True, False):
-            plan = self.plan(seq, num_slots, partial, read)
-            if plan.needed == 0 or plan.needed <= available - watermark:
-                return plan
-        raise OutOfBlocksError(plan.needed, available, watermark)
+            plan = self.plan(seq, num_slots, partial, terms)
+            cached = len(plan.hits) * self.size + plan.num_partial
+            if terms.due not in (None, cached):
+                raise StaleMatchError(terms.due or 0, cached)
+            fits = plan.needed == 0 or plan.needed <= available
+            if fits or terms.due is not None:
+                break
+        return plan, fits
+
+    def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
+        plan, fits = self.best_plan(seq, num_slots, terms)
+        if not fits:
+            available = self.available(self.share(seq.namespace))
+            raise OutOfBlocksError(plan.needed, available, terms.watermark)
+        return plan
+
+    def terms(self, namespace: bytes, asked: Mapping[str, Any]) -> Terms:
+        """What the arguments of an admission say of the cache and of the pool."""
+        values = {**ASKED, **asked}
+        held_back = values["watermark_blocks"]
+        if held_back is not None:
+            held_back = whole("watermark_blocks", held_back, 0, 2**62)
+        most, match = values["max_cached_tokens"], values["match"]
+        most = most if most is None else whole("max_cached_tokens", most, 0, 2**62)
+        if match is not None and (most is not None or not values["read_cache"]):
+            raise ValueError("match says what is taken from the cache")
+        due = None if match is None else match.num_cached_tokens
+        watermark = self.watermark(self.share(namespace), held_back)
+        return Terms(watermark, values["read_cache"], most if due is None else due, due)
 
     def check_fits(self, seq: Seq, num_slots: int, watermark: int = 0) -> None:
         most = self.limit(self.share(seq.namespace)) - watermark
@@ -188,14 +231,14 @@ class ModelAdmission(ModelPool):
         namespace: object = b"",
         extras: object = None,
         num_slots: int | None = None,
-        read_cache: bool = True,
+        **asked: Any,
     ) -> int:
         seq = self.prompt(tokens, namespace, extras)
-        watermark = self.watermark(self.share(seq.namespace))
-        slots = self.checked_slots(seq, num_slots, watermark)
+        terms = self.terms(seq.namespace, asked)
+        slots = self.checked_slots(seq, num_slots, terms.watermark)
         [seq.handle] = self.new_rows(1)
-        plan = self.fitting_plan(seq, slots, watermark, read_cache)
-        self.settle_in(seq, plan, "" if read_cache else None)
+        plan = self.fitting_plan(seq, slots, terms)
+        self.settle_in(seq, plan, "" if terms.read_cache else None)
         return seq.handle
 
     def check_row(self, seq: Seq) -> None:
@@ -203,12 +246,26 @@ class ModelAdmission(ModelPool):
             raise NeverFitsError(f"{len(seq.tokens)} tokens never fit")
 
     def match(
-        self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
+        self,
+        tokens: Iterable[int],
+        *,
+        namespace: object = b"",
+        extras: object = None,
+        num_slots: int | None = None,
+        **asked: Any,
     ) -> Match:
         seq = self.prompt(tokens, namespace, extras)
-        plan = self.plan(seq, len(seq.tokens))
+        slots = len(seq.tokens) if num_slots is None else num_slots
+        terms = self.terms(seq.namespace, asked)
+        try:
+            self.checked_slots(seq, num_slots, terms.watermark)
+        except NeverFitsError:
+            terms.watermark = -(2**31)  # what can never be admitted finds whatever there is
+        plan, _ = self.best_plan(seq, slots, terms)
         num_cached = len(plan.hits) * self.size + plan.num_partial
-        return Match(num_cached, plan.num_partial, np.array([b.id for b in plan.hits], np.int32))
+        ids = np.array([b.id for b in plan.hits], np.int32)
+        idle = plan.needed - (plan.num_blocks - len(plan.hits))
+        return Match(num_cached, plan.num_partial, ids, idle)
 
     def can_admit(
         self,
@@ -217,14 +274,14 @@ class ModelAdmission(ModelPool):
         namespace: object = b"",
         extras: object = None,
         num_slots: int | None = None,
-        read_cache: bool = True,
+        **asked: Any,
     ) -> Admission:
         seq = self.prompt(tokens, namespace, extras)
-        watermark = self.watermark(self.share(seq.namespace))
+        terms = self.terms(seq.namespace, asked)
         try:
-            slots = self.checked_slots(seq, num_slots, watermark)
+            slots = self.checked_slots(seq, num_slots, terms.watermark)
             self.new_rows(1)
-            self.fitting_plan(seq, slots, watermark, read_cache)
+            self.fitting_plan(seq, slots, terms)
         except NeverFitsError:
             return Admission.NEVER
         except (OutOfSequencesError, OutOfBlocksError):

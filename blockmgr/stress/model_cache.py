@@ -29,7 +29,7 @@ class CacheModel(RetentionModel):
         for block in self.live.copy():
             block.twin = None
             if block in cached:
-                self.forget(block)
+                self.lose(block)
         self.settle_down()
         self.count["forgotten_blocks"] += len(cached)
         if reset_hit_rate:

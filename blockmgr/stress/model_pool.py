@@ -114,6 +114,7 @@ class ModelPool:
         self.width = self.config.max_blocks_per_seq or self.capacity
         self.live: list[Block] = []  # in use, or findable
         self.leaving: list[Block] = []  # table entries on their way out within a call
+        self.held: list[Block] = []  # by their ids, as often as each is held
         self.fence_of_id: dict[int, int] = {}  # of blocks that are neither
         self.share_of_id: dict[int, bytes | None] = {}
         self.evicted_of: dict[bytes | None, int] = {}
@@ -137,7 +138,7 @@ class ModelPool:
     def used(self) -> list[Block]:
         """Blocks in a table or pinned by a copy, and the parents of those."""
         roots = [block for seq in self.seqs.values() for block in seq.blocks] + self.leaving
-        roots += [copy.source for copy in self.pending]
+        roots += [*self.held, *(copy.source for copy in self.pending)]
         roots += [end for c in self.taken or () for end in (c.source, c.destination)]
         found: dict[Block, None] = {}
         while roots:
@@ -165,7 +166,7 @@ class ModelPool:
         for block in sorted(gone, key=lambda b: -len(b.content[1]) if b.content else -(2**62)):
             block.stamp, block.fence = next(self.clock), self.fence()
             if block.content is None:
-                self.forget(block)
+                self.lose(block)
 
     def part_twins(self) -> None:
         """No block is kept for a twin: with its last table gone, a twin is the cached one."""
@@ -186,12 +187,12 @@ class ModelPool:
         for other in self.live:
             if other.twin is block:
                 other.twin = to
-        self.forget(block)
+        self.lose(block)
 
     def fence(self) -> int:
         return self.in_flight[-1] if self.in_flight else 0
 
-    def forget(self, block: Block) -> None:
+    def lose(self, block: Block) -> None:
         """The block loses its content; if nobody uses it, it is free."""
         block.content = block.retention = None
         block.hint = Priority.NORMAL
@@ -250,8 +251,9 @@ class ModelPool:
     def available(self, share: bytes | None) -> int:
         return self.free_of(share) + len(self.idle_of(share))
 
-    def watermark(self, share: bytes | None) -> int:
-        return self.config.watermark_blocks * self.limit(share) // self.capacity
+    def watermark(self, share: bytes | None, asked: int | None = None) -> int:
+        all_held = self.config.watermark_blocks if asked is None else min(asked, self.capacity)
+        return all_held * self.limit(share) // self.capacity
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
         share = self.share(namespace)
@@ -285,7 +287,7 @@ class ModelPool:
             victim = self.choose_victim(self.victims(share))
             if self.level(victim) == Priority.PINNED:
                 self.count["evicted_pinned_blocks"] += 1
-            self.forget(victim)
+            self.lose(victim)
             self.count["evicted_blocks"] += 1
             self.evicted_of[share] = self.evicted_of.get(share, 0) + 1
             ids = [victim.id]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import Pin, Priority
 from blockmgr.errors import PinBudgetError, UnknownPinError
-from blockmgr.stress.model_admission import ModelAdmission
+from blockmgr.stress.model_admission import ModelAdmission, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -180,7 +180,7 @@ class RetentionModel(ModelAdmission):
     ) -> int:
         seq = self.prompt(tokens, namespace, extras)
         self.check_row(seq)
-        plan = self.plan(seq, len(seq.tokens))
+        plan = self.plan(seq, len(seq.tokens), True, Terms(0))
         path = [*plan.hits, *([plan.source] if plan.source else [])]
         idle = [block for block in reversed(path) if block in self.idle()]
         for block in idle:

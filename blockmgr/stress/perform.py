@@ -34,6 +34,7 @@ def _commit_ahead(world: World, record: Record) -> None:
 
 def finish_up(world: World) -> None:
     """Everything is freed, and nothing may be missing afterwards."""
+    world.let_go(0, len(world.holds))
     world.step()
     for entry in list(world.entries):
         world.free(entry)
@@ -49,7 +50,15 @@ def _admit(world: World, record: Record) -> None:
     extras = record["extras"] and {int(k): v.encode() for k, v in record["extras"].items()}
     tokens, namespace = list(record["tokens"]), record["namespace"].encode()
     reads = record.get("read_cache", True)
-    entry = world.admit(tokens, namespace, extras, record["num_slots"], reads)
+    entry = world.admit(
+        tokens,
+        namespace,
+        extras,
+        record["num_slots"],
+        reads,
+        by_match=record.get("by_match", False),
+        **record.get("limits", {}),
+    )
     if entry is not None and world.early and record["commit"]:
         world.commit(entry, world.committable(entry))
 
@@ -117,6 +126,22 @@ def _reset(world: World, record: Record) -> None:
     world.reset(reset_hit_rate=record["reset_hit_rate"])
 
 
+def _hold(world: World, record: Record) -> None:
+    world.hold(record["entry"], record["count"], twice=record["twice"])
+
+
+def _let_go(world: World, record: Record) -> None:
+    world.let_go(record["entry"], record["count"], again=record["again"])
+
+
+def _touch_blocks(world: World, record: Record) -> None:
+    world.touch_blocks(record["entry"], record["count"])
+
+
+def _forget(world: World, record: Record) -> None:
+    world.forget(record["entry"], record["count"])
+
+
 def _nonsense(world: World, record: Record) -> None:
     if world.dead:
         world.on_dead(record["call"], record["entry"])
@@ -176,13 +201,13 @@ def _stagger(world: World, entry: Entry, record: Record) -> None:
 
 
 def _free(world: World, entry: Entry, record: Record) -> None:
-    world.free(entry)
+    world.free(entry, withdraw=record.get("withdraw", False))
     if world.habits.refills and entry not in world.entries:  # a manager gives out its row next
         world.admit(entry.tokens[: 1 + record["entry"] % len(entry.tokens)])
 
 
 def _preempt(world: World, entry: Entry, record: Record) -> None:
-    world.preempt(entry)
+    world.preempt(entry, withdraw=record.get("withdraw", False))
 
 
 OPERATIONS: dict[str, Callable[[World, Record], None]] = {
@@ -197,6 +222,10 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "take_remaps": _take_remaps,
     "resume": _resume,
     "reset": _reset,
+    "hold": _hold,
+    "let_go": _let_go,
+    "touch_blocks": _touch_blocks,
+    "forget": _forget,
     "nonsense": _nonsense,
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {

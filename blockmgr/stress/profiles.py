@@ -33,6 +33,10 @@ BALANCED = {
     "resume": 5,
     "take_remaps": 1,
     "reset": 0.5,
+    "hold": 1,
+    "let_go": 2,
+    "touch_blocks": 0.5,
+    "forget": 0.7,
     "nonsense": 1,
 }
 """How often each operation is drawn, unless a profile says otherwise."""

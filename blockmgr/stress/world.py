@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import Admission
+from blockmgr.stress.holding import HoldingEngine
 from blockmgr.stress.lockstep import DivergenceError, Entry, Launched
 from blockmgr.stress.oracle import Work, extend_prefixes
-from blockmgr.stress.remembering import RememberingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
 
-class World(RememberingEngine):
+class World(HoldingEngine):
     """A manager, optionally its model, a device, and the engine between them."""
 
     # ---- admission ----------------------------------------------------------------------
@@ -34,12 +34,20 @@ class World(RememberingEngine):
         extras: Mapping[int, bytes] | None = None,
         num_slots: int | None = None,
         read_cache: bool = True,
+        *,
+        by_match: bool = False,
+        **limits: int | None,
     ) -> Entry | None:
-        key = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
+        """With ``by_match``, exactly what a match finds is taken, or nothing is done."""
+        key: dict[str, Any] = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
+        found = self.match(tokens, namespace, extras, num_slots=num_slots, **limits)
         if not read_cache:
             key["read_cache"] = False
+        elif by_match and found is not None:
+            key["match"] = found[0]
+            limits.pop("max_cached_tokens", None)
+        key |= limits
         promise = self.both("can_admit", [tokens], [tokens], **key)
-        self.match(tokens, namespace, extras)
         self.same_digests(tokens, namespace, extras)
         answer = self.both("admit", [tokens], [tokens], **key)
         if promise is not None and (promise[0] is Admission.NOW) != (answer is not None):
@@ -54,6 +62,9 @@ class World(RememberingEngine):
         handle, twin = answer
         entry = Entry(handle, twin, namespace, dict(extras or {}), list(tokens), prefixes)
         self.begin_entry(entry)
+        due = found[0].num_cached_tokens if read_cache and found else 0
+        if entry.start != due:
+            raise DivergenceError(f"match found {due} tokens, admit {entry.start}")
         self.entries.append(entry)
         self.settle()
         return entry
@@ -62,26 +73,6 @@ class World(RememberingEngine):
         """An admission says how much is cached."""
         entry.start = entry.left_off = self.manager.sequence(entry.handle).num_cached_tokens
         self.hand(entry)
-
-    def match(
-        self, tokens: list[int], namespace: bytes = b"", extras: Mapping[int, bytes] | None = None
-    ) -> Any:
-        answer = self.both("match", [tokens], [tokens], namespace=namespace, extras=extras)
-        if answer is None or self.model is None:
-            return answer
-        ours, theirs = answer
-        for name in ("num_cached_tokens", "num_partial_tokens"):
-            if getattr(ours, name) != getattr(theirs, name):
-                raise DivergenceError(f"match({tokens}).{name}: {ours}, expected {theirs}")
-        self.same_blocks(ours.block_ids.tolist(), theirs.block_ids.tolist(), "match")
-        return answer
-
-    def same_digests(
-        self, tokens: list[int], namespace: bytes, extras: Mapping[int, bytes] | None
-    ) -> None:
-        answer = self.both("block_digests", [tokens], [tokens], namespace=namespace, extras=extras)
-        if answer is not None and answer[0] != answer[1]:
-            raise DivergenceError(f"block_digests({tokens}): {answer[0]}, expected {answer[1]}")
 
     def reset(self, *, reset_hit_rate: bool = True) -> None:
         """The cache forgets everything, and whoever runs goes on."""
@@ -192,15 +183,20 @@ class World(RememberingEngine):
                     self.trust_what_is_computed(entries[i])
         self.settle()
 
-    def free(self, entry: Entry, expect_reuse: bool | None = None) -> None:
+    def free(
+        self, entry: Entry, expect_reuse: bool | None = None, *, withdraw: bool = False
+    ) -> None:
         key = {} if expect_reuse is None else {"expect_reuse": expect_reuse}
+        if withdraw:
+            key["withdraw"] = True
         if self.both("free", [entry.handle], [entry.twin], **key):
             self.entries.remove(entry)
             self.dead.append((entry.handle, entry.twin))
         self.settle()
 
-    def preempt(self, entry: Entry) -> None:
-        if self.on("preempt", entry):
+    def preempt(self, entry: Entry, *, withdraw: bool = False) -> None:
+        key = {"withdraw": True} if withdraw else {}
+        if self.both("preempt", [entry.handle], [entry.twin], **key):
             entry.start, entry.written, entry.running = 0, entry.written[:0], False
             entry.left_off, entry.promise, entry.handed = 0, 0, entry.handed[:0]
             entry.version += 1

@@ -305,7 +305,7 @@ void try_retaining(Trial& trial) {
   trial.make("view_pin", subject, [&] { core.view_pin(pin); });
   trial.make("explain", subject, [&] { core.explain(prompt); });
   trial.make("set_time", subject, [&] { core.set_time(1.0); });
-  trial.make("free, expecting", subject, [&] { core.free(handle, true); });
+  trial.make("free, expecting", subject, [&] { core.free_expecting(handle, true); });
   trial.make("touch", subject, [&] { core.touch(prompt); });
   trial.make("unpin", subject, [&] { core.unpin(pin); });
 }

@@ -120,7 +120,7 @@ void Levels::before_call() {
   }
 }
 
-void Levels::after_call(double now) {
+void Levels::after_call(double now, bool forgets) {
   if (!core_.config().remap) follow_moves();
   int highest_gone = kLow;
   int lowest_left = kNumLevels;
@@ -134,7 +134,7 @@ void Levels::after_call(double now) {
     said.keyed = block.keyed();
     if (said.until <= now) said.retention = kNoLevel;
   }
-  higher_went_first_ = highest_gone > lowest_left;
+  higher_went_first_ = !forgets && highest_gone > lowest_left;
 }
 
 void Levels::found(const std::vector<BlockId>& blocks) {

@@ -16,7 +16,8 @@ class Levels {
 
   // Before and after a call: what lost its content or was cached in it starts anew.
   void before_call();
-  void after_call(double now);
+  // forgets: what is gone was not evicted.
+  void after_call(double now, bool forgets);
 
   // The block was merged with a cached one in this call, or is the one that is cached now.
   void merging(BlockId b) { at(b).merging = true; }

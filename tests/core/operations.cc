@@ -181,7 +181,7 @@ void add_unread(Operations& all, const Names& names) {
   for (const Token second : {Token{0}, Token{1}})
     for (const int name : names)
       all.push_back({"admit 00" + std::to_string(second) + " unread in " + std::to_string(name),
-                     [=](World& world) { world.admit({0, 0, second}, name, 0, 0, false); }});
+                     [=](World& world) { world.admit({0, 0, second}, name, 0, 0, {.read_cache = false}); }});
 }
 
 // Not among "all": they are in nobody's way, and would multiply what there is to do.

@@ -8,7 +8,8 @@ namespace blockmgr::testing {
 namespace {
 
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
-                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1};
+                                      10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1,
+                                      2,  4, 1,  1};
 
 }  // namespace
 
@@ -305,6 +306,17 @@ void Play::move_once() {
       return nonsense();
     case kMoveReset:
       return world_.reset(bytes_.one_in(2));
+    case kMoveHold: {
+      std::vector<std::int64_t> ids = some_blocks();
+      if (bytes_.one_in(4)) ids.push_back(ids.front());
+      return world_.hold(ids);
+    }
+    case kMoveLetGo:
+      return let_go();
+    case kMoveTouchBlocks:
+      return world_.touch_blocks(some_blocks());
+    case kMoveForget:
+      return world_.forget(some_blocks());
     case kMoveDecode:
       return decode();
     case kMoveReparent:
@@ -353,11 +365,11 @@ void Play::with_entry(Move move, const EntryPtr& entry) {
       return branch(entry);
     case kMoveFree:
       if (bytes_.one_in(4)) overtake(entry);
-      world_.free(entry);
+      world_.free(entry, bytes_.one_in(3));
       if (settings_.habits.refills && !entry->alive) admit();
       return;
     case kMovePreempt:
-      return world_.preempt(*entry);
+      return world_.preempt(*entry, bytes_.one_in(3));
     case kMoveRetain:
       if (settings_.core.retention) retain(entry);
       return;
@@ -398,10 +410,38 @@ void Play::admit() {
   const int extras = bytes_.one_in(5) ? bytes_.below(kNumExtras) : 0;
   const auto length = static_cast<int>(prompt.size());
   const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, length + 6) : 0;
-  const bool read_cache = !bytes_.one_in(12);
-  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots, read_cache);
+  const EntryPtr entry = world_.admit(std::move(prompt), name, extras, slots, draw_terms(length));
   if (entry && world_.early() && bytes_.one_in(2))
     world_.commit(*entry, world_.committable(*entry));
+}
+
+Asked Play::draw_terms(int length) {
+  Asked terms;
+  terms.read_cache = !bytes_.one_in(12);
+  terms.by_match = bytes_.one_in(4);
+  terms.too_much = terms.by_match && bytes_.one_in(8);
+  if (bytes_.one_in(8)) terms.most_cached = bytes_.below(length + 1);
+  if (bytes_.one_in(8)) terms.watermark = bytes_.below(4);
+  return terms;
+}
+
+std::vector<std::int64_t> Play::some_blocks() {
+  const std::size_t which = bytes_.next();
+  return world_.some_blocks(which, static_cast<std::size_t>(bytes_.between(1, 3)));
+}
+
+// Some of what is held, now and then more often than it is.
+void Play::let_go() {
+  if (world_.holds().empty() && !bytes_.one_in(4)) return;
+  std::vector<std::int64_t> ids = some_blocks();
+  if (!world_.holds().empty() && !bytes_.one_in(8)) {
+    ids.clear();
+    const int count = bytes_.between(1, static_cast<int>(world_.holds().size()));
+    for (const Hold& held : world_.holds())
+      if (static_cast<int>(ids.size()) < count) ids.push_back(held.block);
+    if (bytes_.one_in(2)) std::reverse(ids.begin(), ids.end());
+  }
+  world_.let_go(ids);
 }
 
 void Play::next_turn(const EntryPtr& entry) {

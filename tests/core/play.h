@@ -42,6 +42,10 @@ enum Move {
   kMoveTwins,
   kMoveRegrow,
   kMoveReset,
+  kMoveHold,
+  kMoveLetGo,
+  kMoveTouchBlocks,
+  kMoveForget,
   kNumMoves
 };
 
@@ -87,6 +91,9 @@ class Play {
   Token token() { return static_cast<Token>(bytes_.below(vocabulary_)); }
   void admit();
   void next_turn(const EntryPtr& entry);
+  Asked draw_terms(int length);
+  std::vector<std::int64_t> some_blocks();
+  void let_go();
   void decode();
   void finish();
   void abort();

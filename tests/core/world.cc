@@ -60,7 +60,7 @@ const char* name_of(Op op) {
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset"};
+      "reset",  "acquire",       "release", "touch_blocks", "forget"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
@@ -69,7 +69,7 @@ const char* name_of(Outcome outcome) {
   static const char* const names[] = {"done",       "out of blocks", "out of rows",   "unknown",
                                       "bad value",  "never fits",    "wrong state",   "step",
                                       "bad ticket", "reentrancy",    "digest failed", "pin budget",
-                                      "unknown pin"};
+                                      "unknown pin", "bad block",    "stale match"};
   static_assert(std::size(names) == kNumOutcomes);
   return names[outcome];
 }
@@ -111,6 +111,11 @@ Outcome World::outcome_of(const Call& run) {
     return kPinRefused;
   } catch (const UnknownPin&) {
     return kUnknownPin;
+  } catch (const WrongBlockState&) {
+    return kBadBlock;
+  } catch (const StaleMatch& refusal) {
+    EXPECT(refusal.found != refusal.expected, "refused although it was found");
+    return kStale;
   } catch (const UnknownSequence&) {
     return kUnknownSequence;
   } catch (const DigestFailed&) {
@@ -163,7 +168,8 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (witness_) EXPECT(!witness_->fault(), witness_->fault());
   if (touched) check_others(others, touched);
   if (merges && outcome == kDone) merged(before_merging);
-  if (config_.retention) levels_.after_call(core_.time());
+  const bool forgets = op == kForget || op == kFree || op == kPreempt;
+  if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
 }
@@ -209,9 +215,10 @@ int World::capacity_of(int name) const {
 }
 
 // Of each share in proportion. What would then never come in is let in all the same.
-std::int64_t World::watermark_of(int name, std::int64_t most) const {
+std::int64_t World::watermark_of(int name, std::int64_t most, std::int64_t asked) const {
   const std::int64_t all = config_.num_blocks - config_.null_block;
-  const std::int64_t share = std::int64_t{config_.watermark_blocks} * capacity_of(name) / all;
+  const std::int64_t held_back = asked < 0 ? config_.watermark_blocks : std::min(asked, all);
+  const std::int64_t share = held_back * capacity_of(name) / all;
   return std::min(share, most);
 }
 
@@ -270,29 +277,53 @@ void World::settle() {
 // ---- admission ----------------------------------------------------------------------------------
 
 EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
-                      bool read_cache) {
+                      const Asked& terms) {
   Prompt asked = prompt(tokens, name, extras, num_slots);
-  asked.read_cache = read_cache;
+  asked.most_cached = terms.most_cached;
+  asked.watermark_blocks = terms.watermark;
+  const bool read_cache = terms.read_cache;
   const std::int64_t most = std::max(asked.num_tokens, num_slots);
-  const std::int64_t held_back = watermark_of(name, INT64_MAX);
+  const std::int64_t held_back = watermark_of(name, INT64_MAX, terms.watermark);
   const std::int64_t room = capacity_of(name) - held_back;
   const bool never = blocks_for(most) > std::min<std::int64_t>(config_.row_width, room);
   const bool full = core_.num_sequences() == config_.max_seqs;
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
-  Admission promise = Admission::kNever;
-  call(kCanAdmit, bit(kDone), [&] { promise = core_.can_admit(asked); });
-  EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
   MatchResult match;
   call(kMatch, bit(kDone), [&] { match = core_.match(asked); });
-  if (digester_) digester_->fails_in = fails_in;
+  asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
+  EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");
+  bool stale = false;
+  if (terms.by_match && read_cache) {
+    stale = terms.too_much;
+    asked.most_cached = asked.due_cached = match.num_cached + (stale ? asked.num_tokens : 0);
+  }
+  const bool full_rows = core_.num_sequences() == config_.max_seqs;
+  Admission promise = Admission::kNever;
+  call(kCanAdmit, bit(stale && !never && !full_rows ? kStale : kDone),
+       [&] { promise = core_.can_admit(asked); });
+  stale = stale && !never && !full_rows;
+  if (stale) promise = Admission::kLater;
+  EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
+  if (digester_) digester_->fails_in = fails_in;
 
+  const std::int64_t slots = num_slots ? num_slots : asked.num_tokens;
+  const auto whole = static_cast<std::int64_t>(match.blocks.size());
   const std::int64_t needed =
-      never ? 0 : needed_for(match, num_slots ? num_slots : asked.num_tokens);
+      never               ? 0
+      : match.num_partial ? std::max(blocks_for(slots), whole + 1) - whole + match.num_idle
+                          : needed_for(match, slots);
+  EXPECT(never || !read_cache || match.num_partial ||
+             needed == std::max<std::int64_t>(blocks_for(slots) - whole, 0) + match.num_idle,
+         "match miscounts the idle blocks");
   const bool fits = needed == 0 || needed <= available_to(name) - held_back;
-  EXPECT(never || (promise == Admission::kNow) == (fits && !full),
+  EXPECT(never || stale || (promise == Admission::kNow) == (fits && !full),
          "can_admit is wrong about what fits");
-  const Outcome due = never ? kNeverFits : full ? kOutOfSequences : fits ? kDone : kOutOfBlocks;
+  const Outcome due = never   ? kNeverFits
+                      : full  ? kOutOfSequences
+                      : stale ? kStale
+                      : fits  ? kDone
+                              : kOutOfBlocks;
   const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
   auto entry = std::make_shared<Entry>();
   entry->name = name;
@@ -303,8 +334,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
     return nullptr;
   }
   const Sequence& s = view(*entry);
-  const std::int64_t hits = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
-  EXPECT(s.num_cached == match.num_cached || s.num_cached == hits, "admit finds less than match");
+  EXPECT(s.num_cached == match.num_cached, "admit finds less than match");
   EXPECT(std::equal(match.blocks.begin(), match.blocks.end(),
                     core_.table_at(Sequences::row_of(entry->handle))),
          "admit finds other blocks than match");
@@ -323,8 +353,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
 
 // Whoever runs goes on; nothing that was findable is, and nothing that they compute will be.
 void World::reset(bool reset_hit_rate) {
-  bool promised = false;
-  for (const EntryPtr& entry : entries_) promised |= ahead(*entry);
+  const bool promised = anybody_ahead();
   std::int64_t count = 0;
   const std::int64_t cached = core_.index().num_keyed();
   if (call(kReset, bit(promised ? kStepRefused : kDone),
@@ -335,7 +364,11 @@ void World::reset(bool reset_hit_rate) {
            "evicted blocks are remembered after a reset");
     EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
            "requests are remembered after a reset");
-    for (const EntryPtr& entry : entries_) entry->outdated = entry->running;
+    for (const EntryPtr& entry : entries_) {
+      entry->outdated = entry->running;
+      entry->num_findable = 0;
+    }
+    for (Hold& held : holds_) held.words.clear();
   }
   settle();
 }
@@ -509,6 +542,7 @@ void World::become_fork(Entry& child, const Entry& parent) {
   child.kept = parent.kept;
   child.cut = parent.cut;
   child.outdated = parent.outdated;
+  child.num_findable = parent.num_findable;
   ++child.version;
 }
 
@@ -572,26 +606,31 @@ void World::reparent(const std::vector<EntryPtr>& entries,
   settle();
 }
 
-void World::free(const EntryPtr& entry) {
+void World::free(const EntryPtr& entry, bool withdraw) {
   const EntryPtr kept = entry;  // the caller's may be the one in entries_
-  const Outcome due = ahead(*kept) ? kStepRefused : kDone;
+  const bool refused = withdraw ? !can_withdraw(*kept) : ahead(*kept);
+  const Outcome due = refused ? kStepRefused : kDone;
   touching(kept->name);
   const int cached = core_.index().num_keyed();
-  if (call(kFree, bit(due), [&] { core_.free(kept->handle); }) == kDone) {
+  const std::vector<bool> was_keyed = keyed();
+  if (call(kFree, bit(due), [&] { core_.free(kept->handle, withdraw); }) == kDone) {
     EXPECT(!kept->outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);
+    if (withdraw) withdrawn(was_keyed);
   }
   settle();
 }
 
-void World::preempt(Entry& entry) {
-  const Outcome due = !entry.running ? kWrongState : ahead(entry) ? kStepRefused : kDone;
+void World::preempt(Entry& entry, bool withdraw) {
+  const bool refused = withdraw ? !can_withdraw(entry) : ahead(entry);
+  const Outcome due = !entry.running ? kWrongState : refused ? kStepRefused : kDone;
   touching(entry.name);
   const int cached = core_.index().num_keyed();
-  if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle); }) == kDone) {
+  const std::vector<bool> was_keyed = keyed();
+  if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle, withdraw); }) == kDone) {
     EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
     entry.start = entry.left_off = entry.promise = 0;
@@ -600,6 +639,7 @@ void World::preempt(Entry& entry) {
     entry.written.clear();
     entry.running = entry.outdated = false;
     ++entry.version;
+    if (withdraw) withdrawn(was_keyed);
   }
   settle();
 }

@@ -51,6 +51,10 @@ enum Op {
   kTouch,
   kSetTime,
   kReset,
+  kAcquire,
+  kRelease,
+  kTouchBlocks,
+  kForget,
   kNumOps
 };
 enum Outcome {
@@ -67,6 +71,8 @@ enum Outcome {
   kDigestFailed,
   kPinRefused,
   kUnknownPin,
+  kBadBlock,
+  kStale,
   kNumOutcomes
 };
 const char* name_of(Op op);
@@ -112,6 +118,7 @@ struct Entry {
   bool running = true;
   bool alive = true;
   bool outdated = false;              // goes on with what the cache has forgotten
+  std::int64_t num_findable = 0;      // outdated: leading blocks that may be cached all the same
   int version = 0;                    // grows when tokens are taken back
   std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
 };
@@ -135,13 +142,28 @@ struct Launch {
 };
 using LaunchPtr = std::shared_ptr<Launch>;
 
+// What an admission asks beside its prompt and slots.
+struct Asked {
+  bool read_cache = true;
+  std::int64_t most_cached = INT64_MAX;
+  std::int64_t watermark = -1;
+  bool by_match = false;  // takes what a match finds, or nothing
+  bool too_much = false;  // says that the match found more than there can be
+};
+
+// A block held by its id, and its words, if they must not change.
+struct Hold {
+  std::int64_t block;
+  std::vector<Prefix> words;
+};
+
 class World {
  public:
   explicit World(const Settings& settings, Counts* counts = nullptr);
   static const std::string& text_of(int name);
 
   EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
-                 bool read_cache = true);
+                 const Asked& terms = {});
   void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
   void reset(bool reset_hit_rate);
   void reserve(Entry& entry, std::int64_t num_slots);
@@ -151,9 +173,9 @@ class World {
   void truncate(Entry& entry, std::int64_t num_tokens);
   std::vector<EntryPtr> fork(const EntryPtr& entry, std::int64_t count);
   void reparent(const std::vector<EntryPtr>& entries, const std::vector<std::int64_t>& parents);
-  void free(const EntryPtr& entry);
+  void free(const EntryPtr& entry, bool withdraw = false);
   void end(const EntryPtr& entry, bool expect_reuse);
-  void preempt(Entry& entry);
+  void preempt(Entry& entry, bool withdraw = false);
   void decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens);
   void call_dead(Op op, std::size_t which);
   void wrong_ticket(Op op, std::int64_t ticket);
@@ -165,6 +187,14 @@ class World {
   void unpin(std::size_t which);
   void unpin_unknown(std::int64_t pin);
   void touch(const Entry& entry);
+  // Blocks by their ids.
+  std::vector<std::int64_t> some_blocks(std::size_t which, std::size_t count) const;
+  void hold(const std::vector<std::int64_t>& ids);
+  void let_go(const std::vector<std::int64_t>& ids);
+  void let_go_of_all();
+  void touch_blocks(const std::vector<std::int64_t>& ids);
+  void forget(const std::vector<std::int64_t>& ids);
+  const std::vector<Hold>& holds() const { return holds_; }
   void set_time(double seconds);
 
   // Takes the copy plan and launches the forward of all running sequences but one.
@@ -218,7 +248,7 @@ class World {
   // The blocks that sequences of this namespace are given, and how many there are in all.
   int partition_of(int name) const;
   int capacity_of(int name) const;
-  std::int64_t watermark_of(int name, std::int64_t most) const;
+  std::int64_t watermark_of(int name, std::int64_t most, std::int64_t asked = -1) const;
   std::int64_t available_to(int name) const;
   std::int64_t longest(int name) const;
   std::int64_t longest(const Entry& entry) const { return longest(entry.name); }
@@ -238,6 +268,12 @@ class World {
   std::vector<Brought> brought_by(const std::vector<Copy>& copies) const;
   std::vector<BlockId> full_prefix(const Entry& entry);
   bool ahead(const Entry& entry) const;
+  bool anybody_ahead() const;
+  std::int64_t num_held(std::int64_t b) const;
+  bool is_known(std::int64_t b) const;
+  bool can_withdraw(const Entry& entry) const;
+  void withdrawn(const std::vector<bool>& was_keyed);
+  void check_holds();
   void begin_early(Entry& entry) const;
   std::int64_t settled(const Entry& entry) const;
   std::int64_t kept(const Entry& entry) const;
@@ -287,6 +323,7 @@ class World {
   std::vector<LaunchPtr> steps_;     // taken and not completed
   std::vector<LaunchPtr> queue_;     // launched and not run
   LaunchPtr open_;                   // ticket not resolved
+  std::vector<Hold> holds_;
   std::vector<RemapRecord> remaps_;  // that the log should tell of
   std::vector<int> promised_;        // by block: words at its end that this step's forward writes
   std::int64_t num_applied_ = 0;

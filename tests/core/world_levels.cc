@@ -171,7 +171,7 @@ void World::touch(const Entry& entry) {
   touching(entry.name);
   if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = core_.touch(asked); }) ==
       kDone)
-    EXPECT(count == idle || (match.num_partial && count == idle + 1),
+    EXPECT(count == idle || (config_.min_partial_tokens && count == idle + 1),
            "touch miscounts the idle blocks");
   settle();
 }
@@ -204,7 +204,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
   std::vector<bool> expected(chain.size());
   for (std::size_t i = 0; i < chain.size(); ++i)
     expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
-  if (call(kFree, bit(due), [&] { core_.free(kept->handle, expect_reuse); }) == kDone) {
+  if (call(kFree, bit(due), [&] { core_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);

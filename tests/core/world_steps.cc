@@ -210,6 +210,7 @@ void World::wrong_ticket(Op op, std::int64_t ticket) {
 void World::finish_up() {
   fail_digest(0);
   step();
+  let_go_of_all();
   while (!entries_.empty()) free(entries_.back());
   step();
   if (config_.steps_in_flight) complete(steps_.size());
@@ -274,6 +275,7 @@ void World::check() {
   check_quotas();
   check_ghosts();
   check_tails();
+  check_holds();
   if (!config_.retention) return;
   const std::string wrong = levels_.wrong();
   EXPECT(wrong.empty(), wrong);
@@ -294,7 +296,7 @@ void World::check_entries() {
     tokens.resize(entry->tokens.size());
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
-    for (std::int32_t i = 0; entry->outdated && i < s.num_blocks; ++i)
+    for (std::int64_t i = entry->num_findable; entry->outdated && i < s.num_blocks; ++i)
       EXPECT(!core_.blocks()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
              "what continues a forgotten prefix can be found");
     check_found(*entry);

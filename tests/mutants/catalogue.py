@@ -90,20 +90,150 @@ CORE = (
     Mutant(
         "reads_the_cache_uninvited",
         "sequences/admission.cc",
-        "  if (read_cache) found = find_prefix(tokens, count, root, extras);\n",
-        "  found = find_prefix(tokens, count, root, extras);\n",
+        "  if (terms.read_cache) found = find_prefix(tokens, looked_up, root, extras);\n",
+        "  found = find_prefix(tokens, looked_up, root, extras);\n",
     ),
     Mutant(
         "promises_what_will_not_be_read",
         "sequences/admission.cc",
-        "  if (root != kUnknownId && prompt.read_cache) {\n",
-        "  if (root != kUnknownId) {\n",
+        "  const Terms terms{watermark, prompt.read_cache && root != kUnknownId,",
+        "  const Terms terms{watermark, root != kUnknownId,",
     ),
     Mutant(
         "counts_uncomputed_blocks_as_common",
         "sequences/prefixes.cc",
         "  common = std::min(common, s.num_computed / config_.block_size);\n",
         "  common = std::min<std::int64_t>(common, s.num_blocks);\n",
+    ),
+    # Admissions that keep to a match, or to a limit.
+    Mutant(
+        "takes_more_from_the_cache_than_it_may",
+        "sequences/admission.cc",
+        " = terms.most < count ? terms.most + 1 : count;\n  if (terms",
+        " = count;\n  if (terms",
+    ),
+    Mutant(
+        "takes_less_than_a_match_found",
+        "sequences/admission.cc",
+        "  if (terms.due >= 0 && cached != terms.due) throw ",
+        "  if (terms.due >= 0 && cached > terms.due) throw ",
+    ),
+    Mutant(
+        "leaves_out_the_part_that_a_match_found",
+        "sequences/admission.cc",
+        "  if (found.partial >= 0 && terms.due < 0 && !d.fits(",
+        "  if (found.partial >= 0 && !d.fits(",
+    ),
+    Mutant(
+        "holds_back_what_the_config_says_all_the_same",
+        "sequences/sequences.cc",
+        "      asked < 0 ? config_.watermark_blocks : ",
+        "      asked < config_.watermark_blocks ? config_.watermark_blocks : ",
+    ),
+    Mutant(
+        "forgets_to_count_idle_hits_in_a_match",
+        "sequences/admission.cc",
+        "  result.num_idle = d.needed() - (d.num_blocks - found.num_full);\n",
+        "  result.num_idle = d.to_take - (d.num_blocks - found.num_full);\n",
+    ),
+    # Blocks by their ids.
+    Mutant(
+        "a_hold_is_not_counted",
+        "sequences/holding.cc",
+        "    pool_.pin(static_cast<BlockId>(ids[i]));\n    ++(*holds_)",
+        (
+            "    if (!num_holds(static_cast<BlockId>(ids[i])))\n"
+            "      pool_.pin(static_cast<BlockId>(ids[i]));\n"
+            "    ++(*holds_)"
+        ),
+    ),
+    Mutant(
+        "holds_what_nobody_has",
+        "sequences/holding.cc",
+        "    if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))\n",
+        "    if (!blocks_[b].used() && !blocks_[b].keyed())\n",
+    ),
+    Mutant(
+        "releases_more_often_than_held",
+        "sequences/holding.cc",
+        '      if (!num_holds(b)) throw WrongBlockState(b, "it is released',
+        '      if (!blocks_[b].pins) throw WrongBlockState(b, "it is released',
+    ),
+    Mutant(
+        "touches_a_block_without_what_it_continues",
+        "sequences/holding.cc",
+        "b >= 0 && !blocks_[b].used(); b = blocks_[b].parent)",
+        "b >= 0 && !blocks_[b].used(); b = kNoBlock)",
+    ),
+    Mutant(
+        "forgets_a_block_before_its_children",
+        "sequences/forgetting.cc",
+        "    while (blocks_[node].first_child >= 0) node = blocks_[node].first_child;\n",
+        "",
+    ),
+    Mutant(
+        "caches_what_was_computed_from_forgotten_blocks",
+        "sequences/forgetting.cc",
+        "    detach(s);\n    for (; at",
+        "    for (; at",
+    ),
+    Mutant(
+        "leaves_twins_of_what_is_forgotten",
+        "sequences/forgetting.cc",
+        "        pool_.drop_twin(*at);\n",
+        "        continue;\n",
+    ),
+    Mutant(
+        "keeps_chains_through_forgotten_blocks",
+        "sequences/forgetting.cc",
+        "  mend_chains();\n  counters_",
+        "  counters_",
+    ),
+    Mutant(
+        "forgets_around_what_the_forward_writes",
+        "sequences/forgetting.cc",
+        '  for (const Sequence& s : sequences_) refuse_ahead(s, "forget blocks around");\n',
+        "",
+    ),
+    Mutant(
+        "a_held_parent_loses_its_children_unnoticed",
+        "places/twins.cc",
+        "    return unpin(cached);\n",
+        "    --blocks_[cached].pins;\n    return;\n",
+        times=4,
+    ),
+    # What is taken back of a step.
+    Mutant(
+        "withdraws_what_others_have_found",
+        "sequences/withdrawal.cc",
+        "    if (blocks_[t[i]].unwritten && blocks_[t[i]].ref_count > 1)\n",
+        "    if (false)\n",
+    ),
+    Mutant(
+        "leaves_what_nobody_will_write_findable",
+        "sequences/withdrawal.cc",
+        "      forget_chain(t[i]);\n",
+        "",
+    ),
+    Mutant(
+        "withdraws_a_block_from_under_its_children",
+        "sequences/withdrawal.cc",
+        "      forget_chain(t[i]);\n",
+        "      pool_.forget(t[i]);\n",
+        times=4,
+    ),
+    Mutant(
+        "takes_a_twin_for_written",
+        "sequences/withdrawal.cc",
+        "      note_twin(twin, i);\n",
+        "",
+        times=4,
+    ),
+    Mutant(
+        "withdraws_under_a_forward",
+        "sequences/withdrawal.cc",
+        "  refuse_open_ticket(call);\n",
+        "",
     ),
     # Copy-on-write.
     Mutant(
@@ -285,8 +415,8 @@ CORE = (
     Mutant(
         "ignores_the_watermark",
         "sequences/admission.cc",
-        "  if (!d.fits(left, watermark)) throw ",
-        "  if (!d.fits(left, 0)) throw ",
+        "  return d.fits(left, terms.watermark);\n",
+        "  return d.fits(left, 0);\n",
     ),
     Mutant(
         "never_fits_too_late",
@@ -438,11 +568,8 @@ CORE = (
     Mutant(
         "merges_into_a_block_nobody_holds",
         "places/twins.cc",
-        "  if (!blocks_[cached].ref_count) return hand_over(cached, b);\n",
-        (
-            "  if (!blocks_[cached].ref_count && blocks_[cached].used()) "
-            "return hand_over(cached, b);\n"
-        ),
+        "    if (!blocks_[cached].used()) return hand_over(cached, b);\n",
+        "    if (!blocks_[cached].used()) return;\n",
     ),
     Mutant(
         "a_key_passes_without_its_children",
@@ -678,8 +805,8 @@ CORE = (
     Mutant(
         "promises_what_others_have",
         "sequences/admission.cc",
-        "demand(found, slots).fits(available(partition), held_back)",
-        "demand(found, slots).fits(pool_.available(), held_back)",
+        " = available(partition_of(root_index(root)));\n  if (found.partial",
+        " = pool_.available();\n  if (found.partial",
     ),
     Mutant(
         "takes_from_another_quota",
@@ -1154,10 +1281,9 @@ EXTENSION = (
         "bindings/module.cc",
         (
             "  if (values.size() > self.core.fits_anyway())\n"
-            "    self.read([&](const Sequences& core) {\n"
-            "      core.check_admission("
+            "    self.read([&](const Sequences& core) { core.check_admission("
         ),
-        ("  if (false)\n    self.read([&](const Sequences& core) {\n      core.check_admission("),
+        "  if (false)\n    self.read([&](const Sequences& core) { core.check_admission(",
         ("tests/arguments/test_meddling.py",),
     ),
     Mutant(

@@ -75,11 +75,23 @@ class ManagerMachine(RuleBasedStateMachine):
         extras=strategies.extras,
         num_slots=strategies.slots,
         read_cache=st.sampled_from([True, True, True, False]),
+        by_match=st.booleans(),
+        limits=strategies.limits,
     )
     def admit(
-        self, tokens: list[int], namespace: bytes, extras: Any, num_slots: int, read_cache: bool
+        self,
+        tokens: list[int],
+        namespace: bytes,
+        extras: Any,
+        num_slots: int,
+        *,
+        read_cache: bool,
+        by_match: bool,
+        limits: dict[str, int],
     ) -> None:
-        self.world.admit(tokens, namespace, extras, num_slots, read_cache)
+        self.world.admit(
+            tokens, namespace, extras, num_slots, read_cache, by_match=by_match, **limits
+        )
         self.prompts = [*self.prompts[-2:], (tokens, namespace, extras)]
         self.look_up_again()
 
@@ -179,15 +191,19 @@ class ManagerMachine(RuleBasedStateMachine):
         self.world.reparent(entries, [p % (len(entries) + (p == 6)) for p in parents])
 
     @precondition(any_entry)
-    @rule(index=who, expect_reuse=st.sampled_from([None, None, True, False]))
-    def free(self, index: int, expect_reuse: bool | None) -> None:
-        self.world.free(self.entry(index), expect_reuse)
+    @rule(
+        index=who,
+        expect_reuse=st.sampled_from([None, None, True, False]),
+        withdraw=st.sampled_from([False, False, True]),
+    )
+    def free(self, index: int, expect_reuse: bool | None, withdraw: bool) -> None:
+        self.world.free(self.entry(index), expect_reuse, withdraw=withdraw)
         self.look_up_again()
 
     @precondition(any_entry)
-    @rule(index=who)
-    def preempt(self, index: int) -> None:
-        self.world.preempt(self.entry(index))
+    @rule(index=who, withdraw=st.sampled_from([False, False, True]))
+    def preempt(self, index: int, withdraw: bool) -> None:
+        self.world.preempt(self.entry(index), withdraw=withdraw)
         self.look_up_again()
 
     @precondition(any_entry)
@@ -201,6 +217,28 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(index=who, call=st.sampled_from(STALE_CALLS))
     def use_a_dead_handle(self, index: int, call: tuple[str, tuple[Any, ...]]) -> None:
         self.world.on_dead(call[0], index, *call[1])
+
+    # ---- single blocks ------------------------------------------------------------------
+
+    @rule(which=some, count=st.integers(0, 3), twice=st.booleans())
+    def hold(self, which: int, count: int, twice: bool) -> None:
+        self.world.hold(which, count, twice=twice)
+
+    @precondition(lambda self: self.world.holds)
+    @rule(which=some, count=st.integers(1, 4), again=st.sampled_from([False, False, True]))
+    def let_go(self, which: int, count: int, again: bool) -> None:
+        self.world.let_go(which, count, again=again)
+        self.look_up_again()
+
+    @rule(which=some, count=st.integers(1, 2))
+    def touch_blocks(self, which: int, count: int) -> None:
+        self.world.touch_blocks(which, count)
+        self.look_up_again()
+
+    @rule(which=some, count=st.integers(1, 2))
+    def forget(self, which: int, count: int) -> None:
+        self.world.forget(which, count)
+        self.look_up_again()
 
     # ---- retention ----------------------------------------------------------------------
 

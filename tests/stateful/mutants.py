@@ -7,9 +7,11 @@ not find the same bug in the core either: see ``test_mutants.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from blockmgr.stress.model import ModelManager, Plan
+from blockmgr.stress.model_admission import Terms
 from blockmgr.stress.model_pool import Block, Content, Copy, Seq
 
 MUTANTS: list[type[ModelManager]] = []
@@ -121,9 +123,9 @@ class IgnoresTheParent(ModelManager):
 
 @mutant
 class ServesTheLastToken(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
+    def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
         seq.tokens.append(0)
-        plan = super().plan(seq, num_slots, partial, read)
+        plan = super().plan(seq, num_slots, partial, terms)
         seq.tokens.pop()
         return plan
 
@@ -145,9 +147,9 @@ class PromotesDestinationsOfOpenCopies(ModelManager):
 
 @mutant
 class ReleasesHeadFirst(ModelManager):
-    def release(self, seq: Seq) -> None:
+    def give_back(self, seq: Seq) -> None:
         table = list(seq.blocks)
-        super().release(seq)
+        super().give_back(seq)
         idle = [block for block in table if block in self.idle()]
         stamps = [block.stamp for block in idle]
         for block, stamp in zip(idle, reversed(stamps), strict=True):
@@ -164,16 +166,16 @@ class EvictsTheNewest(ModelManager):
 
 @mutant
 class DoesNotCountIdleHits(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool = True, read: bool = True) -> Plan:
-        plan = super().plan(seq, num_slots, partial, read)
+    def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
+        plan = super().plan(seq, num_slots, partial, terms)
         plan.needed = plan.num_blocks - len(plan.hits)
         return plan
 
 
 @mutant
 class IgnoresTheWatermark(ModelManager):
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
-        return super().fitting_plan(seq, num_slots, 0, read)
+    def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
+        return super().fitting_plan(seq, num_slots, replace(terms, watermark=0))
 
 
 @mutant
@@ -197,9 +199,9 @@ class ForkSharesLookAhead(ModelManager):
 
 @mutant
 class PreemptKeepsComputed(ModelManager):
-    def preempt(self, handle: int) -> None:
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
         computed = self.sequence(handle).num_computed_tokens
-        super().preempt(handle)
+        super().preempt(handle, withdraw=withdraw)
         self.sequence(handle).num_computed_tokens = computed
 
 
@@ -317,9 +319,9 @@ class LosesRemaps(ModelManager):
 
 @mutant
 class LeaksABlockWhenAdmissionFails(ModelManager):
-    def fitting_plan(self, seq: Seq, num_slots: int, watermark: int, read: bool) -> Plan:
+    def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         try:
-            return super().fitting_plan(seq, num_slots, watermark, read)
+            return super().fitting_plan(seq, num_slots, terms)
         except Exception:
             if self.free_ids():
                 self.share_of_id.setdefault(self.free_ids()[0], None)

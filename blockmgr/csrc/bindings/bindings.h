@@ -198,10 +198,12 @@ struct Known {
   Field num_cached_tokens;
   Field num_partial_tokens;
   Field block_ids;
+  Field num_idle_blocks;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;
   PyObject* unknown_sequence;
+  PyObject* stale_match;
   PyObject* pin_budget;
   PyObject* unknown_pin;
   PyObject* sequence_state;

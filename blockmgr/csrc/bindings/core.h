@@ -71,6 +71,16 @@ nb::tuple explained(const ExplainResult& result);
 // hit_rate_curve: (query_tokens, blocks found by number of blocks), or None if nothing is followed.
 nb::object reuse_counts(Core& self);
 
+// bindings_holding.cc: calls by block id.
+void acquire_blocks(Core& self, nb::handle blocks);
+void release_blocks(Core& self, nb::handle blocks);
+void touch_blocks(Core& self, nb::handle blocks);
+std::int64_t forget_blocks(Core& self, nb::handle blocks);
+bool is_cached(Core& self, nb::handle block);
+std::int64_t ref_count(Core& self, nb::handle block);
+// The blocks of a sequence from a logical one on, as a list.
+nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start);
+
 // Every block, as columns by the names of blockmgr.BlockSnapshot.
 nb::dict inspect_blocks(Core& self);
 

@@ -52,10 +52,12 @@ void know_python() {
             field(match, "num_cached_tokens"),
             field(match, "num_partial_tokens"),
             field(match, "block_ids"),
+            field(match, "num_idle_blocks"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),
             error("UnknownSequenceError"),
+            error("StaleMatchError"),
             error("PinBudgetError"),
             error("UnknownPinError"),
             error("SequenceStateError"),
@@ -83,6 +85,8 @@ static void set_error(const std::exception_ptr& thrown) {
     set_python_error(python.block_state, nb::make_tuple(e.block, e.problem));
   } catch (const UnknownSequence& e) {
     set_python_error(python.unknown_sequence, nb::make_tuple(e.handle));
+  } catch (const StaleMatch& e) {
+    set_python_error(python.stale_match, nb::make_tuple(e.expected, e.found));
   } catch (const PinBudget& e) {
     set_python_error(python.pin_budget, nb::make_tuple(e.needed, e.available, e.budget));
   } catch (const UnknownPin& e) {

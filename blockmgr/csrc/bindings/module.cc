@@ -77,6 +77,33 @@ Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT6
   return prompt;
 }
 
+// What is asked of the cache and of the pool in one call; each None as a rule.
+void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
+                nb::handle watermark_blocks) {
+  const auto number = [](nb::handle value, const char* name) {
+    const std::int64_t n = int_argument(value, name);
+    if (n < 0)
+      throw Error(ErrorKind::kValue,
+                  std::string(name) + " must be at least 0, got " + std::to_string(n));
+    return n;
+  };
+  if (!max_cached_tokens.is_none())
+    prompt.most_cached = number(max_cached_tokens, "max_cached_tokens");
+  if (!watermark_blocks.is_none())
+    prompt.watermark_blocks = number(watermark_blocks, "watermark_blocks");
+  if (match.is_none()) return;
+  if (!PyObject_TypeCheck(match.ptr(), reinterpret_cast<PyTypeObject*>(known().match))) {
+    PyErr_Format(PyExc_TypeError, "match must be a Match or None, got %R", match.ptr());
+    throw nb::python_error();
+  }
+  if (!prompt.read_cache || !max_cached_tokens.is_none())
+    throw Error(ErrorKind::kValue,
+                "match says what is taken from the cache: leave out read_cache and "
+                "max_cached_tokens");
+  const nb::object due = nb::getattr(match, "num_cached_tokens");
+  prompt.due_cached = prompt.most_cached = number(due, "match.num_cached_tokens");
+}
+
 // A prompt to look up, of which no more is read than the cache can hold.
 Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
   if (tokens.size() > self.core.fits_anyway())
@@ -85,13 +112,13 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
 }
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                 nb::handle num_slots, nb::handle read_cache) {
+                 nb::handle num_slots, nb::handle read_cache, nb::handle match,
+                 nb::handle max_cached_tokens, nb::handle watermark_blocks) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
+  read_terms(prompt, match, max_cached_tokens, watermark_blocks);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway())
-    self.read([&](const Sequences& core) {
-      core.check_admission(values.size(), prompt.num_slots, prompt.name);
-    });
+    self.read([&](const Sequences& core) { core.check_admission(values.size(), prompt); });
   nb::object handle;
   self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
   return handle;
@@ -99,10 +126,15 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
 
 // The initialiser of the frozen dataclass takes longer than a match, so its fields are filled as
 // that would fill them.
-nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
-  Prompt prompt = prompt_argument(name, extras, nb::none());
+nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle num_slots, nb::handle max_cached_tokens, nb::handle watermark_blocks) {
+  Prompt prompt = prompt_argument(name, extras, num_slots);
+  read_terms(prompt, nb::none(), max_cached_tokens, watermark_blocks);
   TokenArray values = token_argument(self, tokens);
-  const MatchResult found = self.core.match(with_tokens(prompt, values, self.most_matched()));
+  const std::int64_t size = values.size();
+  with_tokens(prompt, values, self.most_matched());
+  if (!prompt.num_slots) prompt.num_slots = size;  // of all the prompt, though not all is read
+  const MatchResult found = self.core.match(prompt);
   const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
   const Known& python = known();
@@ -111,6 +143,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.num_cached_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
   python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
   python.block_ids.set(record, ids.array);
+  python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
   return record;
 }
 
@@ -123,11 +156,13 @@ nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle ext
 }
 
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-              nb::handle num_slots, nb::handle read_cache) {
+              nb::handle num_slots, nb::handle read_cache, nb::handle match,
+              nb::handle max_cached_tokens, nb::handle watermark_blocks) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
+  read_terms(prompt, match, max_cached_tokens, watermark_blocks);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
-        return core.can_fit(values.size(), prompt.num_slots, prompt.name);
+        return core.can_fit(values.size(), prompt);
       }))
     return static_cast<int>(Admission::kNever);
   return static_cast<int>(self.core.can_admit(with_tokens(prompt, values)));
@@ -157,10 +192,14 @@ void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
   self.core.truncate(h, int_argument(num_tokens, "num_tokens"));
 }
 
-void free_sequence(Core& self, nb::handle handle) { self.core.free(handle_argument(handle)); }
+void free_sequence(Core& self, nb::handle handle, nb::handle withdraw) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.free(h, bool_argument(withdraw, "withdraw"));
+}
 
-void free_expecting(Core& self, nb::handle handle, bool expect_reuse) {
-  self.core.free(handle_argument(handle), expect_reuse);
+void free_expecting(Core& self, nb::handle handle, bool expect_reuse, nb::handle withdraw) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.free_expecting(h, expect_reuse, bool_argument(withdraw, "withdraw"));
 }
 
 void check_retention(int level, double ttl) {
@@ -226,7 +265,10 @@ double time_set(Core& self) {
   return self.read([](const Sequences& core) { return core.time(); });
 }
 
-void preempt(Core& self, nb::handle handle) { self.core.preempt(handle_argument(handle)); }
+void preempt(Core& self, nb::handle handle, nb::handle withdraw) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.preempt(h, bool_argument(withdraw, "withdraw"));
+}
 
 void resume(Core& self, nb::handle handle, nb::handle num_slots, nb::handle read_cache) {
   const std::int64_t h = handle_argument(handle);
@@ -555,12 +597,16 @@ NB_MODULE(_core, m) {
            nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
       .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
-                   "num_slots: object, read_cache: object, /) -> int"),
-           any(), any(), any(), any(), any())
+                   "num_slots: object, read_cache: object, match: object = None, "
+                   "max_cached_tokens: object = None, watermark_blocks: object = None, /) -> int"),
+           any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
+           any() = nb::none())
       .def("match", match,
-           nb::sig("def match(self, tokens: object, namespace: object, extras: object, /) -> "
+           nb::sig("def match(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object = None, "
+                   "max_cached_tokens: object = None, watermark_blocks: object = None, /) -> "
                    "blockmgr.blocks.Match"),
-           any(), any(), any())
+           any(), any(), any(), any() = nb::none(), any() = nb::none(), any() = nb::none())
       .def("explain", explain,
            nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(
@@ -568,8 +614,10 @@ NB_MODULE(_core, m) {
            any(), any(), any())
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
-                   "num_slots: object, read_cache: object, /) -> int"),
-           any(), any(), any(), any(), any())
+                   "num_slots: object, read_cache: object, match: object = None, "
+                   "max_cached_tokens: object = None, watermark_blocks: object = None, /) -> int"),
+           any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
+           any() = nb::none())
       .def("reserve", checked<reserve>,
            nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
       .def("append", checked<append>,
@@ -586,11 +634,26 @@ NB_MODULE(_core, m) {
            any(), any(), any())
       .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
-      .def("free", checked<free_sequence>, nb::sig("def free(self, handle: object, /) -> None"),
-           any())
+      .def("free", checked<free_sequence>,
+           nb::sig("def free(self, handle: object, withdraw: object = False, /) -> None"),
+           any(), any() = false)
       .def("free_expecting", checked<free_expecting>,
-           nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, /) -> None"),
-           any(), exact())
+           nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, withdraw: object, "
+                   "/) -> None"),
+           any(), exact(), any())
+      .def("acquire", checked<acquire_blocks>,
+           nb::sig("def acquire(self, blocks: object, /) -> None"), any())
+      .def("release", checked<release_blocks>,
+           nb::sig("def release(self, blocks: object, /) -> None"), any())
+      .def("touch_blocks", checked<touch_blocks>,
+           nb::sig("def touch_blocks(self, blocks: object, /) -> None"), any())
+      .def("forget", checked<forget_blocks>,
+           nb::sig("def forget(self, blocks: object, /) -> int"), any())
+      .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
+      .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
+      .def("block_ids_from", block_ids_from,
+           nb::sig("def block_ids_from(self, handle: object, start: object, /) -> list[int]"),
+           any(), any())
       .def("retain", checked<retain>,
            nb::sig("def retain(self, handle: object, start: object, stop: object, level: int, "
                    "ttl: float, /) -> int"),
@@ -611,8 +674,9 @@ NB_MODULE(_core, m) {
       .def("set_time", checked<set_time>, nb::sig("def set_time(self, seconds: float, /) -> None"),
            exact())
       .def("time", time_set)
-      .def("preempt", checked<preempt>, nb::sig("def preempt(self, handle: object, /) -> None"),
-           any())
+      .def("preempt", checked<preempt>,
+           nb::sig("def preempt(self, handle: object, withdraw: object = False, /) -> None"),
+           any(), any() = false)
       .def("resume", checked<resume>,
            nb::sig("def resume(self, handle: object, num_slots: object, read_cache: object, /) "
                    "-> None"),

@@ -38,6 +38,8 @@ class BlockAudit {
 
   // References to blocks, namespaces and extra keys that the owner accounts for.
   std::uint32_t& refs(BlockId b) { return refs_[static_cast<std::size_t>(b)]; }
+  // Reasons to keep a block that are no table.
+  std::uint32_t& pins(BlockId b) { return pins_[static_cast<std::size_t>(b)]; }
   std::uint32_t& root_refs(std::uint32_t root) { return roots_[root]; }
   std::uint32_t& extras_refs(std::uint32_t id) { return extras_[id]; }
 
@@ -62,7 +64,6 @@ class BlockAudit {
   int size_;
 
  private:
-  std::uint32_t& pins(BlockId b) { return pins_[static_cast<std::size_t>(b)]; }
   void check_copies();
   void check_references();
   void check_twins();

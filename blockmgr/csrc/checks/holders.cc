@@ -15,6 +15,7 @@ class Audit : private BlockAudit {
 
   std::vector<std::string> run() {
     check_sequences();
+    check_holds();
     check_blocks();
     check_quotas();
     check_steps();
@@ -89,6 +90,15 @@ class Audit : private BlockAudit {
                     what + " has other extra keys");
   }
 
+  // What is held by its id is used; and the parent of a cached block with it.
+  void check_holds() {
+    for (BlockId b = 0; b < count_; ++b) {
+      const std::int64_t held = core_.num_holds(b);
+      BLOCKMGR_EXPECT(held == 0 || valid(b), name(b) + " is held and cannot be");
+      if (valid(b)) pins(b) += static_cast<std::uint32_t>(held);
+    }
+  }
+
   void check_quotas() {
     for (BlockId b = 0; b < count_; ++b) {
       if (!blocks_[b].keyed()) continue;
@@ -134,6 +144,8 @@ std::string Sequences::fingerprint() const {
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
               last_ticket_, open_steps_.size());
+  for (BlockId b = 0; holds_ && b < blocks_.count; ++b)
+    if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits_.fingerprint(out);
   return out;
 }

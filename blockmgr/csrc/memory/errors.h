@@ -54,6 +54,13 @@ struct WrongBlockState : std::exception {
   std::string problem;
 };
 
+// The cache no longer holds what a match said of it.
+struct StaleMatch : std::exception {
+  StaleMatch(std::int64_t expected, std::int64_t found) : expected(expected), found(found) {}
+  const char* what() const noexcept override { return "stale match"; }
+  std::int64_t expected, found;
+};
+
 struct PinBudget : std::exception {
   PinBudget(std::int64_t needed, std::int64_t available, std::int64_t budget)
       : needed(needed), available(available), budget(budget) {}

@@ -178,6 +178,9 @@ class Pool {
   // Before a private block comes to differ from its cached twin, if it has one.
   void drop_twin(BlockId b) noexcept;
   // The private blocks that a cached one stands for, the last to become so first.
+  BlockId first_twin(BlockId b) const {
+    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoBlock;
+  }
   template <class Visit>
   void each_twin(BlockId cached, Visit visit) const {
     for (BlockId b = first_twin(cached); b >= 0; b = blocks_[b].next_sibling) visit(b);
@@ -220,9 +223,6 @@ class Pool {
   }
   // Remembers the first thing that does not hold. Nothing here may throw.
   bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
-  BlockId first_twin(BlockId b) const {
-    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoBlock;
-  }
   void set_first_twin(BlockId b, BlockId twin) noexcept {
     (*twins_)[static_cast<std::size_t>(b)] = twin + 1;
   }

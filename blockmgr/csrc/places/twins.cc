@@ -4,7 +4,12 @@
 namespace blockmgr {
 
 void Pool::set_twin(BlockId b, BlockId cached) noexcept {
-  if (!blocks_[cached].ref_count) return hand_over(cached, b);
+  if (!blocks_[cached].ref_count) {
+    if (!blocks_[cached].used()) return hand_over(cached, b);
+    ++blocks_[cached].pins;  // used until all is moved: what keeps it may go with its children
+    hand_over(cached, b);
+    return unpin(cached);
+  }
   const BlockId other = first_twin(cached);
   blocks_[b].parent = cached;
   blocks_[b].prev_sibling = kNoBlock;

@@ -82,7 +82,9 @@ bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int part
   return blocks > config_.row_width || blocks > pool_.partition(partition).capacity - watermark;
 }
 
-void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition) const {
+void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                                 std::int64_t held_back) const {
+  if (held_back < 0) held_back = watermark(partition);
   const std::int64_t most = std::max(num_tokens, slots);
   const char* whose = partitions_.empty() ? "the pool has "
                       : partition         ? "the quota of its namespace is "
@@ -91,7 +93,7 @@ void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, in
                         std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
                         std::to_string(config_.row_width) + " and " + whose +
                         std::to_string(pool_.partition(partition).capacity);
-  if (const std::int64_t held_back = watermark(partition))
+  if (held_back)
     message +=
         ", " + std::to_string(held_back) + " of them held back from admission by the watermark";
   throw Error(ErrorKind::kNeverFits, message);
@@ -101,20 +103,20 @@ std::int64_t Sequences::checked_slots(std::int64_t num_tokens, std::int64_t num_
                                       int partition, std::int64_t watermark) const {
   const std::int64_t slots = num_slots ? num_slots : num_tokens;
   if (never_fits(num_tokens, slots, partition, watermark))
-    throw_never_fits(num_tokens, slots, partition);
+    throw_never_fits(num_tokens, slots, partition, watermark);
   return slots;
 }
 
-bool Sequences::can_fit(std::int64_t num_tokens, std::int64_t num_slots,
-                        std::string_view name) const {
-  const std::uint16_t partition = partition_of(name);
-  return !never_fits(num_tokens, num_slots, partition, watermark(partition));
+bool Sequences::can_fit(std::int64_t num_tokens, const Prompt& prompt) const {
+  const std::uint16_t partition = partition_of(prompt.name);
+  return !never_fits(num_tokens, prompt.num_slots, partition,
+                     watermark(partition, prompt.watermark_blocks));
 }
 
-void Sequences::check_admission(std::int64_t num_tokens, std::int64_t num_slots,
-                                std::string_view name) const {
-  const std::uint16_t partition = partition_of(name);
-  checked_slots(num_tokens, num_slots, partition, watermark(partition));
+void Sequences::check_admission(std::int64_t num_tokens, const Prompt& prompt) const {
+  const std::uint16_t partition = partition_of(prompt.name);
+  checked_slots(num_tokens, prompt.num_slots, partition,
+                watermark(partition, prompt.watermark_blocks));
 }
 
 void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) const {
@@ -131,26 +133,40 @@ std::int64_t Sequences::written_of(const Found& found) const {
   return found.num_full * size + found.num_partial;
 }
 
-// All counting happens here, before any change.
-Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
-                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
-                                           std::int64_t watermark, bool read_cache, Demand& d) {
-  Found found;
+// What of the prompt is cached under these terms, and what it takes to admit it. Whether that fits.
+bool Sequences::try_plan(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
+                         const ExtrasIds* extras, const Terms& terms, Found& found, Demand& d) {
+  found = Found();
   found.node = root;
-  if (read_cache) found = find_prefix(tokens, count, root, extras);
-  if (read_cache && blocks_for(slots) > found.num_full)
-    find_partial(tokens, count, extras, found);
+  // One token is always left to compute: of one more than may be taken, so many are found.
+  const std::int64_t looked_up = terms.most < count ? terms.most + 1 : count;
+  if (terms.read_cache) found = find_prefix(tokens, looked_up, root, extras);
+  if (terms.read_cache && blocks_for(slots) > found.num_full)
+    find_partial(tokens, looked_up, extras, found);
   d = demand(found, slots);
   const std::int64_t left = available(partition_of(root_index(root)));
-  if (found.partial >= 0 && !d.fits(left, watermark)) {
+  if (found.partial >= 0 && terms.due < 0 && !d.fits(left, terms.watermark)) {
     // A copy holds its source as well; without it the prompt may still fit.
     found.partial = kNoBlock;
     found.num_partial = 0;
     found.take_over = false;
     d = demand(found, slots);
   }
-  if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
-  if (pool_.reuse() && read_cache) found.num_ghosts = find_ghosts(tokens, count, extras, found);
+  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  if (terms.due >= 0 && cached != terms.due) throw StaleMatch(terms.due, cached);
+  return d.fits(left, terms.watermark);
+}
+
+// All counting happens here, before any change.
+Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
+                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
+                                           const Terms& terms, Demand& d) {
+  Found found;
+  if (!try_plan(tokens, count, slots, root, extras, terms, found, d))
+    throw OutOfBlocks(d.needed(), available(partition_of(root_index(root))), terms.watermark);
+  const std::int64_t looked_up = terms.most < count ? terms.most + 1 : count;
+  if (pool_.reuse() && terms.read_cache)
+    found.num_ghosts = find_ghosts(tokens, looked_up, extras, found);
   return found;
 }
 
@@ -231,7 +247,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
 Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
   Call call(*this);
   const std::uint16_t partition = partition_of(prompt.name);
-  const std::int64_t held_back = watermark(partition);
+  const std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   const std::int64_t slots =
       checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
   if (unused_rows_.empty()) throw OutOfSequences(1, 0);
@@ -250,9 +266,9 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
     for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
   }
   Demand d;
+  const Terms terms{held_back, prompt.read_cache, prompt.most_cached, prompt.due_cached};
   const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, held_back,
-                                     prompt.read_cache, d);
+                                     extras ? &extras->ids() : nullptr, terms, d);
   std::vector<Token> waiting;
   if (d.num_blocks * config_.block_size < prompt.num_tokens)
     waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
@@ -294,7 +310,7 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
                                                          blocks_for(std::max(s.num_tokens, slots)));
   Demand d;
   const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
-                                     s.extras_ids(), held_back, read_cache, d);
+                                     s.extras_ids(), {held_back, read_cache}, d);
   occupy(s, s.waiting.data(), found, d);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
@@ -306,16 +322,32 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   counters_.resumed_hit_tokens += s.num_cached;
 }
 
+// The plan that admission would make for this prompt, with nothing acquired for it: its namespace
+// and extra keys may be unknown. Whether it fits.
+bool Sequences::try_prompt(const Prompt& prompt, std::int64_t watermark, Found& found, Demand& d) {
+  const std::uint32_t root = index_.find_root(prompt.name);
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  const Terms terms{watermark, prompt.read_cache && root != kUnknownId, prompt.most_cached,
+                    prompt.due_cached};
+  return try_plan(prompt.tokens, prompt.num_tokens,
+                  prompt.num_slots ? prompt.num_slots : prompt.num_tokens,
+                  root == kUnknownId ? kNoBlock : root_node(root), &extras, terms, found, d);
+}
+
 MatchResult Sequences::match(const Prompt& prompt) {
   Call call(*this);
   MatchResult result;
-  const std::uint32_t root = index_.find_root(prompt.name);
-  if (root == kUnknownId) return result;
-  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
-  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  Found found;
+  Demand d;
+  const std::uint16_t partition = partition_of(prompt.name);
+  std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
+  // What can never be admitted finds whatever there is.
+  if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
+    held_back = -config_.num_blocks - blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
+  try_prompt(prompt, held_back, found, d);
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
+  result.num_idle = d.needed() - (d.num_blocks - found.num_full);
   result.blocks.assign(found_.data(), found_.data() + found.num_full);
   return result;
 }
@@ -323,20 +355,13 @@ MatchResult Sequences::match(const Prompt& prompt) {
 Admission Sequences::can_admit(const Prompt& prompt) {
   Call call(*this);
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
-  const std::uint32_t root = index_.find_root(prompt.name);
-  const std::uint16_t partition = partition_of(root);
-  const std::int64_t held_back = watermark(partition);
+  const std::uint16_t partition = partition_of(prompt.name);
+  const std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
   Found found;
-  if (root != kUnknownId && prompt.read_cache) {
-    const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-    found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
-  }
-  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even
-  // an idle tail that is taken over counts once, as the block taken or as the tail.
-  const bool fits = demand(found, slots).fits(available(partition), held_back);
-  return fits ? Admission::kNow : Admission::kLater;
+  Demand d;
+  return try_prompt(prompt, held_back, found, d) ? Admission::kNow : Admission::kLater;
 }
 
 // Whether a child already begins with these tokens.

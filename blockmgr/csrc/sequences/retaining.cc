@@ -156,11 +156,12 @@ void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
   }
 }
 
-void Sequences::free(Handle handle, bool expect_reuse) {
+void Sequences::free_expecting(Handle handle, bool expect_reuse, bool withdraws) {
   Call call(*this);
   retaining("expect_reuse");
   Sequence& s = live(handle);
-  refuse_ahead(s, "free");
+  check_leaving(s, withdraws, "free");
+  if (withdraws) withdraw(s);
   cache_tail(s);
   hint_blocks(s, expect_reuse);
   end(s);

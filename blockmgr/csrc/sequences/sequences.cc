@@ -89,8 +89,9 @@ void Sequences::measure() {
   most_tokens_ = most * config_.block_size;
 }
 
-std::int64_t Sequences::watermark(int partition) const {
-  const std::int64_t all = config_.watermark_blocks;
+std::int64_t Sequences::watermark(int partition, std::int64_t asked) const {
+  const std::int64_t all =
+      asked < 0 ? config_.watermark_blocks : std::min<std::int64_t>(asked, pool_.capacity());
   return partitions_.empty() ? all : all * pool_.partition(partition).capacity / pool_.capacity();
 }
 
@@ -201,10 +202,11 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   s.num_blocks = static_cast<std::int32_t>(keep);
 }
 
-void Sequences::free(Handle handle) {
+void Sequences::free(Handle handle, bool withdraws) {
   Call call(*this);
   Sequence& s = live(handle);
-  refuse_ahead(s, "free");
+  check_leaving(s, withdraws, "free");
+  if (withdraws) withdraw(s);
   cache_tail(s);
   end(s);
 }
@@ -221,13 +223,14 @@ void Sequences::end(Sequence& s) noexcept {
   unused_rows_.push_back(static_cast<std::int32_t>(row_of(s)));
 }
 
-void Sequences::preempt(Handle handle) {
+void Sequences::preempt(Handle handle, bool withdraws) {
   Call call(*this);
   Sequence& s = running(handle);
-  refuse_ahead(s, "preempt");
+  check_leaving(s, withdraws, "preempt");
   std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
   copy_tokens(handle, tokens.data());
 
+  if (withdraws) withdraw(s);
   cache_tail(s);
   release_blocks(s, 0);
   s.waiting.swap(tokens);
@@ -392,7 +395,7 @@ std::vector<std::string> Sequences::findings() {
 std::size_t Sequences::memory() const {
   std::size_t total =
       blocks_.bytes() + index_.memory() + pool_.memory() + 2 * tables_.bytes();
-  total += shown_lengths_.bytes();
+  total += shown_lengths_.bytes() + (holds_ ? holds_->bytes() : 0);
   total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
   total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);

@@ -60,6 +60,10 @@ struct Prompt {
   ExtrasBytes extras;      // by logical block, sorted
   std::int64_t num_slots;  // 0: as many as tokens
   bool read_cache = true;  // false: nothing of it is to be found
+  // Of this call alone, see Terms.
+  std::int64_t most_cached = INT64_MAX;
+  std::int64_t due_cached = -1;
+  std::int64_t watermark_blocks = -1;  // -1: the config's
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -74,6 +78,7 @@ struct RemapRecord {
 struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
+  std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
   std::vector<BlockId> blocks;
 };
 
@@ -169,9 +174,8 @@ class Sequences {
   Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
   // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
   // they are read. They need to be asked of numbers above fits_anyway() only.
-  bool can_fit(std::int64_t num_tokens, std::int64_t num_slots, std::string_view name) const;
-  void check_admission(std::int64_t num_tokens, std::int64_t num_slots,
-                       std::string_view name) const;
+  bool can_fit(std::int64_t num_tokens, const Prompt& prompt) const;
+  void check_admission(std::int64_t num_tokens, const Prompt& prompt) const;
   void check_lookup(std::int64_t num_tokens, std::string_view name) const;
   void check_append(Handle handle, std::int64_t count) const;
   // Throws unless there is retention to do this call.
@@ -195,10 +199,11 @@ class Sequences {
   // The handles that the next sequences get, as many as there are rows for.
   void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
-  void free(Handle handle);
+  // withdraw: what it committed ahead of this step's forward is taken back first, see there.
+  void free(Handle handle, bool withdraw = false);
   // Likewise, and says whether the blocks will be used again.
-  void free(Handle handle, bool expect_reuse);
-  void preempt(Handle handle);
+  void free_expecting(Handle handle, bool expect_reuse, bool withdraw = false);
+  void preempt(Handle handle, bool withdraw = false);
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
   void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
 
@@ -229,6 +234,20 @@ class Sequences {
   std::int64_t num_digests(const Prompt& prompt) const;
   void block_digests(const Prompt& prompt, std::uint8_t* out);
   const RecentHits& recent_hits() const { return recent_hits_; }
+
+  // holding.cc: blocks kept by their ids, whatever becomes of the sequences that name them. Ids may
+  // repeat.
+  void acquire(const std::int64_t* ids, std::int64_t count);
+  void release(const std::int64_t* ids, std::int64_t count);
+  // Makes cached blocks, and what they continue, the ones that were used last.
+  void touch_blocks(const std::int64_t* ids, std::int64_t count);
+  bool is_cached(std::int64_t id) const { return blocks_[checked_block(id, -1)].keyed(); }
+  // Block tables that name it, and holds.
+  std::int64_t ref_count(std::int64_t id) const;
+
+  // forgetting.cc: makes these blocks unfindable for good, with all that continues them. The blocks
+  // that could be found until now.
+  std::int64_t forget(const std::int64_t* ids, std::int64_t count);
 
   // The plan's copies stay valid until the ticket is resolved.
   void check_take() const;
@@ -312,6 +331,13 @@ class Sequences {
       return needed() == 0 || needed() <= available - watermark;
     }
   };
+  // What an admission asks of the cache and of the pool.
+  struct Terms {
+    std::int64_t watermark;             // blocks held back from it
+    bool read_cache = true;             // false: nothing is looked up
+    std::int64_t most = INT64_MAX;      // tokens taken from the cache, at the most
+    std::int64_t due = -1;              // exactly so many, or none at all; -1: any number
+  };
   struct Promotion {
     Sequence* sequence;
     std::int64_t row;
@@ -370,8 +396,9 @@ class Sequences {
   std::uint16_t partition_of(std::string_view name) const {
     return partitions_.empty() ? std::uint16_t{0} : partition_of(index_.find_root(name));
   }
-  // Blocks held back from admission: of a partition, its share of all, rounded down.
-  std::int64_t watermark(int partition) const;
+  // Blocks held back from admission: of a partition, its share of all, rounded down. asked: all that
+  // are held back in this call; -1: as the config says.
+  std::int64_t watermark(int partition, std::int64_t asked = -1) const;
   void set_apart(const Config& config);
   void measure();
 
@@ -393,11 +420,14 @@ class Sequences {
                              std::int64_t watermark) const;
   bool never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                   std::int64_t watermark) const;
-  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots,
-                                     int partition) const;
+  // held_back: from this admission; -1: as the config says.
+  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                                     std::int64_t held_back = -1) const;
+  bool try_plan(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
+                const ExtrasIds* extras, const Terms& terms, Found& found, Demand& demand);
+  bool try_prompt(const Prompt& prompt, std::int64_t watermark, Found& found, Demand& demand);
   Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                       const ExtrasIds* extras, std::int64_t watermark, bool read_cache,
-                       Demand& demand);
+                       const ExtrasIds* extras, const Terms& terms, Demand& demand);
   void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
   std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                            const Found& found);
@@ -414,6 +444,23 @@ class Sequences {
   void detach(Sequence& s) noexcept;
   std::int64_t common_with(const Sequence& s, const std::int32_t*& first,
                            std::int64_t common) const;
+
+  // holding.cc
+  BlockId checked_block(std::int64_t id, std::int64_t position) const;
+  void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
+  std::int64_t num_holds(BlockId b) const {
+    return holds_ ? (*holds_)[static_cast<std::size_t>(b)] : 0;
+  }
+
+  // forgetting.cc
+  std::int64_t forget_chain(BlockId b) noexcept;
+  std::int64_t forget_tables(BlockId b) noexcept;
+  void mend_chains() noexcept;
+
+  // withdrawal.cc
+  void check_leaving(const Sequence& s, bool withdraws, const char* call) const;
+  void withdraw(Sequence& s) noexcept;
+  void note_twin(BlockId twin, std::int64_t logical) noexcept;
 
   // explain.cc
   class Elsewhere;
@@ -455,6 +502,9 @@ class Sequences {
   ZeroedArray<std::int32_t> tables_;         // [max_seqs, row_width]
   ZeroedArray<std::int32_t> shown_tables_;   // the same, but 0 past a sequence's blocks
   ZeroedArray<std::int32_t> shown_lengths_;  // [max_seqs]
+
+  // By block, references that no table has; nullptr: there never were any.
+  std::unique_ptr<ZeroedArray<std::uint32_t>> holds_;
 
   ZeroedArray<BlockId> found_;         // scratch of find_prefix
   ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts

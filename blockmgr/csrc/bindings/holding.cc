@@ -1,0 +1,74 @@
+// The Python face of calls by block id.
+#include <algorithm>
+
+#include "bindings/core.h"
+
+namespace blockmgr {
+namespace {
+
+// Block ids, read. A block may stand among them as often as it is held, so any number will do; but
+// room for more than there are blocks is not kept.
+class Ids {
+ public:
+  Ids(Core& self, nb::handle blocks)
+      : ids_(blocks, "blocks", 0, self.handles, self.core.blocks().count) {
+    ids_.read();
+  }
+  const std::int64_t* data() const { return ids_.data(); }
+  std::int64_t size() const { return ids_.size(); }
+
+ private:
+  IntArray<std::int64_t> ids_;
+};
+
+}  // namespace
+
+void acquire_blocks(Core& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.acquire(ids.data(), ids.size());
+}
+
+void release_blocks(Core& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.release(ids.data(), ids.size());
+}
+
+void touch_blocks(Core& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.touch_blocks(ids.data(), ids.size());
+}
+
+std::int64_t forget_blocks(Core& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  return self.core.forget(ids.data(), ids.size());
+}
+
+bool is_cached(Core& self, nb::handle block) {
+  const std::int64_t id = int_argument(block, "block");
+  return self.read([&](const Sequences& core) { return core.is_cached(id); });
+}
+
+std::int64_t ref_count(Core& self, nb::handle block) {
+  const std::int64_t id = int_argument(block, "block");
+  return self.read([&](const Sequences& core) { return core.ref_count(id); });
+}
+
+// The list is made of numbers that were read before it: making it may run code that calls the
+// manager.
+nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  if (first < 0)
+    throw Error(ErrorKind::kValue, "start must be at least 0, got " + std::to_string(first));
+  std::vector<BlockId> ids;
+  self.read([&](const Sequences& core) {
+    const std::int64_t count = core.view(h).num_blocks;
+    const std::int32_t* table = core.table_at(Sequences::row_of(h));
+    ids.assign(table + std::min(first, count), table + count);
+  });
+  nb::list result = made(nb::list());
+  for (const BlockId id : ids) result.append(made(nb::object(nb::int_(id))));
+  return result;
+}
+
+}  // namespace blockmgr

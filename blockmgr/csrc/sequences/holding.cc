@@ -1,0 +1,85 @@
+// References by block id: whoever moves K/V out of a block, or into one, keeps it meanwhile.
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+BlockId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
+  const int first = config_.null_block ? 1 : 0;
+  if (id >= first && id < blocks_.count) return static_cast<BlockId>(id);
+  const std::string bound =
+      "[" + std::to_string(first) + ", " + std::to_string(blocks_.count) + ")";
+  if (position < 0)
+    throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
+  throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +
+                                     " at index " + std::to_string(position));
+}
+
+// A block that only a copy keeps holds nothing that anybody may refer to.
+void Sequences::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const BlockId b = checked_block(ids[i], i);
+    if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))
+      throw WrongBlockState(
+          b, std::string("cannot ") + call + " it: nobody holds it, and it is not cached");
+  }
+}
+
+std::int64_t Sequences::ref_count(std::int64_t id) const {
+  const BlockId b = checked_block(id, -1);
+  return blocks_[b].ref_count + num_holds(b);
+}
+
+// A hold is a pin: it keeps the block and what it continues, and makes nobody copy before a write.
+void Sequences::acquire(const std::int64_t* ids, std::int64_t count) {
+  Call call(*this);
+  check_known(ids, count, "acquire");
+  if (!holds_)
+    holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(blocks_.count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    pool_.pin(static_cast<BlockId>(ids[i]));
+    ++(*holds_)[static_cast<std::size_t>(ids[i])];
+  }
+}
+
+void Sequences::release(const std::int64_t* ids, std::int64_t count) {
+  Call call(*this);
+  // A block may stand there as often as it is held, so the holds are counted off and put back
+  // before any of them is really dropped.
+  struct Restore {
+    Sequences& core;
+    const std::int64_t* ids;
+    std::int64_t counted = 0;
+    ~Restore() {
+      while (counted > 0) ++(*core.holds_)[static_cast<std::size_t>(ids[--counted])];
+    }
+  };
+  {
+    Restore counted_off{*this, ids};
+    for (std::int64_t i = 0; i < count; ++i) {
+      const BlockId b = checked_block(ids[i], i);
+      if (!num_holds(b)) throw WrongBlockState(b, "it is released more often than it is held");
+      --(*holds_)[static_cast<std::size_t>(b)];
+      ++counted_off.counted;
+    }
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    --(*holds_)[static_cast<std::size_t>(ids[i])];
+    pool_.unpin(static_cast<BlockId>(ids[i]));
+  }
+}
+
+// A block takes what it continues along, and goes before it. What is before a used block is used.
+void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
+  Call call(*this);
+  check_known(ids, count, "touch");
+  for (std::int64_t i = 0; i < count; ++i) {
+    pool_.enter(pool_.partition_of(static_cast<BlockId>(ids[i])), 0);
+    for (auto b = static_cast<NodeId>(ids[i]); b >= 0 && !blocks_[b].used(); b = blocks_[b].parent)
+      if (pool_.counts_as_available(b)) {
+        pool_.touch(b);
+        ++counters_.touched_blocks;
+      }
+  }
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,53 @@
+// Taking back what a sequence committed ahead of a forward that it will have no part in after all.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Before a sequence gives up its blocks. What the forward was to write into them must not be found
+// afterwards; and whoever has found it already counts on it.
+void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* call) const {
+  if (!withdraws) return refuse_ahead(s, call);
+  if (!committed_ahead(s)) return;
+  refuse_open_ticket(call);
+  const std::int32_t* t = table(s);
+  for (std::int64_t i = settled(s) / config_.block_size; i < s.num_chained; ++i)
+    if (blocks_[t[i]].unwritten && blocks_[t[i]].ref_count > 1)
+      throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
+                                        std::to_string(handle_of(row_of(s))) + ": block " +
+                                        std::to_string(t[i]) +
+                                        ", which this step's forward writes for it, is shared");
+}
+
+// The twin of an unwritten block is another one's that the same forward writes: the key passes to it
+// when the block is released, and with the key the mark.
+void Sequences::note_twin(BlockId twin, std::int64_t logical) noexcept {
+  for (const Sequence& s : sequences_)
+    if (logical < s.num_blocks && table(s)[logical] == twin)
+      return note_unwritten(s, logical, twin);
+}
+
+// The last first, so that each goes after what continues it. A block may have come to its key, and to
+// children, by a twin that nobody named: those go with it.
+void Sequences::withdraw(Sequence& s) noexcept {
+  if (!committed_ahead(s)) return;
+  const std::int64_t kept = settled(s) / config_.block_size;
+  const std::int32_t* t = table(s);
+  for (std::int64_t i = s.num_chained; i-- > kept;) {
+    Block& block = blocks_[t[i]];
+    if (!block.keyed() || !block.unwritten) continue;
+    unwritten_.remove(t[i]);
+    block.unwritten = 0;
+    const BlockId twin = pool_.first_twin(t[i]);
+    if (twin >= 0) {
+      note_twin(twin, i);
+    } else {
+      forget_chain(t[i]);
+    }
+  }
+  s.num_chained = static_cast<std::int32_t>(std::min<std::int64_t>(s.num_chained, kept));
+  limit_computed(s, settled(s));
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,166 @@
+"""The calls of ``BlockManager`` that name blocks by their ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as IntSequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr import _core
+
+    Blocks = IntSequence[int] | npt.NDArray[np.integer]
+
+__all__ = ["BlockCalls"]
+
+
+class BlockCalls:
+    """Holds on single blocks, and forgetting them: a part of ``BlockManager``."""
+
+    __slots__ = ()
+
+    _core: _core.Core
+
+    def acquire(self, blocks: Blocks) -> None:
+        """Holds blocks by their ids, whatever becomes of the sequences that name them.
+
+        For whoever moves K/V out of blocks or into them while sequences come and go. A held block
+        is not handed out. It stays as findable as it was, and so does what it continues; if
+        deduplication passes what it is in the cache to a block with the same content, its own K/V
+        stays. A hold is no table's reference: a sequence goes on writing into a private block that
+        is held, in place, so hold cached blocks where the K/V must not change.
+
+        To give the blocks of a sequence back later than the sequence ends: ``acquire`` them,
+        ``free`` the sequence, and ``release`` them in the order in which they are to be evicted.
+
+        Args:
+            blocks: ``int[n]``, each named by a block table, cached, or held already. One that
+                stands here twice is held twice.
+
+        Raises:
+            BlockStateError: Nobody holds a block, and it is not cached.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(blocks), and O(1) for each block of a prefix that was idle.
+
+        >>> from blockmgr import BlockManager
+        >>> manager = BlockManager(num_blocks=4, block_size=2)
+        >>> handle = manager.admit([1, 2, 3, 4])
+        >>> blocks = manager.block_ids(handle)
+        >>> manager.acquire(blocks)
+        >>> manager.free(handle)
+        >>> manager.num_available
+        2
+        >>> manager.release(reversed(blocks))
+        Traceback (most recent call last):
+        ...
+        TypeError: blocks must be a list, tuple, array or buffer of ints, got list_reverseiterator
+        >>> manager.release(blocks[::-1])
+        >>> manager.num_available
+        4
+        """
+        self._core.acquire(blocks)
+
+    def release(self, blocks: Blocks) -> None:
+        """Gives up holds on blocks, in this order: the first is evicted first.
+
+        Args:
+            blocks: ``int[n]``, each as often as it is to be given up.
+
+        Raises:
+            BlockStateError: A block is released more often than it is held.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+        """
+        self._core.release(blocks)
+
+    def touch_blocks(self, blocks: Blocks) -> None:
+        """Makes blocks, with all that they continue, the ones that were used last.
+
+        Of several, the last is evicted last. Blocks in use do not change. Counted as
+        ``touched_blocks``, each as often as it is touched.
+
+        Args:
+            blocks: ``int[n]``, each named by a block table, cached, or held.
+
+        Raises:
+            BlockStateError: Nobody holds a block, and it is not cached.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(1) for each idle block that one of them continues.
+        """
+        self._core.touch_blocks(blocks)
+
+    def forget(self, blocks: Blocks) -> int:
+        """Has nobody find these blocks again, nor anything that continues them.
+
+        For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
+        in use stay with their sequences, which go on with them; what those sequences have from the
+        first of these blocks on, and all that they compute later, is not cached any more, until the
+        sequence is preempted and resumed, which computes it anew. Where ``append_only`` left a
+        sequence with blocks of its own beside cached ones that are forgotten, it caches its own
+        with its next commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
+
+        Args:
+            blocks: ``int[n]``, whatever they are in use for. One that is neither cached nor in use
+                has nothing to forget.
+
+        Returns:
+            The number of blocks that could be found until now, those that continue them included.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence is committed ahead of this step's
+                forward.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(entries of all block tables) for each block in use, and O(1) for each forgotten.
+
+        >>> from blockmgr import BlockManager
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(handle, 5)
+        >>> manager.forget(manager.block_ids(handle, 1)), manager.match([1, 2, 3, 4, 5]).block_ids
+        (1, array([0], dtype=int32))
+        """
+        return self._core.forget(blocks)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a prompt can find this block.
+
+        Raises:
+            ValueError: The block is out of bounds.
+            TypeError: Not an int.
+        """
+        return self._core.is_cached(block)
+
+    def ref_count(self, block: int) -> int:
+        """How many block tables name this block, and how often it is held besides.
+
+        Raises:
+            ValueError: The block is out of bounds.
+            TypeError: Not an int.
+        """
+        return self._core.ref_count(block)
+
+    def block_ids(self, handle: int, start: int = 0) -> list[int]:
+        """The blocks of a sequence from a logical block on: those added since it had ``start``.
+
+        Args:
+            handle: A live sequence.
+            start: Logical block to begin with. From the number of blocks on, there are none.
+
+        Returns:
+            Block ids as plain ints. ``block_tables`` has the same as an array.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            ValueError: ``start`` below 0.
+            TypeError: An argument that is not an int.
+        """
+        return self._core.block_ids_from(handle, start)

@@ -1,0 +1,155 @@
+"""The model's calls by block id, and what is taken back: holds, forgetting, withdrawal."""
+
+# ruff: noqa: D102  its calls are those of BlockManager, and described there
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.errors import BlockStateError, StepError
+from blockmgr.stress.model_admission import whole
+from blockmgr.stress.model_cache import CacheModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockmgr.stress.model_pool import Block, Seq
+
+__all__ = ["BlocksModel"]
+
+
+class BlocksModel(CacheModel):
+    """The part of the model that is asked about single blocks."""
+
+    def block(self, block_id: int) -> Block | None:
+        whole("blocks", block_id, self.first_id, self.config.num_blocks - 1)
+        return next((block for block in self.live if block.id == block_id), None)
+
+    def known(self, blocks: Iterable[int]) -> list[Block]:
+        """Blocks that somebody names, can find, or holds."""
+        found = []
+        for block_id in blocks:
+            block = self.block(block_id)
+            named = block is not None and (block.content or self.references(block))
+            if block is None or not (named or block in self.held):
+                raise BlockStateError(block_id, "nobody holds it, and it is not cached")
+            found.append(block)
+        return found
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        self.held += self.known(blocks)
+        self.settle_down()
+
+    def release(self, blocks: Iterable[int]) -> None:
+        chosen = [self.block(block_id) for block_id in blocks]
+        for block in chosen:
+            if block is None or self.held.count(block) < chosen.count(block):
+                raise BlockStateError(0 if block is None else block.id, "it is not held so often")
+        for block in chosen:
+            assert block is not None
+            self.held.remove(block)
+            self.settle_down()
+
+    def touch_blocks(self, blocks: Iterable[int]) -> None:
+        for start in self.known(blocks):
+            block: Block | None = start
+            while block is not None and block.stamp is not None:
+                if block in self.idle():
+                    block.stamp = next(self.clock)
+                    self.count["touched_blocks"] += 1
+                assert block.content is not None
+                parent = (block.content[0], block.content[1][:-1])
+                block = self.find(parent) if parent[1] else None
+
+    def is_cached(self, block: int) -> bool:
+        found = self.block(block)
+        return found is not None and found.content is not None
+
+    def ref_count(self, block: int) -> int:
+        found = self.block(block)
+        return 0 if found is None else self.references(found) + self.held.count(found)
+
+    def block_ids(self, handle: int, start: int = 0) -> list[int]:
+        return [block.id for block in self.sequence(handle).blocks[start:]]
+
+    # ---- forgetting ---------------------------------------------------------------------
+
+    def forget_chain(self, block: Block) -> int:
+        """A cached block and all that continues it; who stood beside one stands alone."""
+        assert block.content is not None
+        namespace, chunks = block.content
+        gone = [
+            b
+            for b in self.live
+            if b.content and b.content[0] == namespace and b.content[1][: len(chunks)] == chunks
+        ]
+        for other in self.live:
+            if other.twin in gone:
+                other.twin = None
+        for each in gone:
+            self.lose(each)
+        self.settle_down()
+        return len(gone)
+
+    def forget_tables(self, block: Block) -> int:
+        """Whoever names it reads what is wrong, and so does all they have after it."""
+        count = 0
+        for seq in self.seqs.values():
+            if block not in seq.blocks:
+                continue
+            seq.outdated, seq.promoted = True, 0
+            for later in seq.blocks[seq.blocks.index(block) :]:
+                later.twin = None
+                count += self.forget_chain(later) if later.content else 0
+        return count
+
+    def forget(self, blocks: Iterable[int]) -> int:
+        chosen = [self.block(block_id) for block_id in blocks]
+        if any(seq.settled < seq.num_computed_tokens for seq in self.seqs.values()):
+            raise StepError("a sequence has tokens committed early in this step")
+        count = 0
+        for block in chosen:
+            if block is not None:
+                count += self.forget_chain(block) if block.content else 0
+                count += self.forget_tables(block)
+        for seq in self.seqs.values():
+            alone = (i for i, b in enumerate(seq.blocks) if not b.content and b.twin is None)
+            seq.promoted = min(seq.promoted, next(alone, seq.promoted))
+        self.count["forgotten_blocks"] += count
+        return count
+
+    # ---- withdrawal ---------------------------------------------------------------------
+
+    def limit_computed(self, seq: Seq, most: int) -> None:
+        seq.num_computed_tokens = min(seq.num_computed_tokens, most)
+        seq.settled, seq.written = min(seq.settled, most), min(seq.written, most)
+
+    def check_no_open_ticket(self) -> None:
+        if self.config.early_commit and self.taken is not None:
+            raise StepError(f"ticket {self.last_ticket} is open: this step's forward is fixed")
+
+    def withdraw(self, seq: Seq) -> None:
+        """Takes back what was committed ahead of a forward that will not write it."""
+        if seq.settled >= seq.num_computed_tokens:
+            return
+        self.check_no_open_ticket()
+        first = seq.settled // self.size
+        unwritten = [
+            (i, seq.blocks[i]) for i in range(first, seq.promoted) if seq.blocks[i].unwritten
+        ]
+        if any(self.references(block) > 1 for _, block in unwritten):
+            raise StepError(f"others share what sequence {seq.handle} committed")
+        for index, block in reversed(unwritten):
+            if block.content is None:
+                continue
+            block.unwritten = 0
+            twins = [other for other in self.live if other.twin is block]
+            if twins:
+                heir = max(twins, key=lambda other: other.twinned)
+                owner = next(s for s in self.seqs.values() if heir in s.blocks)
+                written = min(max(owner.written - index * self.size, 0), self.size)
+                heir.unwritten = self.size - written
+            else:
+                self.forget_chain(block)  # it may have come to children by a twin
+        seq.promoted = min(seq.promoted, first)
+        self.limit_computed(seq, seq.settled)
+        self.settle_down()

@@ -1,0 +1,133 @@
+// Blocks by their ids: holds on them, forgetting them; and what is taken back of a step.
+#include <algorithm>
+
+#include "world.h"
+
+namespace blockmgr::testing {
+
+// Ids of some blocks from one on, of those that anybody may name; now and then any at all.
+std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
+  std::vector<std::int64_t> all;
+  for (BlockId b = config_.null_block; b < config_.num_blocks; ++b)
+    if (core_.blocks()[b].ref_count || core_.blocks()[b].keyed()) all.push_back(b);
+  if (all.empty()) all.push_back(config_.num_blocks - 1);
+  std::vector<std::int64_t> some;
+  for (std::size_t i = 0; i < count; ++i) some.push_back(all[(which + i) % all.size()]);
+  return some;
+}
+
+std::int64_t World::num_held(std::int64_t b) const {
+  return std::count_if(holds_.begin(), holds_.end(), [b](const Hold& h) { return h.block == b; });
+}
+
+bool World::is_known(std::int64_t b) const {
+  const Block& block = core_.blocks()[static_cast<BlockId>(b)];
+  return block.ref_count || block.keyed() || num_held(b);
+}
+
+bool World::anybody_ahead() const {
+  return std::any_of(entries_.begin(), entries_.end(), [this](const auto& e) { return ahead(*e); });
+}
+
+// What is cached and written when it is first held stays in memory until the last hold is given up.
+void World::hold(const std::vector<std::int64_t>& ids) {
+  const auto known = [this](std::int64_t b) { return is_known(b); };
+  const Outcome due = std::all_of(ids.begin(), ids.end(), known) ? kDone : kBadBlock;
+  const auto count = static_cast<std::int64_t>(ids.size());
+  if (call(kAcquire, bit(due), [&] { core_.acquire(ids.data(), count); }) == kDone)
+    for (const std::int64_t b : ids) {
+      Hold held{b, {}};
+      const Block& block = core_.blocks()[static_cast<BlockId>(b)];
+      for (int i = 0; !early() && queue_.empty() && i < block.key_tokens; ++i)
+        held.words.push_back(device_.cell(static_cast<BlockId>(b), i));
+      holds_.push_back(std::move(held));
+    }
+  settle();
+}
+
+void World::let_go(const std::vector<std::int64_t>& ids) {
+  Outcome due = kDone;
+  for (const std::int64_t b : ids)
+    if (num_held(b) < std::count(ids.begin(), ids.end(), b)) due = kBadBlock;
+  const auto count = static_cast<std::int64_t>(ids.size());
+  if (call(kRelease, bit(due), [&] { core_.release(ids.data(), count); }) == kDone)
+    for (const std::int64_t b : ids)
+      holds_.erase(std::find_if(holds_.begin(), holds_.end(),
+                                [b](const Hold& h) { return h.block == b; }));
+  settle();
+}
+
+void World::let_go_of_all() {
+  std::vector<std::int64_t> ids;
+  for (const Hold& held : holds_) ids.push_back(held.block);
+  let_go(ids);
+}
+
+void World::touch_blocks(const std::vector<std::int64_t>& ids) {
+  const auto known = [this](std::int64_t b) { return is_known(b); };
+  const Outcome due = std::all_of(ids.begin(), ids.end(), known) ? kDone : kBadBlock;
+  const auto count = static_cast<std::int64_t>(ids.size());
+  const int available = core_.pool().available();
+  call(kTouchBlocks, bit(due), [&] { core_.touch_blocks(ids.data(), count); });
+  EXPECT(core_.pool().available() == available, "a touch changes what is available");
+  settle();
+}
+
+// Whoever names one of them goes on; neither they nor what comes after them is found again.
+void World::forget(const std::vector<std::int64_t>& ids) {
+  std::int64_t forgotten = 0;
+  const int cached = core_.index().num_keyed();
+  const auto count = static_cast<std::int64_t>(ids.size());
+  if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
+           [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
+    EXPECT(forgotten == cached - core_.index().num_keyed(), "forget misstates what it forgot");
+    for (Hold& held : holds_) held.words.clear();
+    for (const std::int64_t b : ids)
+      EXPECT(!core_.blocks()[static_cast<BlockId>(b)].keyed(), "a forgotten block is cached");
+    for (const EntryPtr& entry : entries_) {
+      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      const std::int32_t* end = table + view(*entry).num_blocks;
+      for (const std::int64_t b : ids) {
+        const std::int32_t* at = std::find(table, end, static_cast<BlockId>(b));
+        if (at == end) continue;
+        entry->num_findable = entry->outdated ? std::min(entry->num_findable, at - table)
+                                              : std::int64_t{at - table};
+        entry->outdated = true;
+      }
+    }
+  }
+  settle();
+}
+
+// Whether the sequence can leave in the step that was to compute some of it.
+bool World::can_withdraw(const Entry& entry) const {
+  if (!entry.running || !ahead(entry)) return true;
+  if (open_) return false;
+  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
+    if (promised_[static_cast<std::size_t>(table[i])] && core_.blocks()[table[i]].ref_count > 1 &&
+        core_.blocks()[table[i]].keyed())
+      return false;
+  return true;
+}
+
+// What stays findable of what a sequence took back is what others write.
+void World::withdrawn(const std::vector<bool>& was_keyed) {
+  for (std::size_t b = 0; b < promised_.size(); ++b)
+    if (!core_.blocks()[static_cast<BlockId>(b)].keyed()) promised_[b] = 0;
+  for (const EntryPtr& entry : entries_)
+    if (entry->running) note_promised(*entry, was_keyed);
+}
+
+void World::check_holds() {
+  for (const Hold& held : holds_) {
+    const auto b = static_cast<BlockId>(held.block);
+    EXPECT(core_.blocks()[b].used(), "a held block is in no use");
+    EXPECT(core_.ref_count(b) == core_.blocks()[b].ref_count + num_held(b), "holds are miscounted");
+    for (std::size_t i = 0; queue_.empty() && i < held.words.size(); ++i)
+      EXPECT(device_.cell(b, static_cast<int>(i)) == held.words[i],
+             "the K/V of a held block has changed");
+  }
+}
+
+}  // namespace blockmgr::testing

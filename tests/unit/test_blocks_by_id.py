@@ -1,0 +1,379 @@
+"""Calls that name single blocks, admissions that keep to a match, and what is taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import (
+    Admission,
+    BlockManager,
+    BlockStateError,
+    Match,
+    NeverFitsError,
+    OutOfBlocksError,
+    StaleMatchError,
+    StepError,
+    UnknownSequenceError,
+)
+from tests.conftest import MakeManager
+from tests.unit.engine import cache, ids, serve, step
+from tests.unit.snapshot import refused
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7]
+
+
+# Holds.
+
+
+def test_a_held_block_outlives_its_sequence_and_is_not_handed_out(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(4, 2)
+    seq = serve(manager, PROMPT)
+    held = ids(seq)[1]
+    manager.acquire([held])
+    seq.free()
+    assert manager.num_available == 2  # what it continues is kept as well
+    with pytest.raises(OutOfBlocksError):
+        manager.admit([9] * 6)
+    assert (manager.is_cached(held), manager.ref_count(held)) == (True, 1)
+    manager.release([held])
+    assert manager.num_available == 4
+
+
+def test_blocks_given_back_late_are_evicted_in_the_order_they_are_released(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(4, 2)
+    first, second = (serve(manager, prompt) for prompt in ([1, 1, 0], [2, 2, 0]))
+    late = [ids(second)[0], ids(first)[0]]
+    manager.acquire(late)
+    first.free()
+    second.free()
+    manager.release(late)
+    manager.admit([9] * 5)
+    assert manager.match([1, 1, 0]).num_cached_tokens == 2
+    assert manager.match([2, 2, 0]).num_cached_tokens == 0
+
+
+def test_a_private_block_that_is_held_is_written_in_place(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 4)
+    handle = manager.admit([1, 2])
+    block = manager.block_ids(handle)
+    manager.acquire(block)
+    manager.append(handle, [3])
+    assert manager.block_ids(handle) == block
+    assert not manager.take_copies().num_tokens.size
+
+
+def test_holds_are_counted_and_no_more_are_given_back_than_there_are(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(4, 2)
+    handle = manager.admit([1, 2])
+    manager.acquire([0, 0])
+    assert manager.ref_count(0) == 3
+    for blocks in ([0, 0, 0], [0, 1]):
+        with refused(manager, BlockStateError):
+            manager.release(blocks)
+    manager.release([0])
+    manager.free(handle)
+    assert manager.ref_count(0) == 1
+    manager.release(np.array([0]))
+    with refused(manager, BlockStateError):
+        manager.acquire([0])
+
+
+def test_what_is_touched_is_evicted_last(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2)
+    old, _ = cache(manager, [1, 1, 0]), cache(manager, [2, 2, 0])
+    manager.touch_blocks(old[:1])
+    manager.admit([9] * 5)
+    assert manager.match([1, 1, 0]).num_cached_tokens == 2
+
+
+def test_a_touch_under_a_step_in_flight_leaves_blocks_available(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2, steps_in_flight=1)
+    blocks = cache(manager, [1, 1, 0])
+    manager.take_copies() if manager.num_available == 4 else None
+    before = manager.num_available
+    manager.touch_blocks(blocks[:1])
+    assert manager.num_available == before
+
+
+@pytest.mark.parametrize("name", ["acquire", "release", "touch_blocks", "forget"])
+def test_a_wrong_block_is_refused_by_name(make_manager: MakeManager, name: str) -> None:
+    manager = make_manager(4, 2, null_block=True)
+    manager.admit([1, 2])
+    for blocks, error in (([0], ValueError), ([4], ValueError), ([-1], ValueError)):
+        with refused(manager, error, match="blocks must be in"):
+            getattr(manager, name)(blocks)
+    for blocks in ("1", 1, [1.5], [None]):
+        with refused(manager, TypeError, match="blocks"):
+            getattr(manager, name)(blocks)
+
+
+@pytest.mark.parametrize("name", ["is_cached", "ref_count"])
+def test_a_question_about_a_wrong_block_is_refused(make_manager: MakeManager, name: str) -> None:
+    manager = make_manager(4, 2)
+    for block in (-1, 4):
+        with refused(manager, ValueError, match="block must be in"):
+            getattr(manager, name)(block)
+    with refused(manager, TypeError, match="block"):
+        getattr(manager, name)("0")
+
+
+# Forgetting.
+
+
+def test_what_is_forgotten_goes_with_all_that_continues_it(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    blocks = cache(manager, PROMPT)
+    assert manager.forget([blocks[1]]) == 2
+    assert manager.match(PROMPT).block_ids.tolist() == blocks[:1]
+    assert manager.stats().forgotten_blocks == 2
+    assert manager.forget([blocks[1]]) == 0
+
+
+def test_a_sequence_with_a_forgotten_block_goes_on_and_caches_nothing_more(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 2)
+    seq = serve(manager, PROMPT)
+    before = ids(seq)
+    manager.forget([before[1]])
+    manager.decode([seq.handle], [8])
+    manager.decode([seq.handle], [9])
+    assert ids(seq)[:4] == before
+    assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 2
+    manager.preempt(seq.handle)
+    manager.resume(seq.handle)
+    step(manager)
+    assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 8
+
+
+def test_who_computed_the_same_itself_caches_it_anew(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, dedup="append_only")
+    first, second = manager.admit(PROMPT), manager.admit(PROMPT)
+    step(manager)
+    assert manager.forget(manager.block_ids(first)[:1]) == 3
+    assert manager.match(PROMPT).num_cached_tokens == 0
+    manager.decode([second], [8])
+    assert manager.match([*PROMPT, 8]).block_ids.tolist() == manager.block_ids(second)[:3]
+
+
+def test_a_private_block_that_is_forgotten_is_never_found(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    handle = manager.admit(PROMPT)
+    assert manager.forget(manager.block_ids(handle, 2)) == 0
+    step(manager)
+    assert manager.match(PROMPT).num_cached_tokens == 0
+
+
+def test_a_held_block_is_forgotten_and_stays_held(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2)
+    blocks = cache(manager, [1, 1, 0])[:1]
+    manager.acquire(blocks)
+    assert manager.forget(blocks) == 1
+    assert (manager.is_cached(blocks[0]), manager.ref_count(blocks[0])) == (False, 1)
+    assert manager.num_available == 3
+    manager.release(blocks)
+    assert manager.stats().free_blocks == 4
+
+
+def test_nothing_is_forgotten_around_what_the_forward_has_yet_to_write(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, 7)
+    with refused(manager, StepError):
+        manager.forget([0])
+
+
+# Admissions that keep to a match.
+
+
+def test_an_admission_takes_what_its_match_found_and_nothing_else(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, 2)
+    cache(manager, PROMPT[:3])
+    found = manager.match(PROMPT)
+    cache(manager, PROMPT)  # more is cached by now
+    seq = manager.sequence(manager.admit(PROMPT, match=found))
+    assert seq.num_cached_tokens == found.num_cached_tokens == 2
+
+
+def test_a_match_that_is_out_of_date_is_refused(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    blocks = cache(manager, PROMPT)
+    found = manager.match(PROMPT)
+    manager.forget(blocks[2:3])
+    for call in (manager.admit, manager.can_admit):
+        with refused(manager, StaleMatchError, match="6 tokens, 4 of them") as caught:
+            call(PROMPT, match=found)
+        assert (caught.value.expected, caught.value.found) == (6, 4)
+
+
+@pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 0), (3, 2), (4, 4), (99, 6)])
+def test_no_more_is_taken_from_the_cache_than_is_asked_for(
+    make_manager: MakeManager, most: int, found: int
+) -> None:
+    manager = make_manager(12, 2)
+    cache(manager, PROMPT)
+    assert manager.match(PROMPT, max_cached_tokens=most).num_cached_tokens == found
+    seq = manager.sequence(manager.admit(PROMPT, max_cached_tokens=most))
+    assert seq.num_cached_tokens == found
+    assert manager.stats().query_tokens == 14
+
+
+def test_a_limit_inside_a_block_is_met_by_a_part_of_it(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 4, min_partial_tokens=1)
+    cache(manager, PROMPT)
+    seq = manager.sequence(manager.admit([*PROMPT, 8], max_cached_tokens=6))
+    assert seq.num_cached_tokens == 6
+
+
+def test_a_call_may_hold_back_other_blocks_than_the_watermark(make_manager: MakeManager) -> None:
+    manager = make_manager(4, 2, watermark_blocks=1)
+    assert manager.can_admit([1] * 8) is Admission.NEVER
+    assert manager.can_admit([1] * 8, watermark_blocks=0) is Admission.NOW
+    assert manager.can_admit([1] * 4, watermark_blocks=3) is Admission.NEVER
+    manager.admit([1, 1])
+    assert manager.can_admit([1] * 4, watermark_blocks=2) is Admission.LATER
+    with refused(manager, OutOfBlocksError) as caught:
+        manager.admit([2] * 4, watermark_blocks=2)
+    assert vars(caught.value) == {"needed": 2, "available": 3, "reserved_by_watermark": 2}
+    with refused(manager, NeverFitsError):
+        manager.admit([2] * 4, watermark_blocks=10**12)
+    manager.admit([2] * 6, watermark_blocks=0)
+    assert manager.num_available == 0
+
+
+def test_a_match_says_how_many_blocks_its_admission_takes(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    cache(manager, PROMPT)
+    assert manager.match(PROMPT).num_idle_blocks == 3
+    running = manager.admit(PROMPT[:5])
+    assert manager.match(PROMPT).num_idle_blocks == 1
+    before = manager.num_available
+    manager.admit(PROMPT)
+    assert before - manager.num_available == 4 - 3 + 1
+    manager.free(running)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "name"),
+    [
+        ({"max_cached_tokens": -1}, ValueError, "max_cached_tokens"),
+        ({"max_cached_tokens": 1.0}, TypeError, "max_cached_tokens"),
+        ({"watermark_blocks": -1}, ValueError, "watermark_blocks"),
+        ({"watermark_blocks": "1"}, TypeError, "watermark_blocks"),
+        ({"match": 3}, TypeError, "match"),
+        ({"match": Match(-1, 0, np.zeros(0, np.int32))}, ValueError, "match"),
+        ({"match": Match(1, 0, np.zeros(0, np.int32)), "read_cache": False}, ValueError, "match"),
+        (
+            {"match": Match(1, 0, np.zeros(0, np.int32)), "max_cached_tokens": 1},
+            ValueError,
+            "match",
+        ),
+    ],
+)
+def test_a_wrong_limit_is_refused_by_name(
+    make_manager: MakeManager, asked: dict[str, Any], error: type[Exception], name: str
+) -> None:
+    manager = make_manager(4, 2)
+    for call in (manager.admit, manager.can_admit):
+        with refused(manager, error, match=name):
+            call([1, 2], **asked)
+    if "match" not in asked:
+        with refused(manager, error, match=name):
+            manager.match([1, 2], **asked)
+
+
+# What is taken back.
+
+
+def committed_ahead(manager: BlockManager) -> int:
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, 7)
+    return handle
+
+
+@pytest.mark.parametrize("name", ["free", "preempt"])
+def test_a_sequence_can_leave_in_the_step_that_was_to_compute_it(
+    make_manager: MakeManager, name: str
+) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    handle = committed_ahead(manager)
+    with refused(manager, StepError):
+        getattr(manager, name)(handle)
+    getattr(manager, name)(handle, withdraw=True)
+    assert manager.match(PROMPT).num_cached_tokens == 0
+    assert manager.stats().free_blocks == 8
+
+
+def test_what_was_computed_before_the_step_stays_cached(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    handle = manager.admit(PROMPT[:4])
+    manager.commit(handle, 4)
+    step(manager, handle)
+    manager.append(handle, [5, 6])
+    manager.commit(handle, 6)
+    manager.free(handle, withdraw=True)
+    assert manager.match(PROMPT).num_cached_tokens == 4
+
+
+def test_nobody_leaves_with_what_others_have_found_in_the_same_step(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    handle = committed_ahead(manager)
+    manager.admit(PROMPT)
+    with refused(manager, StepError, match="is shared"):
+        manager.free(handle, withdraw=True)
+
+
+def test_a_twin_that_the_same_forward_writes_takes_the_place(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 2, early_commit=True, dedup="append_only")
+    first, second = manager.admit(PROMPT), manager.admit(PROMPT)
+    for handle in (first, second):
+        manager.commit(handle, 7)
+    manager.preempt(first, withdraw=True)
+    assert manager.match(PROMPT).block_ids.tolist() == manager.block_ids(second)[:3]
+    assert manager.match([*PROMPT[:1], 9]).num_cached_tokens == 0
+    manager.check_invariants()
+
+
+def test_nothing_is_taken_back_once_the_copies_are_taken(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2, early_commit=True)
+    handle = committed_ahead(manager)
+    plan = manager.take_copies()
+    with refused(manager, StepError):
+        manager.free(handle, withdraw=True)
+    manager.copies_applied(plan.ticket)
+    manager.free(handle, withdraw=True)
+    assert manager.match(PROMPT).num_cached_tokens == 6
+
+
+# Tables.
+
+
+def test_blocks_added_since_come_as_plain_ints(make_manager: MakeManager) -> None:
+    manager = make_manager(8, 2)
+    handle = manager.admit(PROMPT[:3])
+    known = manager.block_ids(handle)
+    manager.append(handle, [4, 5])
+    added = manager.block_ids(handle, len(known))
+    assert all(type(block) is int for block in added)
+    assert known + added == manager.sequence(handle).block_ids.tolist()
+    assert manager.block_ids(handle, 100) == []
+    with refused(manager, ValueError, match="start"):
+        manager.block_ids(handle, -1)
+    manager.free(handle)
+    with refused(manager, UnknownSequenceError):
+        manager.block_ids(handle)
