@@ -121,6 +121,25 @@ const std::vector<Profile>& profiles() {
         {kMoveBranch, 2},
         {kMoveReparent, 2}},
        true},
+      // Long tables of small blocks, which most managers match, take and give back as runs.
+      {"long_tables",
+       24,
+       64,
+       {1, 2, 3},
+       4,
+       10,
+       48,
+       {2, 2, 3},
+       1,
+       0,
+       {{kMoveAdmit, 24},
+        {kMoveStep, 24},
+        {kMoveFree, 24},
+        {kMoveNextTurn, 8},
+        {kMovePreempt, 6},
+        {kMoveResume, 6}},
+       false,
+       true},
   };
   return all;
 }
@@ -164,7 +183,7 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   settings.scribbles = bytes.one_in(4);
   settings.habits = draw_habits(bytes);
   // As most managers are, which take short cuts: nobody has to hear of a block that changes hands.
-  if (bytes.one_in(4)) {
+  if (bytes.one_in(4) || profile.plain) {
     config.eviction = "lru";
     config.retention = false;
     config.max_pinned_blocks = config.ghost_blocks = config.steps_in_flight = 0;

@@ -67,6 +67,7 @@ struct Profile {
   int swarm;  // weights are multiplied by 2 to a power of at most this
   std::vector<std::pair<Move, int>> weights;  // where they differ from the balanced ones
   bool wide = false;  // no two digests are alike: what remembers evicted blocks by them can do so
+  bool plain = false;  // always as most managers are
 };
 const std::vector<Profile>& profiles();
 

@@ -349,7 +349,7 @@ CORE = (
         "sequences/sequences.cc",
         "copies_.in_flight() ? s.num_computed : settled(s);",
         "settled(s);",
-        times=4,
+        times=2,
     ),
     Mutant(
         "copies_hits_of_this_step",
@@ -711,12 +711,6 @@ CORE = (
         "places/pool.cc",
         "    --block.ref_count;\n  }\n  return count;",
         "  }\n  return count;",
-    ),
-    Mutant(
-        "gives_up_what_is_pinned",
-        "places/pool.cc",
-        "    if (block.ref_count + block.pins == 1) {",
-        "    if (block.ref_count == 1) {",
     ),
     Mutant(
         "keeps_copies_into_released_blocks",
