@@ -30,13 +30,14 @@ import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
-from blockmgr.lab.hints import Outlook
+from blockmgr.lab.hints import Outlook, Traits, TraitsOf
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.request import OUTPUT_TOKEN
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import EvictionPolicy
 
 __all__ = [
     "Clock",
@@ -122,6 +123,7 @@ class EventLoop:
             widest = max(widest, held_blocks(request, config))
         self._free_rows = min(config.max_seqs, sequences)
         self._rows = self._free_rows
+        self._policy: EvictionPolicy | None = None
         self._manager = BlockManager(
             num_blocks,
             config.block_size,
@@ -130,11 +132,18 @@ class EventLoop:
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
-            eviction=config.eviction,
+            eviction=config.eviction if isinstance(config.eviction, str) else self._own_policy,
             ghost_blocks=ghost_blocks,
-            retention=config.hints == "truth",
+            retention=config.hints != "none",
         )
-        self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
+        told = getattr(self._policy, "on_request_end", None)
+        self._tell_policy: Callable[[Traits], None] | None = told
+        self._outlook: Outlook | None = None
+        self._traits: TraitsOf | None = None
+        if told is not None or config.hints != "none":
+            self._outlook = Outlook(trace, config.block_size)
+        if self._outlook is not None and (told is not None or callable(config.hints)):
+            self._traits = TraitsOf(trace, self._outlook)
         self._num_admitted = 0  # or rejected: they come first in the trace
         self._num_arrived = 0
         self._num_blocks = num_blocks
@@ -229,6 +238,8 @@ class EventLoop:
                 self._rejected += 1
                 self._rejected_tokens += head.request.num_prompt_tokens
             elif self._admit(head, now):
+                if self._traits is not None:
+                    self._traits.admit(head.number)
                 self._count_step(now)
                 self._waited += now > head.request.arrival_ms
                 self._wait_ms += now - head.request.arrival_ms
@@ -289,20 +300,38 @@ class EventLoop:
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
-        outlook = self._outlook
-        goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
+        goes_on = self._expectation(number)
         start = self._clock()
         for handle, output in zip(handles, self._outputs(request, number), strict=False):
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
-        if outlook is not None and goes_on:
-            self._let_go_after(outlook.num_returning_tokens(number), handles[0], prompt)
+        if self._outlook is not None and goes_on:
+            self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
+
+    def _expectation(self, number: int) -> bool | None:
+        """What the manager is told of a request that ends."""
+        if self._traits is not None:
+            traits = self._traits.end(number)
+            if self._tell_policy is not None:
+                self._tell_policy(traits)
+            if callable(self._config.hints):
+                return self._config.hints(traits)
+        if self._outlook is None or self._config.hints == "none":
+            return None
+        return self._outlook.goes_on(number, self._num_admitted)
+
+    def _own_policy(self, capacity: int) -> EvictionPolicy:
+        """What the manager asks for victims, kept at hand to tell it more."""
+        factory = self._config.eviction
+        assert not isinstance(factory, str)
+        self._policy = factory(capacity)
+        return self._policy
 
     def _outputs(self, request: Request, number: int) -> tuple[Tokens, ...]:
         """The tokens of each sample, made up where only their number is known."""
