@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Clock",
     "EventLoop",
+    "Limits",
     "Progress",
     "ReplayConfig",
     "ReplayResult",
@@ -92,11 +94,33 @@ class Waiting:
     tokens: Tokens | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no request of a trace goes beyond.
+
+    Attributes:
+        sequences: Samples of all requests.
+        widest_blocks: Blocks of the largest request.
+    """
+
+    sequences: int
+    widest_blocks: int
+
+    @classmethod
+    def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
+        """Those of ``trace``. Cost: one pass over its requests."""
+        sequences = widest = 0
+        for request in trace.requests:
+            sequences += request.num_samples
+            widest = max(widest, held_blocks(request, config))
+        return cls(sequences, widest)
+
+
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
-    blocks the manager remembers.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; how many evicted
+    blocks the manager remembers; and the limits of the trace, if they are known.
     """
 
     def __init__(
@@ -109,6 +133,7 @@ class EventLoop:
         clock: Clock = time.thread_time,
         stop_after: int | None = None,
         ghost_blocks: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         trace.check_block_size(config.block_size, config.min_partial_tokens)
         self._requests = trace.requests
@@ -117,18 +142,14 @@ class EventLoop:
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
-        sequences, widest = 0, 0
-        for request in trace.requests:
-            sequences += request.num_samples
-            widest = max(widest, held_blocks(request, config))
-        self._free_rows = min(config.max_seqs, sequences)
-        self._rows = self._free_rows
+        limits = limits or Limits.of(trace, config)
+        self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
         self._policy: EvictionPolicy | None = None
         self._manager = BlockManager(
             num_blocks,
             config.block_size,
             max_seqs=self._rows,
-            max_blocks_per_seq=min(widest, num_blocks),
+            max_blocks_per_seq=min(limits.widest_blocks, num_blocks),
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
@@ -144,8 +165,9 @@ class EventLoop:
             self._outlook = Outlook(trace, config.block_size)
         if self._outlook is not None and (told is not None or callable(config.hints)):
             self._traits = TraitsOf(trace, self._outlook)
-        self._num_admitted = 0  # or rejected: they come first in the trace
-        self._num_arrived = 0
+        self._last_admitted = 0  # number of a request, rejected ones included
+        self._num_offered = 0
+        self._waiting: deque[int] = deque()  # numbers of requests, in the order of the trace
         self._num_blocks = num_blocks
         self._head: Waiting | None = None  # the first that waits, once it was looked at
         # A heap by end of service, admission number on ties.
@@ -167,16 +189,35 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._num_arrived = number
-            if self._num_admitted == number - 1:
-                self._head = Waiting(number, request)
-            self._admit_waiting(request.arrival_ms)
+            self.offer(number, request)
+        self._num_offered = len(self._requests)
+        return self.finish()
+
+    def offer(self, number: int, request: Request) -> None:
+        """Let a request come, now that everything before it has happened.
+
+        Args:
+            number: Its number in the trace, larger than that of any that came.
+            request: What it is.
+        """
+        self._num_offered += 1
+        self._waiting.append(number)
+        if len(self._waiting) == 1:
+            self._head = Waiting(number, request)
+        self._admit_waiting(request.arrival_ms)
+
+    def advance(self, now: int) -> None:
+        """Let everything happen that happens until ``now``, in simulated milliseconds."""
+        self._end_until(now)
+
+    def finish(self) -> ReplayResult:
+        """Let everything end, and count."""
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
         stats = self._manager.stats()
         return ReplayResult(
             num_blocks=self._num_blocks,
-            requests=len(self._requests),
+            requests=self._num_offered,
             rejected=self._rejected,
             waited=self._waited,
             wait_ms=self._wait_ms,
@@ -205,7 +246,7 @@ class EventLoop:
     @property
     def num_waiting(self) -> int:
         """Requests that have come and were not admitted yet."""
-        return self._num_arrived - self._num_admitted
+        return len(self._waiting)
 
     def running(self) -> list[tuple[int, list[int]]]:
         """Running requests in order of admission: number in the trace, from 1, and handles."""
@@ -229,10 +270,11 @@ class EventLoop:
             self._admit_waiting(instant)
 
     def _admit_waiting(self, now: int) -> None:
-        while self._num_admitted < self._num_arrived:
+        while self._waiting:
             if self._head is None:
                 # Not kept meanwhile: most of a trace may wait for a pool that is too small.
-                self._head = Waiting(self._num_admitted + 1, self._requests[self._num_admitted])
+                number = self._waiting[0]
+                self._head = Waiting(number, self._requests[number - 1])
             head = self._head
             if self._never_fits(head.request):
                 self._rejected += 1
@@ -245,7 +287,7 @@ class EventLoop:
                 self._wait_ms += now - head.request.arrival_ms
             else:
                 return
-            self._num_admitted, self._head = head.number, None
+            self._last_admitted, self._head = self._waiting.popleft(), None
             self._progress()
 
     def _never_fits(self, request: Request) -> bool:
@@ -324,7 +366,7 @@ class EventLoop:
                 return self._config.hints(traits)
         if self._outlook is None or self._config.hints == "none":
             return None
-        return self._outlook.goes_on(number, self._num_admitted)
+        return self._outlook.goes_on(number, self._last_admitted)
 
     def _own_policy(self, capacity: int) -> EvictionPolicy:
         """What the manager asks for victims, kept at hand to tell it more."""
