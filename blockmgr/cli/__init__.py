@@ -19,7 +19,18 @@ try:
 except ImportError as error:
     raise MissingExtraError("cli", "the command line") from error
 
-from blockmgr.cli import doctor, explain, generate, plan, replay, report, show, sweep, workload
+from blockmgr.cli import (
+    doctor,
+    explain,
+    fleet,
+    generate,
+    plan,
+    replay,
+    report,
+    show,
+    sweep,
+    workload,
+)
 from blockmgr.cli.common import Group
 
 __all__ = ["cli", "main"]
@@ -33,6 +44,7 @@ def cli() -> None:
 
 cli.add_command(replay.replay)
 cli.add_command(sweep.sweep)
+cli.add_command(fleet.fleet)
 cli.add_command(plan.plan)
 cli.add_command(explain.explain)
 cli.add_command(report.report)

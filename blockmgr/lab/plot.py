@@ -14,11 +14,12 @@ from blockmgr.errors import MissingExtraError
 from blockmgr.files import check_output, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
 
+    from blockmgr.lab.fleets import FleetRow
     from blockmgr.lab.replay import ReplayResult
     from blockmgr.lab.study import Capacity, Study
 
@@ -29,7 +30,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("plot", "drawing a plot") from error
 
-__all__ = ["check_path", "save_plot"]
+__all__ = ["check_path", "save_fleet_plot", "save_plot"]
 
 # Okabe and Ito's palette: told apart with any colour vision, and in grey.
 MEASURED: Final = "#0072B2"
@@ -39,6 +40,12 @@ FAINT: Final = "#DDDDDD"
 
 # As a share of the axis: about the width of a tick label such as "1,234,567".
 MIN_LABEL_DISTANCE: Final = 0.09
+
+# Of the same palette, one a router, each with a mark of its own.
+LINES: Final = (
+    *(("#0072B2", "o"), ("#56B4E9", "s"), ("#999999", "^")),
+    *(("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P")),
+)
 
 SUFFIXES: Final = (".png", ".svg")
 
@@ -96,6 +103,70 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
             figure.savefig(file, format=kind, metadata=stamp)
     _write_csv(study, data)
     return picture, data
+
+
+def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, Path]:
+    """Draw hit rate and imbalance over the number of replicas, a line a router.
+
+    Args:
+        rows: What to draw; those of fleets that were too small are left out.
+        path: PNG or SVG, by its suffix; the numbers go into a CSV of the same name.
+
+    Returns:
+        The picture and the CSV.
+
+    Raises:
+        ValueError: As ``check_path`` does.
+        OSError: A file cannot be written; what was there is as it was.
+    """
+    picture = check_path(path)
+    data = picture.with_suffix(".csv")
+    with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(9.0, 4.3), dpi=160, layout="constrained")
+        _draw_fleets(figure, rows)
+        kind = picture.suffix.lower().lstrip(".")
+        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
+        with replacing(picture) as file:
+            figure.savefig(file, format=kind, metadata=stamp)
+    text = StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("replicas", "num_blocks", "router", "hit_rate", "imbalance", "best_hit_rate"))
+    for row in rows:
+        if row.result is not None:
+            numbers = (row.result.hit_rate, row.result.imbalance, row.best_hit_rate)
+            table.writerow((row.replicas, row.num_blocks, row.router, *numbers))
+    with replacing(data) as file:
+        file.write(text.getvalue().encode())
+    return picture, data
+
+
+def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
+    rates, balance = figure.subplots(1, 2)
+    drawn = [(row, row.result) for row in rows if row.result is not None]
+    best = {row.replicas: row.best_hit_rate for row, _ in drawn if row.best_hit_rate is not None}
+    if best:
+        ceilings = [100 * rate for rate in best.values()]
+        rates.plot(
+            list(best), ceilings, color=CEILING, linestyle=(0, (6, 4)), label="best possible"
+        )
+    for place, router in enumerate(dict.fromkeys(row.router for row, _ in drawn)):
+        own = [(row.replicas, result) for row, result in drawn if row.router == router]
+        sizes = [size for size, _ in own]
+        color, marker = LINES[place % len(LINES)]
+        style = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
+        rates.plot(sizes, [100 * result.hit_rate for _, result in own], label=router, **style)
+        balance.plot(sizes, [result.imbalance for _, result in own], label=router, **style)
+    for axes, title in ((rates, "token hit rate"), (balance, "busiest replica over the mean")):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(sorted({row.replicas for row, _ in drawn})))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticklabels([str(size) for size in sorted({row.replicas for row, _ in drawn})])
+        axes.set_xlabel("replicas")
+        axes.set_title(title, color=INK)
+        axes.grid(visible=True, color=FAINT, linewidth=0.7)
+        axes.set_ylim(bottom=0)
+    rates.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    rates.legend(fontsize=8)
 
 
 def _draw(axes: Axes, study: Study) -> None:

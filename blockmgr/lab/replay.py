@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,17 +31,19 @@ import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
-from blockmgr.lab.hints import Outlook
+from blockmgr.lab.hints import Outlook, Traits, TraitsOf
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.request import OUTPUT_TOKEN
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.policy import EvictionPolicy
 
 __all__ = [
     "Clock",
     "EventLoop",
+    "Limits",
     "Progress",
     "ReplayConfig",
     "ReplayResult",
@@ -91,11 +94,33 @@ class Waiting:
     tokens: Tokens | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no request of a trace goes beyond.
+
+    Attributes:
+        sequences: Samples of all requests.
+        widest_blocks: Blocks of the largest request.
+    """
+
+    sequences: int
+    widest_blocks: int
+
+    @classmethod
+    def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
+        """Those of ``trace``. Cost: one pass over its requests."""
+        sequences = widest = 0
+        for request in trace.requests:
+            sequences += request.num_samples
+            widest = max(widest, held_blocks(request, config))
+        return cls(sequences, widest)
+
+
 class EventLoop:
     """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
 
-    Takes what ``replay`` takes; the number of a step, from 1, to stop after; and how many evicted
-    blocks the manager remembers.
+    Takes what ``replay`` takes; the number of a step, from 1, to stop after; how many evicted
+    blocks the manager remembers; and the limits of the trace, if they are known.
     """
 
     def __init__(
@@ -108,6 +133,7 @@ class EventLoop:
         clock: Clock = time.thread_time,
         stop_after: int | None = None,
         ghost_blocks: int = 0,
+        limits: Limits | None = None,
     ) -> None:
         trace.check_block_size(config.block_size, config.min_partial_tokens)
         self._requests = trace.requests
@@ -116,27 +142,32 @@ class EventLoop:
         self._clock = clock
         self._stop_after = stop_after
         # Rows and columns that no request of this trace can reach would only cost memory.
-        sequences, widest = 0, 0
-        for request in trace.requests:
-            sequences += request.num_samples
-            widest = max(widest, held_blocks(request, config))
-        self._free_rows = min(config.max_seqs, sequences)
-        self._rows = self._free_rows
+        limits = limits or Limits.of(trace, config)
+        self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
+        self._policy: EvictionPolicy | None = None
         self._manager = BlockManager(
             num_blocks,
             config.block_size,
             max_seqs=self._rows,
-            max_blocks_per_seq=min(widest, num_blocks),
+            max_blocks_per_seq=min(limits.widest_blocks, num_blocks),
             min_partial_tokens=config.min_partial_tokens,
             dedup=config.dedup,
             digest=config.digest,
-            eviction=config.eviction,
+            eviction=config.eviction if isinstance(config.eviction, str) else self._own_policy,
             ghost_blocks=ghost_blocks,
-            retention=config.hints == "truth",
+            retention=config.hints != "none",
         )
-        self._outlook = Outlook(trace, config.block_size) if config.hints == "truth" else None
-        self._num_admitted = 0  # or rejected: they come first in the trace
-        self._num_arrived = 0
+        told = getattr(self._policy, "on_request_end", None)
+        self._tell_policy: Callable[[Traits], None] | None = told
+        self._outlook: Outlook | None = None
+        self._traits: TraitsOf | None = None
+        if told is not None or config.hints != "none":
+            self._outlook = Outlook(trace, config.block_size)
+        if self._outlook is not None and (told is not None or callable(config.hints)):
+            self._traits = TraitsOf(trace, self._outlook)
+        self._last_admitted = 0  # number of a request, rejected ones included
+        self._num_offered = 0
+        self._waiting: deque[int] = deque()  # numbers of requests, in the order of the trace
         self._num_blocks = num_blocks
         self._head: Waiting | None = None  # the first that waits, once it was looked at
         # A heap by end of service, admission number on ties.
@@ -158,16 +189,35 @@ class EventLoop:
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
-            self._num_arrived = number
-            if self._num_admitted == number - 1:
-                self._head = Waiting(number, request)
-            self._admit_waiting(request.arrival_ms)
+            self.offer(number, request)
+        self._num_offered = len(self._requests)
+        return self.finish()
+
+    def offer(self, number: int, request: Request) -> None:
+        """Let a request come, now that everything before it has happened.
+
+        Args:
+            number: Its number in the trace, larger than that of any that came.
+            request: What it is.
+        """
+        self._num_offered += 1
+        self._waiting.append(number)
+        if len(self._waiting) == 1:
+            self._head = Waiting(number, request)
+        self._admit_waiting(request.arrival_ms)
+
+    def advance(self, now: int) -> None:
+        """Let everything happen that happens until ``now``, in simulated milliseconds."""
+        self._end_until(now)
+
+    def finish(self) -> ReplayResult:
+        """Let everything end, and count."""
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
         stats = self._manager.stats()
         return ReplayResult(
             num_blocks=self._num_blocks,
-            requests=len(self._requests),
+            requests=self._num_offered,
             rejected=self._rejected,
             waited=self._waited,
             wait_ms=self._wait_ms,
@@ -196,7 +246,7 @@ class EventLoop:
     @property
     def num_waiting(self) -> int:
         """Requests that have come and were not admitted yet."""
-        return self._num_arrived - self._num_admitted
+        return len(self._waiting)
 
     def running(self) -> list[tuple[int, list[int]]]:
         """Running requests in order of admission: number in the trace, from 1, and handles."""
@@ -220,21 +270,24 @@ class EventLoop:
             self._admit_waiting(instant)
 
     def _admit_waiting(self, now: int) -> None:
-        while self._num_admitted < self._num_arrived:
+        while self._waiting:
             if self._head is None:
                 # Not kept meanwhile: most of a trace may wait for a pool that is too small.
-                self._head = Waiting(self._num_admitted + 1, self._requests[self._num_admitted])
+                number = self._waiting[0]
+                self._head = Waiting(number, self._requests[number - 1])
             head = self._head
             if self._never_fits(head.request):
                 self._rejected += 1
                 self._rejected_tokens += head.request.num_prompt_tokens
             elif self._admit(head, now):
+                if self._traits is not None:
+                    self._traits.admit(head.number)
                 self._count_step(now)
                 self._waited += now > head.request.arrival_ms
                 self._wait_ms += now - head.request.arrival_ms
             else:
                 return
-            self._num_admitted, self._head = head.number, None
+            self._last_admitted, self._head = self._waiting.popleft(), None
             self._progress()
 
     def _never_fits(self, request: Request) -> bool:
@@ -289,20 +342,38 @@ class EventLoop:
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens
-        outlook = self._outlook
-        goes_on = None if outlook is None else outlook.goes_on(number, self._num_admitted)
+        goes_on = self._expectation(number)
         start = self._clock()
         for handle, output in zip(handles, self._outputs(request, number), strict=False):
             if len(output):
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
-        if outlook is not None and goes_on:
-            self._let_go_after(outlook.num_returning_tokens(number), handles[0], prompt)
+        if self._outlook is not None and goes_on:
+            self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
+
+    def _expectation(self, number: int) -> bool | None:
+        """What the manager is told of a request that ends."""
+        if self._traits is not None:
+            traits = self._traits.end(number)
+            if self._tell_policy is not None:
+                self._tell_policy(traits)
+            if callable(self._config.hints):
+                return self._config.hints(traits)
+        if self._outlook is None or self._config.hints == "none":
+            return None
+        return self._outlook.goes_on(number, self._last_admitted)
+
+    def _own_policy(self, capacity: int) -> EvictionPolicy:
+        """What the manager asks for victims, kept at hand to tell it more."""
+        factory = self._config.eviction
+        assert not isinstance(factory, str)
+        self._policy = factory(capacity)
+        return self._policy
 
     def _outputs(self, request: Request, number: int) -> tuple[Tokens, ...]:
         """The tokens of each sample, made up where only their number is known."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from blockmgr.lab.hints import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 
@@ -25,8 +26,11 @@ class ReplayConfig:
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
         eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
+            One with a method ``on_request_end`` is called with the ``Traits`` of each request that
+            ends, ahead of the ``on_idle`` of its blocks.
         hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
-            its conversation goes on (``blockmgr.lab.hints``).
+            its conversation goes on, or what a function makes of its ``Traits``, such as its turn
+            and the length of its output (``blockmgr.lab.hints``).
         outputs: What becomes of outputs of which the trace knows the length alone: they ``"hold"``
             blocks like any other, with tokens that no prompt repeats, or there are ``"none"``, as
             in simulators that count ids. Outputs whose tokens are known always hold blocks.
@@ -43,7 +47,7 @@ class ReplayConfig:
     dedup: Literal["remap", "append_only"] = "remap"
     digest: str = "xxh3_128"
     eviction: str | PolicyFactory = "lru"
-    hints: Literal["none", "truth"] = "none"
+    hints: Literal["none", "truth"] | Hints = "none"
     outputs: Literal["hold", "none"] = "hold"
 
     def __post_init__(self) -> None:
@@ -57,7 +61,7 @@ class ReplayConfig:
         for name, bound in bounds.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if self.hints not in ("none", "truth"):
+        if not callable(self.hints) and self.hints not in ("none", "truth"):
             raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
         if self.outputs not in ("hold", "none"):
             raise ValueError(f"outputs must be one of hold, none, got {self.outputs!r}")

@@ -120,7 +120,7 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     return max(held_blocks(request, config) for request in trace.requests)
 
 
-def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: str = "none") -> int:
+def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:
     """How often ``sweep`` calls ``advance`` with so many of each, none of the pools too small."""
     # With hints, what they are compared with is a replay of its own.
     return block_sizes * (2 + capacities * (policies + (hints != "none")))

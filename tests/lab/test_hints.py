@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from blockmgr.lab.hints import Outlook
+from blockmgr.lab.hints import Outlook, Traits
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
@@ -105,3 +105,84 @@ def test_hints_change_what_is_kept_and_nothing_else(workload: str) -> None:
 def test_an_unknown_kind_of_hint_is_refused() -> None:
     with pytest.raises(ValueError, match="hints must be one of none, truth, got 'guess'"):
         ReplayConfig(hints="guess")  # type: ignore[arg-type]
+
+
+class Told:
+    """Evicts the idle leaf whose request had the longest output."""
+
+    def __init__(self, _capacity: int) -> None:
+        self.length = 0
+        self.idle: dict[int, int] = {}
+        self.parent: dict[int, int] = {}
+        self.traits: list[Traits] = []
+
+    def on_request_end(self, traits: Traits) -> None:
+        self.traits.append(traits)
+        self.length = traits.num_output_tokens
+
+    def on_cached(self, block: int, parent: int, digest: bytes) -> None:
+        self.parent[block] = parent
+
+    def on_hit(self, block: int) -> None: ...
+
+    def on_idle(self, block: int) -> None:
+        self.idle[block] = self.length
+
+    def on_used(self, block: int) -> None:
+        self.idle.pop(block, None)
+
+    def on_uncached(self, block: int, evicted: bool) -> None:
+        self.idle.pop(block, None)
+        del self.parent[block]
+
+    def victim(self) -> int:
+        inner = set(self.parent.values())
+        return max((b for b in self.idle if b not in inner), key=lambda b: (self.idle[b], b))
+
+
+def lengths(*requests: tuple[list[int], int]) -> Trace:
+    return Trace(
+        "lengths",
+        tuple(
+            Request(arrival_ms=i, prompt=np.array(p, np.uint32), num_output_tokens=n)
+            for i, (p, n) in enumerate(requests)
+        ),
+    )
+
+
+SHORT_COMES_BACK = lengths(
+    ([1, 2, 3], 9), ([4, 5, 6], 1), ([7, 8, 9], 1), ([4, 5, 6, 7], 2), ([4, 5, 6, 7, 8], 3)
+)
+NO_OUTPUTS = replace(SEQUENTIAL, outputs="none")
+
+
+def test_a_policy_of_ones_own_is_told_the_traits_of_what_ends() -> None:
+    made: list[Told] = []
+
+    def factory(capacity: int) -> Told:
+        made.append(Told(capacity))
+        return made[-1]
+
+    result = replay(SHORT_COMES_BACK, 4, replace(NO_OUTPUTS, eviction=factory))
+    told = [(t.turn, t.num_prompt_tokens, t.num_output_tokens) for t in made[0].traits]
+    assert told == [(1, 3, 9), (1, 3, 1), (1, 3, 1), (2, 4, 2), (3, 5, 3)]
+    assert [t.arrival_ms for t in made[0].traits] == [0, 1, 2, 3, 4]
+    # The long answer's blocks went first, so both turns find what came before them.
+    assert result.hit_tokens == 2 + 4
+
+
+def test_hints_may_be_a_function_of_traits() -> None:
+    asked: list[Traits] = []
+
+    def short(traits: Traits) -> bool | None:
+        asked.append(traits)
+        return traits.num_output_tokens < 5
+
+    plain = replay(SHORT_COMES_BACK, 3, NO_OUTPUTS)
+    hinted = replay(SHORT_COMES_BACK, 3, replace(NO_OUTPUTS, hints=short))
+    assert [t.turn for t in asked] == [1, 1, 1, 2, 3]
+    assert hinted.hit_tokens >= plain.hit_tokens
+    silent = replay(SHORT_COMES_BACK, 3, replace(NO_OUTPUTS, hints=lambda _: None))
+    assert silent.hit_tokens == plain.hit_tokens
+    with pytest.raises(ValueError, match="hints must be one of none, truth, got 'maybe'"):
+        replace(NO_OUTPUTS, hints="maybe")  # type: ignore[arg-type]

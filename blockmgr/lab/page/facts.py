@@ -169,7 +169,7 @@ class Report:
         return " ".join(said)
 
 
-def num_steps(*, policies: int, capacities: int, hints: str = "none") -> int:
+def num_steps(*, policies: int, capacities: int, hints: object = "none") -> int:
     """How often ``gather`` calls ``advance``."""
     places = capacities + 1
     return num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints) + WATCHES

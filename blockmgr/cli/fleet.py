@@ -1,0 +1,246 @@
+"""``blockmgr fleet``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich import box
+from rich.table import Table
+
+from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
+from blockmgr.cli.options import (
+    chosen_source,
+    debug_option,
+    how_options,
+    one_capacity,
+    source_options,
+)
+from blockmgr.lab.choices import pick
+from blockmgr.lab.fleet import PrefillModel
+from blockmgr.lab.fleets import FleetRow, fleets
+from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.routers import ROUTERS
+
+if TYPE_CHECKING:
+    from blockmgr.lab.study import Capacity
+
+__all__ = ["fleet"]
+
+ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "replicas", "routers", "seed"})
+EVERY: Final = "all"
+NOTHING: Final = "\N{EN DASH}"
+HEADINGS: Final = (
+    "replicas",
+    "blocks\neach",
+    "router",
+    "hit\nrate",
+    "best",
+    "imbalance",
+    "first token\nmean ms",
+    "p99 ms",
+    "waited",
+)
+
+
+def _routers(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+    if text.strip() == EVERY:
+        return tuple(ROUTERS)
+    try:
+        names = tuple(pick("router", item.strip(), ROUTERS) for item in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return tuple(dict.fromkeys(names))
+
+
+def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise click.BadParameter(f"replicas must be whole numbers above 0, got {text!r}")
+    return counts
+
+
+@click.command(short_help="Replay on several replicas behind a router.")
+@source_options
+@click.option(
+    "--replicas",
+    callback=_replicas,
+    default="1,2,4,8",
+    show_default=True,
+    metavar="COUNTS",
+    help="How many replicas there are, separated by commas.",
+)
+@click.option(
+    "--routers",
+    "--router",
+    "routers",
+    callback=_routers,
+    default=EVERY,
+    show_default=True,
+    metavar="NAMES",
+    help=f"What sends requests to replicas: {', '.join(ROUTERS)}.",
+)
+@click.option(
+    "--capacity",
+    callback=one_capacity,
+    default="20%",
+    show_default=True,
+    metavar="SIZE",
+    help="Blocks of the whole fleet, or a percentage of the working set; split evenly.",
+)
+@click.option(
+    "--load-weight",
+    type=click.FloatRange(min=0),
+    default=0.25,
+    show_default=True,
+    help="What prefix-minus-load makes of the load.",
+)
+@click.option(
+    "--prefill-ms-per-token",
+    type=click.FloatRange(min=0),
+    default=PrefillModel().ms_per_token,
+    show_default=True,
+    help="Of the time to first token: time of a prompt token that is computed.",
+)
+@click.option(
+    "--prefill-overhead-ms",
+    type=click.FloatRange(min=0),
+    default=PrefillModel().overhead_ms,
+    show_default=True,
+    help="Of the time to first token: time of a request of which nothing is computed.",
+)
+@how_options
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw hit rate and imbalance over replicas into a .png or .svg, the data beside it.",
+)
+@debug_option
+@click.pass_context
+def fleet(
+    ctx: click.Context,
+    /,
+    *,
+    source: str | None,
+    trace_path: Path | None,
+    workload: str | None,
+    replicas: tuple[int, ...],
+    routers: tuple[str, ...],
+    capacity: Capacity,
+    load_weight: float,
+    prefill_ms_per_token: float,
+    prefill_overhead_ms: float,
+    seed: int,
+    json_wanted: bool,
+    plot_path: Path | None,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Replay on fleets of several sizes, with each router, beside what no routing exceeds.
+
+    SOURCE is a trace or the name of a workload, shared-prompt if there is none.
+    """
+    chosen = chosen_source(ctx, source, trace_path, workload)
+    with one_line_errors(ctx, show_traceback=debug):
+        if plot_path is not None:
+            from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
+
+            plot.check_path(plot_path, inputs=chosen.files)
+        config = ReplayConfig(**settings)
+        trace = chosen.trace(seed)
+        model = PrefillModel(ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms)
+        total = len(trace.requests) * len(replicas) * len(routers)
+        with progress_bar("replaying", "requests", total) as progress:
+            rows = fleets(
+                trace,
+                replicas,
+                capacity,
+                config,
+                routers=routers,
+                seed=seed,
+                load_weight=load_weight,
+                first_token=model,
+                progress=progress,
+            )
+        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        provenance = Provenance(command=command, seed=seed)
+        if json_wanted:
+            document = {
+                "config": asdict(config),
+                "first_token_model": asdict(model),
+                "results": [_entry(row) for row in rows],
+                "trace": trace.name,
+            }
+            click.echo(json_text(document, provenance))
+        else:
+            title = f"{trace.name}: {len(trace.requests):,} requests, {capacity.text} of blocks"
+            print_table(_table(rows), sys.stdout, title)
+            click.echo(provenance.line, err=True)
+        if plot_path is not None:
+            with telling(plot_path, plot_path.with_suffix(".csv")):
+                plot.save_fleet_plot(rows, plot_path)
+
+
+def _entry(row: FleetRow) -> dict[str, Any]:
+    found = row.result
+    entry: dict[str, Any] = {
+        "replicas": row.replicas,
+        "num_blocks": row.num_blocks,
+        "router": row.router,
+        "best_hit_rate": row.best_hit_rate,
+        "too_small": found is None,
+    }
+    if found is not None:
+        entry |= {
+            "hit_rate": found.hit_rate,
+            "imbalance": found.imbalance,
+            "first_token_mean_ms": found.first_token_mean_ms,
+            "first_token_p99_ms": found.first_token_quantile(0.99),
+            "waited": found.waited,
+            "of_replicas": [_counts(result) for result in found.replicas],
+        }
+    return entry
+
+
+def _counts(result: Any) -> dict[str, Any]:
+    counts = asdict(result)
+    del counts["host_s"]
+    return counts
+
+
+def _table(rows: tuple[FleetRow, ...]) -> Table:
+    table = Table(box=box.SIMPLE, padding=0)
+    for heading in HEADINGS:
+        style = "bold cyan" if heading == "hit\nrate" else ""
+        table.add_column(heading, justify="left" if heading == "router" else "right", style=style)
+    before = rows[0].replicas
+    for row in rows:
+        if row.replicas != before:
+            table.add_section()
+        before = row.replicas
+        table.add_row(str(row.replicas), f"{row.num_blocks:,}", row.router, *_cells(row))
+    return table
+
+
+def _cells(row: FleetRow) -> list[str]:
+    found = row.result
+    if found is None:
+        return [NOTHING] * (len(HEADINGS) - 3)
+    return [
+        f"{found.hit_rate:.2%}",
+        NOTHING if row.best_hit_rate is None else f"{row.best_hit_rate:.2%}",
+        f"{found.imbalance:.2f}",
+        f"{found.first_token_mean_ms:,.0f}",
+        f"{found.first_token_quantile(0.99):,.0f}",
+        f"{found.waited:,}",
+    ]

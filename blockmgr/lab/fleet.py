@@ -1,0 +1,227 @@
+"""A trace through several replicas behind a router: hit rate, balance, time to first token.
+
+Each replica is a replay of its own, with a real ``BlockManager``; a router sends every request to
+one of them when it comes. Replicas share time and nothing else. One replica is ``replay``, count by
+count.
+
+Time to first token is a model: ``PrefillModel`` by default, which stands beside the results and can
+be replaced. It is worked out afterwards and does not change how time passes in a replica.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blockmgr.lab.optimum import optimum
+from blockmgr.lab.replay import EventLoop, Limits
+from blockmgr.lab.routers import Arrival, Setting, router_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, Waiting
+    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.routers import RouterFactory
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["FirstToken", "FleetResult", "PrefillModel", "best_hit_rate", "fleet"]
+
+FirstToken = Callable[[int, int], float]
+"""Milliseconds to the first token, from those a request waited and the tokens it computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillModel:
+    """A prefill that takes the same time for each token, on a replica that is not slowed by others.
+
+    Attributes:
+        ms_per_token: Time of a prompt token that is computed.
+        overhead_ms: Time of a request of which nothing is computed.
+    """
+
+    ms_per_token: float = 0.1
+    overhead_ms: float = 20.0
+
+    def __call__(self, wait_ms: int, num_computed_tokens: int) -> float:
+        """Milliseconds from arrival to the first token."""
+        return wait_ms + self.overhead_ms + self.ms_per_token * num_computed_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult:
+    """What a fleet counted.
+
+    Attributes:
+        router: Its name, or that of the factory.
+        replicas: What each replica counted, as a replay of the requests that it got.
+        first_token_ms: Time to first token of each request that was served, in the order in which
+            replicas admitted them: ``float64[n]`` on the host.
+    """
+
+    router: str
+    replicas: tuple[ReplayResult, ...]
+    first_token_ms: npt.NDArray[np.float64]
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over query tokens of all replicas, in ``0 … 1``."""
+        asked = sum(result.query_tokens for result in self.replicas)
+        return sum(result.hit_tokens for result in self.replicas) / asked
+
+    @property
+    def imbalance(self) -> float:
+        """Prompt tokens that the busiest replica computes over the mean of all; 1 is even."""
+        computed = [result.query_tokens - result.hit_tokens for result in self.replicas]
+        return max(computed) * len(computed) / max(1, sum(computed))
+
+    @property
+    def waited(self) -> int:
+        """Requests that were admitted later than they arrived."""
+        return sum(result.waited for result in self.replicas)
+
+    @property
+    def rejected(self) -> int:
+        """Requests larger than their replica's pool."""
+        return sum(result.rejected for result in self.replicas)
+
+    @property
+    def first_token_mean_ms(self) -> float:
+        """Mean time to first token, in milliseconds; 0 if nothing was served."""
+        return float(self.first_token_ms.mean()) if len(self.first_token_ms) else 0.0
+
+    def first_token_quantile(self, share: float) -> float:
+        """Time to first token, in milliseconds, that this share of requests stays within.
+
+        Raises:
+            ValueError: ``share`` is not in ``[0, 1]``.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {share}")
+        times = self.first_token_ms
+        return float(np.quantile(times, share)) if len(times) else 0.0
+
+
+def fleet(
+    trace: Trace,
+    replicas: int,
+    num_blocks: int,
+    config: ReplayConfig,
+    router: str | RouterFactory = "round-robin",
+    *,
+    seed: int = 0,
+    load_weight: float = 0.25,
+    first_token: FirstToken | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.thread_time,
+) -> FleetResult:
+    """Replay ``trace`` on several replicas.
+
+    Args:
+        trace: The requests.
+        replicas: How many there are, at least 1.
+        num_blocks: Blocks in the pool of each.
+        config: How each replays what it gets.
+        router: Name of a router (``blockmgr.lab.routers``), or what makes one.
+        seed: Of routers that draw.
+        load_weight: What ``prefix-minus-load`` makes of the load, at least 0.
+        first_token: Model of the time to first token; ``PrefillModel()`` if None.
+        progress: Called once for each request.
+        clock: Measures the host cost.
+
+    Raises:
+        ValueError: A number is out of bounds, there is no such router, or the trace cannot be cut
+            into blocks of ``config.block_size``.
+
+    Cost: that of the replays; routers by prefix look each prompt up in every replica.
+    """
+    if replicas < 1:
+        raise ValueError(f"replicas must be at least 1, got {replicas}")
+    if load_weight < 0:
+        raise ValueError(f"load_weight must be at least 0, got {load_weight}")
+    setting = Setting(trace=trace, block_size=config.block_size, seed=seed, load_weight=load_weight)
+    choose = router_of(router, setting)
+    limits = Limits.of(trace, config)
+    served: list[float] = []
+    model = first_token or PrefillModel()
+    loops = [
+        _Replica(
+            trace,
+            num_blocks,
+            config,
+            progress=progress,
+            clock=clock,
+            limits=limits,
+            served=lambda wait_ms, computed: served.append(model(wait_ms, computed)),
+        )
+        for _ in range(replicas)
+    ]
+    for number, request in enumerate(trace.requests, start=1):
+        for loop in loops:
+            loop.advance(request.arrival_ms)
+        place = choose(Arrival(number, request, request.tokens()), loops)
+        if not 0 <= place < replicas:
+            raise ValueError(f"router must choose from [0, {replicas}), got {place}")
+        loops[place].offer(number, request)
+    return FleetResult(
+        router=router if isinstance(router, str) else getattr(router, "__name__", "own"),
+        replicas=tuple(loop.finish() for loop in loops),
+        first_token_ms=np.array(served, dtype=np.float64),
+    )
+
+
+def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:
+    """What no routing and no order of eviction exceeds: the optimum of one pool of all blocks.
+
+    Whatever the replicas hold, one pool of as many blocks could hold as well, and it needs no
+    block twice.
+
+    Raises:
+        ValueError: As ``optimum`` does.
+    """
+    return optimum(trace, replicas * num_blocks, config).hit_rate
+
+
+class _Replica(EventLoop):
+    """A replay that gets its requests one by one, and tells how each began."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        *,
+        served: Callable[[int, int], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(trace, num_blocks, config, **options)
+        self._served = served
+        self._num_cached = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run here or wait."""
+        return len(self._running) + self.num_waiting
+
+    def cached_tokens(self, arrival: Arrival) -> int:
+        """Leading tokens of a prompt that are cached here."""
+        return self.manager.match(
+            arrival.tokens, namespace=arrival.request.namespace
+        ).num_cached_tokens
+
+    def _start(self, request: Request, tokens: Tokens) -> list[int]:
+        handles = super()._start(request, tokens)
+        if handles:
+            self._num_cached = self.manager.sequence(handles[0]).num_cached_tokens
+        return handles
+
+    def _admit(self, waiting: Waiting, now: int) -> bool:
+        admitted = super()._admit(waiting, now)
+        if admitted:
+            request = waiting.request
+            self._served(now - request.arrival_ms, request.num_prompt_tokens - self._num_cached)
+        return admitted

@@ -1,0 +1,89 @@
+"""``blockmgr fleet``: the table, JSON, the plot, one replica beside ``replay``, wrong commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from blockmgr.lab.routers import ROUTERS
+from blockmgr.lab.trace import write_trace
+from blockmgr.lab.workloads import generate
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "chats.jsonl"
+    write_trace(generate("chat", 1, conversations=20), path)
+    return path
+
+
+def test_one_replica_counts_byte_for_byte_what_replay_counts(run: Run, chats: Path) -> None:
+    one = run("fleet", chats, "--replicas", "1", "--capacity", "900", "--json")
+    plain = run("replay", chats, "--capacity", "900", "--json")
+    [expected] = json.loads(plain.stdout)["results"]
+    for key in ("capacity", "hit_rate"):
+        del expected[key]
+    for entry in json.loads(one.stdout)["results"]:
+        assert entry["of_replicas"] == [expected]
+
+
+def test_every_router_at_every_size_has_a_row_and_the_command_repeats_it(
+    run: Run, chats: Path
+) -> None:
+    result = run("fleet", chats, "--replicas", "1,2", "--capacity", "900", "--json")
+    document = json.loads(result.stdout)
+    names = [(entry["replicas"], entry["router"]) for entry in document["results"]]
+    assert names == [(size, name) for size in (1, 2) for name in ROUTERS]
+    again = run(*shlex.split(document["command"])[1:])
+    assert again.stdout == result.stdout
+    table = run("fleet", chats, "--replicas", "1,2", "--capacity", "900")
+    rate = f"{document['results'][-1]['hit_rate']:.2%}"
+    assert rate in table.stdout.splitlines()[-1]
+
+
+def test_a_fleet_whose_replicas_are_too_small_has_a_line_without_numbers(
+    run: Run, chats: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "fleet.svg"
+    arguments = ["--replicas", "1,500", "--routers", "session", "--capacity", "900"]
+    result = run("fleet", chats, *arguments, "--plot", picture)
+    assert result.exit_code == 0, result.stderr
+    *_, last = result.stdout.splitlines()
+    assert last.split() == ["500", "1", "session", *["\N{EN DASH}"] * 6]
+    assert "best possible" in picture.read_text()
+    data = picture.with_suffix(".csv").read_text().splitlines()
+    assert data[0] == "replicas,num_blocks,router,hit_rate,imbalance,best_hit_rate"
+    assert [line.split(",")[0] for line in data[1:]] == ["1"]
+    none = run("fleet", chats, "--replicas", "500", "--capacity", "900")
+    assert none.exit_code == 2
+    assert "for 500 replicas, since the largest request of chats.jsonl takes" in none.stderr
+
+
+def test_reuse_of_parts_has_no_bound_beside_it(run: Run, chats: Path) -> None:
+    arguments = ["--replicas", "1", "--routers", "random", "--capacity", "900"]
+    result = run("fleet", chats, *arguments, "--min-partial-tokens", "1")
+    assert result.stdout.splitlines()[-1].split()[4] == "\N{EN DASH}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--routers", "longest-prefx"], "did you mean 'longest-prefix'?"),
+        (["--replicas", "1,zero"], "replicas must be whole numbers above 0"),
+        (["--replicas", "0"], "replicas must be whole numbers above 0"),
+        (["--load-weight", "-1"], "-1"),
+        (["--capacity", "1,2"], "capacity must be one pool size"),
+    ],
+)
+def test_a_wrong_fleet_is_one_line(run: Run, arguments: list[str], message: str) -> None:
+    result = run("fleet", "chat", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
