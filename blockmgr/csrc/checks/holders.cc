@@ -1,8 +1,7 @@
 // What holds for sequences and their tables, on top of what holds for the blocks; and for a pool.
-#include "checks/audit.h"
-
 #include <set>
 
+#include "checks/audit.h"
 #include "sequences/block_pool.h"
 #include "sequences/sequences.h"
 
@@ -132,8 +131,8 @@ std::string Sequences::fingerprint() const {
   const Counters& n = counters_;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
-              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
-              last_ticket_, open_steps_.size());
+              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(),
+              remaps_lost_, step_, last_ticket_, open_steps_.size());
   recent_hits_.fingerprint(out);
   return out;
 }

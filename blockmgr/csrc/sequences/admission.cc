@@ -29,7 +29,8 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   // The last token is always left to compute; and no chain is longer than the row it came from.
   const std::int64_t limit =
       std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width);
-  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_.data());
+  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_room_.data());
+  found.full = found_room_.data();
   found.num_full = chain.num_blocks;
   found.num_unused = chain.num_unused;
   found.node = chain.node;
@@ -126,49 +127,58 @@ void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) con
 std::int64_t Sequences::written_of(const Found& found) const {
   const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
-    if (const int rest = blocks_[found_[static_cast<std::size_t>(i)]].unwritten)
-      return (i + 1) * size - rest;
+    if (const int rest = blocks_[found.full[i]].unwritten) return (i + 1) * size - rest;
   return found.num_full * size + found.num_partial;
 }
 
 // All counting happens here, before any change.
-Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
-                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
-                                           std::int64_t watermark, bool read_cache, Demand& d) {
-  Found found;
-  found.node = root;
-  if (read_cache) found = find_prefix(tokens, count, root, extras);
-  if (read_cache && blocks_for(slots) > found.num_full)
-    find_partial(tokens, count, extras, found);
-  d = demand(found, slots);
-  const std::int64_t left = available(partition_of(root_index(root)));
-  if (found.partial >= 0 && !d.fits(left, watermark)) {
+Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int64_t count,
+                                                   std::int64_t slots, const Applicant& applicant) {
+  AdmissionPlan plan;
+  Found& found = plan.found;
+  if (applicant.read_cache && applicant.root != kNoBlock) {
+    found = find_prefix(tokens, count, applicant.root, applicant.extras);
+    if (blocks_for(slots) > found.num_full) find_partial(tokens, count, applicant.extras, found);
+  }
+  const std::int64_t left = available(applicant.partition);
+  plan.demand = demand(found, slots);
+  plan.fits = plan.demand.fits(left, applicant.held_back);
+  if (found.partial >= 0 && !plan.fits) {
     // A copy holds its source as well; without it the prompt may still fit.
     found.partial = kNoBlock;
     found.num_partial = 0;
     found.take_over = false;
-    d = demand(found, slots);
+    plan.demand = demand(found, slots);
+    plan.fits = plan.demand.fits(left, applicant.held_back);
   }
-  if (!d.fits(left, watermark)) throw OutOfBlocks(d.needed(), left, watermark);
-  if (pool_.reuse() && read_cache) found.num_ghosts = find_ghosts(tokens, count, extras, found);
-  return found;
+  return plan;
+}
+
+Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::int64_t count,
+                                                      std::int64_t slots,
+                                                      const Applicant& applicant) {
+  AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
+  if (!plan.fits)
+    throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
+  if (pool_.reuse() && applicant.read_cache)
+    find_ghosts(tokens, count, applicant.extras, plan.found);
+  return plan;
 }
 
 // The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
 // them, and one more.
-std::int64_t Sequences::find_ghosts(const Token* tokens, std::int64_t count,
-                                    const ExtrasIds* extras, const Found& found) {
+void Sequences::find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                            Found& found) {
   const std::int64_t limit = (count - 1) / config_.block_size;
   std::uint8_t digest[kMaxDigest];
   const std::uint8_t* before = index_.digest_of(found.node);
-  std::int64_t n = 0;
-  for (std::int64_t i = found.num_full; i < limit; ++i, ++n, before = digest) {
+  found.ghosts = ghosts_room_.data();
+  for (std::int64_t i = found.num_full; i < limit; ++i, ++found.num_ghosts, before = digest) {
     index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
     const std::int32_t ghost = pool_.reuse()->find(digest);
     if (ghost < 0) break;
-    ghosts_[static_cast<std::size_t>(n)] = ghost;
+    ghosts_room_[static_cast<std::size_t>(found.num_ghosts)] = ghost;
   }
-  return n;
 }
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
@@ -184,14 +194,14 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
   }
 }
 
-void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
-                       const Demand& d) noexcept {
+void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
   std::int32_t* t = table(s);
   // Before anything is taken into use, which may drop a ghost.
-  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
-    pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
-  s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
-  std::copy_n(found_.data(), found.num_full, t);
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i) pool_.reuse()->resolve(found.ghosts[i]);
+  s.context = pool_.admitted(s.partition, found.full, found.num_full, num_blocks);
+  std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
@@ -210,11 +220,11 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     pool_.unpin(found.partial);
     t[i++] = fresh;
   }
-  pool_.take_run(s.partition, d.num_blocks - i, t + i);
+  pool_.take_run(s.partition, num_blocks - i, t + i);
 
   const std::int64_t size = config_.block_size;
-  show(row_of(s), 0, d.num_blocks);
-  s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
+  show(row_of(s), 0, num_blocks);
+  s.num_blocks = static_cast<std::int32_t>(num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
   if (config_.early_commit) {
@@ -236,42 +246,31 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
       checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
   if (unused_rows_.empty()) throw OutOfSequences(1, 0);
 
-  struct RootReference {
-    PrefixIndex& index;
-    std::uint32_t root;
-    bool kept = false;
-    ~RootReference() {
-      if (!kept) index.release_root(root);
-    }
-  } root{index_, index_.acquire_root(prompt.name)};
+  RootReference root(index_, prompt.name);
   std::shared_ptr<ExtrasMap> extras;
-  if (!prompt.extras.empty()) {
-    extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras.size());
-    for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
-  }
-  Demand d;
-  const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, held_back,
-                                     prompt.read_cache, d);
+  if (!prompt.extras.empty()) extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras);
+  const AdmissionPlan plan = settled_admission(
+      prompt.tokens, prompt.num_tokens, slots,
+      {root.node(), extras ? &extras->ids() : nullptr, partition, held_back, prompt.read_cache});
+  const std::int64_t has_slots = plan.demand.num_blocks * config_.block_size;
   std::vector<Token> waiting;
-  if (d.num_blocks * config_.block_size < prompt.num_tokens)
-    waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
-                   prompt.tokens + prompt.num_tokens);
+  if (has_slots < prompt.num_tokens)
+    waiting.assign(prompt.tokens + has_slots, prompt.tokens + prompt.num_tokens);
 
   const std::int32_t index = unused_rows_.back();
   if (announce) announce(handle_of(index));
 
-  root.kept = true;
   unused_rows_.pop_back();
   Sequence& s = sequences_[static_cast<std::size_t>(index)];
-  s.root = root.root;
+  s.root = root.keep();
   s.partition = partition;
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
+  const Found& found = plan.found;
   if (ReuseTracker* reuse = pool_.reuse(); reuse && prompt.read_cache)
-    reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
-  occupy(s, prompt.tokens, found, d);
+    reuse->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
+  occupy(s, prompt.tokens, plan);
   if (prompt.read_cache) {
     counters_.query_tokens += s.num_tokens;
     counters_.hit_tokens += s.num_cached;
@@ -292,10 +291,10 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   const std::int64_t held_back =
       std::min<std::int64_t>(watermark(s.partition), pool_.partition(s.partition).capacity -
                                                          blocks_for(std::max(s.num_tokens, slots)));
-  Demand d;
-  const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
-                                     s.extras_ids(), held_back, read_cache, d);
-  occupy(s, s.waiting.data(), found, d);
+  const AdmissionPlan plan =
+      settled_admission(s.waiting.data(), s.num_tokens, slots,
+                        {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
+  occupy(s, s.waiting.data(), plan);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
   } else {
@@ -316,7 +315,7 @@ MatchResult Sequences::match(const Prompt& prompt) {
   find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
-  result.blocks.assign(found_.data(), found_.data() + found.num_full);
+  result.blocks.assign(found.full, found.full + found.num_full);
   return result;
 }
 
@@ -328,14 +327,11 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   const std::int64_t held_back = watermark(partition);
   if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
-  Found found;
-  if (root != kUnknownId && prompt.read_cache) {
-    const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-    found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
-  }
-  // Reuse of a part is left out: it never makes a prompt fit that would not fit without it. Even
-  // an idle tail that is taken over counts once, as the block taken or as the tail.
-  const bool fits = demand(found, slots).fits(available(partition), held_back);
+  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  const NodeId node = root == kUnknownId ? kNoBlock : root_node(root);
+  const bool fits = plan_admission(prompt.tokens, prompt.num_tokens, slots,
+                                   {node, &extras, partition, held_back, prompt.read_cache})
+                        .fits;
   return fits ? Admission::kNow : Admission::kLater;
 }
 
