@@ -35,9 +35,12 @@ template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::ta
 template struct Commits<&Policy::admitted, &Policy::enter, &Policy::on_cached, &Policy::on_hit,
                         &Policy::on_idle, &Policy::on_used, &Policy::on_moved, &Policy::on_uncached,
                         &Policy::victim>;
+template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,
+                        &Store::abort_copies>;
 template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,
-                        &Sequences::drop_reference, &Sequences::cache_tail,
-                        &Sequences::supersede_tails, &Sequences::make_private, &Sequences::promote,
-                        &Sequences::deduplicate, &Sequences::note_unwritten, &Sequences::limit_computed>;
+                        &Sequences::cache_tail, &Sequences::supersede_tails,
+                        &Sequences::make_private, &Sequences::grow,
+                        &Sequences::promote_all, &Sequences::promote, &Sequences::deduplicate,
+                        &Sequences::note_unwritten, &Sequences::limit_computed>;
 
 }  // namespace blockmgr::testing

@@ -20,13 +20,13 @@ struct Reaching {
   static inline Set set;
 };
 struct StepOf {
-  using Member = std::int64_t Sequences::*;
+  using Member = std::int64_t Store::*;
 };
 struct LastTicketOf {
-  using Member = std::int64_t Sequences::*;
+  using Member = std::int64_t Store::*;
 };
-template struct Reaching<StepOf, &Sequences::step_>;
-template struct Reaching<LastTicketOf, &Sequences::last_ticket_>;
+template struct Reaching<StepOf, &Store::step_>;
+template struct Reaching<LastTicketOf, &Store::last_ticket_>;
 
 }  // namespace
 

@@ -46,7 +46,7 @@ CORE = (
     Mutant(
         "shows_no_table_after_an_admission",
         "sequences/admission.cc",
-        "  show(row_of(s), 0, d.num_blocks);\n",
+        "  show(row_of(s), 0, num_blocks);\n",
         "",
     ),
     # The cache as a whole.
@@ -90,14 +90,14 @@ CORE = (
     Mutant(
         "reads_the_cache_uninvited",
         "sequences/admission.cc",
-        "  if (terms.read_cache) found = find_prefix(tokens, looked_up, root, extras);\n",
-        "  found = find_prefix(tokens, looked_up, root, extras);\n",
+        "  if (applicant.read_cache && applicant.root != kNoBlock) {\n",
+        "  if (applicant.root != kNoBlock) {\n",
     ),
     Mutant(
         "promises_what_will_not_be_read",
         "sequences/admission.cc",
-        "  const Terms terms{watermark, prompt.read_cache && root != kUnknownId,",
-        "  const Terms terms{watermark, root != kUnknownId,",
+        "held_back, prompt.read_cache,\n                         prompt.most_cached, prompt.due_cached});\n}",
+        "held_back, true,\n                         prompt.most_cached, prompt.due_cached});\n}",
     ),
     Mutant(
         "counts_uncomputed_blocks_as_common",
@@ -239,14 +239,14 @@ CORE = (
     Mutant(
         "writes_into_shared_blocks",
         "sequences/growth.cc",
-        "  return block.ref_count > 1 || block.keyed();",
-        "  return block.keyed();",
+        "  return is_shared(table(s)[logical]);",
+        "  return blocks_[table(s)[logical]].keyed();",
     ),
     Mutant(
         "writes_into_cached_blocks",
         "sequences/growth.cc",
-        "  return block.ref_count > 1 || block.keyed();",
-        "  return block.ref_count > 1;",
+        "  return is_shared(table(s)[logical]);",
+        "  return blocks_[table(s)[logical]].ref_count > 1;",
     ),
     Mutant(
         "decode_writes_into_shared_blocks",
@@ -289,18 +289,15 @@ CORE = (
     ),
     Mutant(
         "does_not_cancel_dead_copies",
-        "sequences/sequences.cc",
-        (
-            "  if (blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1) "
-            "copies_.drop(b);\n"
-        ),
+        "sequences/store.cc",
+        "  if (blocks_[b].ref_count == 1) copies_.drop(b);\n",
         "",
     ),
     Mutant(
         "cancels_copies_somebody_waits_for",
-        "sequences/sequences.cc",
-        "blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1",
-        "blocks_[b].copy_source != kNoBlock",
+        "sequences/store.cc",
+        "  if (blocks_[b].ref_count == 1) copies_.drop(b);\n",
+        "  copies_.drop(b);\n",
     ),
     Mutant(
         "frees_the_target_of_a_running_copy",
@@ -323,14 +320,14 @@ CORE = (
     Mutant(
         "counts_uncomputed_tokens_as_copied",
         "sequences/growth.cc",
-        "  limit_computed(s, start + brought);\n",
+        "  limit_computed(s, start + own.num_copied);\n",
         "",
     ),
     Mutant(
         "copies_what_the_forward_has_not_written",
         "sequences/growth.cc",
-        "make_private(s, logical, written(s));",
-        "make_private(s, logical, s.num_computed);",
+        "make_private(s, s.num_tokens / config_.block_size, written(s));",
+        "make_private(s, s.num_tokens / config_.block_size, s.num_computed);",
     ),
     Mutant(
         "decode_falls_back",
@@ -341,8 +338,8 @@ CORE = (
     Mutant(
         "decode_counts_tokens_before_they_are_copied",
         "sequences/growth.cc",
-        "          refuse_uncopied(s, logical);\n          need_block(s);\n        } else",
-        "          need_block(s);\n        } else",
+        "      if (takes) refuse_uncopied(s, logical);\n",
+        "",
     ),
     Mutant(
         "takes_back_what_a_forward_under_way_writes",
@@ -372,7 +369,7 @@ CORE = (
     ),
     Mutant(
         "is_unwritten_for_ever",
-        "sequences/sequences.cc",
+        "sequences/store.cc",
         "    blocks_[b].unwritten = 0;\n",
         "    if (b % 2) blocks_[b].unwritten = 0;\n",
         times=10,
@@ -400,10 +397,40 @@ CORE = (
         times=10,
     ),
     Mutant(
+        "the_last_sharer_of_a_batch_is_counted_too_early",
+        "sequences/growth.cc",
+        "return counts_.add(b) == num_sharers;",
+        "return counts_.add(b) + 1 == num_sharers;",
+    ),
+    Mutant(
+        "a_tally_remembers_the_batch_before",
+        "sequences/growth.cc",
+        "    if (!begun_) counts_.begin(most_);\n",
+        "    if (!counts_.memory()) counts_.begin(1024);\n",
+    ),
+    Mutant(
+        "releases_what_a_list_names_too_often",
+        "sequences/block_pool.cc",
+        "      return check_counted(ids, count);\n",
+        "      continue;\n",
+    ),
+    Mutant(
+        "promotes_a_block_that_is_named_twice",
+        "sequences/block_pool.cc",
+        "    if (named_before(b))\n",
+        "    if (false)\n",
+    ),
+    Mutant(
+        "makes_fresh_what_nobody_remembers",
+        "sequences/store.cc",
+        "  std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));\n",
+        "",
+    ),
+    Mutant(
         "every_sharer_of_a_batch_copies",
         "sequences/growth.cc",
-        ("          --block.ref_count;\n          leaving_.push_back(b);\n"),
-        "",
+        "return counts_.add(b) == num_sharers;",
+        "return counts_.add(b) == 0;",
     ),
     # Counting and admission.
     Mutant(
@@ -415,8 +442,8 @@ CORE = (
     Mutant(
         "ignores_the_watermark",
         "sequences/admission.cc",
-        "  return d.fits(left, terms.watermark);\n",
-        "  return d.fits(left, 0);\n",
+        "fits(left, applicant.held_back);\n  if (found.partial",
+        "fits(left, 0);\n  if (found.partial",
     ),
     Mutant(
         "never_fits_too_late",
@@ -432,8 +459,8 @@ CORE = (
     ),
     Mutant(
         "leaks_a_namespace_on_shortage",
-        "sequences/admission.cc",
-        "      if (!kept) index.release_root(root);\n",
+        "identity/index.cc",
+        "  if (!kept_) index_.release_root(root_);\n",
         "",
     ),
     Mutant(
@@ -495,7 +522,7 @@ CORE = (
     Mutant(
         "a_chain_is_not_written_to_its_row",
         "sequences/admission.cc",
-        "  std::copy_n(found_.data(), found.num_full, t);\n",
+        "  std::copy_n(found.full, found.num_full, t);\n",
         "",
     ),
     Mutant(
@@ -529,16 +556,11 @@ CORE = (
     Mutant(
         "a_digest_that_fails_leaves_half_a_commit",
         "sequences/promotion.cc",
+        ("  plan.clear();\n  plan_promotion(s, num_computed, written(s), plan);\n"),
         (
-            "  promotions_.clear();\n"
-            "  plan_promotion(s, num_computed, written(s));\n"
-            "  reserve_remaps();\n"
-        ),
-        (
-            "  promotions_.clear();\n"
+            "  plan.clear();\n"
             "  s.num_computed = num_computed;\n"
-            "  plan_promotion(s, num_computed, written(s));\n"
-            "  reserve_remaps();\n"
+            "  plan_promotion(s, num_computed, written(s), plan);\n"
         ),
     ),
     Mutant(
@@ -586,7 +608,7 @@ CORE = (
     Mutant(
         "a_key_passes_to_a_block_about_to_be_written",
         "sequences/growth.cc",
-        "  for (const BlockId b : rewritten_) pool_.drop_twin(b);\n",
+        "  for (const BlockId b : plan.rewritten) pool_.drop_twin(b);\n",
         "",
         profile="returning",
         times=4,
@@ -766,7 +788,7 @@ CORE = (
     ),
     Mutant(
         "completes_every_step",
-        "sequences/sequences.cc",
+        "sequences/store.cc",
         "  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)",
         "  while (done < open_steps_.size())",
     ),
@@ -793,43 +815,43 @@ CORE = (
     Mutant(
         "admission_counts_what_others_have",
         "sequences/admission.cc",
-        "  const std::int64_t left = available(partition_of(root_index(root)));",
+        "  const std::int64_t left = available(applicant.partition);",
         "  const std::int64_t left = pool_.available();",
     ),
     Mutant(
         "promises_what_others_have",
         "sequences/admission.cc",
-        " = available(partition_of(root_index(root)));\n  if (found.partial",
-        " = pool_.available();\n  if (found.partial",
+        "return plan_admission(prompt.tokens, prompt.num_tokens,\n                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,\n                        {node, &extras, partition,",
+        "return plan_admission(prompt.tokens, prompt.num_tokens,\n                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,\n                        {node, &extras, 0,",
     ),
     Mutant(
         "takes_from_another_quota",
         "sequences/admission.cc",
-        "  pool_.take_run(s.partition, d.num_blocks - i, t + i);",
-        "  pool_.take_run(0, d.num_blocks - i, t + i);",
+        "  pool_.take_run(s.partition, num_blocks - i, t + i);",
+        "  pool_.take_run(0, num_blocks - i, t + i);",
     ),
     Mutant(
         "growth_counts_what_others_have",
         "sequences/growth.cc",
-        "  if (fresh + copies > available(s.partition))",
-        "  if (fresh + copies > pool_.available())",
+        "  check_available(fresh + copies, s.partition);",
+        "  if (fresh + copies > pool_.available()) throw OutOfBlocks(fresh + copies, 0, 0);",
     ),
     Mutant(
         "a_batch_needs_no_quota",
         "sequences/growth.cc",
-        "    if (needs_[p] > left) throw",
-        "    if (needs_[p] > left + 1) throw",
+        "    check_available(plan.needed_by[p], static_cast<int>(p));",
+        "    check_available(plan.needed_by[p] - 1, static_cast<int>(p));",
     ),
     Mutant(
         "a_batch_charges_one_quota",
         "sequences/growth.cc",
-        "      ++needs_[s.partition];",
-        "      ++needs_[0];",
+        "      plan.needed_by[s.partition] += takes;",
+        "      plan.needed_by[0] += takes;",
     ),
     Mutant(
         "copies_into_another_quota",
-        "sequences/growth.cc",
-        "  const BlockId fresh = pool_.take(s.partition);",
+        "sequences/store.cc",
+        "  const BlockId fresh = pool_.take(partition);",
         "  const BlockId fresh = pool_.take(0);",
     ),
     Mutant(
@@ -991,8 +1013,8 @@ CORE = (
     Mutant(
         "the_policy_is_not_told_what_was_found",
         "sequences/admission.cc",
-        "found_.data(), found.num_full, d.num_blocks);",
-        "found_.data(), 0, d.num_blocks);",
+        "found.full, found.num_full, num_blocks);",
+        "found.full, 0, num_blocks);",
     ),
     Mutant(
         "the_policy_is_not_told_of_parts",

@@ -186,8 +186,8 @@ class PoolModel:
         namespace: bytes,
         extras: dict[int, bytes],
     ) -> list[int]:
-        if len(tokens) != len(blocks) * self.block_size:
-            raise ValueError(tokens)
+        if len(blocks) > self.num_blocks or len(tokens) != len(blocks) * self.block_size:
+            raise ValueError(blocks, tokens)
         if any(i >= len(blocks) for i in extras):
             raise ValueError(extras)
         node: Any = self.node(parent, namespace)

@@ -1,8 +1,7 @@
 // What holds for sequences and their tables, on top of what holds for the blocks; and for a pool.
-#include "checks/audit.h"
-
 #include <set>
 
+#include "checks/audit.h"
 #include "sequences/block_pool.h"
 #include "sequences/sequences.h"
 
@@ -142,8 +141,8 @@ std::string Sequences::fingerprint() const {
   const Counters& n = counters_;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
-              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(), remaps_lost_, step_,
-              last_ticket_, open_steps_.size());
+              n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(),
+              remaps_lost_, step_, last_ticket_, open_steps_.size());
   for (BlockId b = 0; holds_ && b < blocks_.count; ++b)
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits_.fingerprint(out);

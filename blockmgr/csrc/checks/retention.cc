@@ -1,9 +1,10 @@
 // Whether levels and pins add up, and what they are.
+#include "policies/retention.h"
+
 #include <bit>
 #include <utility>
 
 #include "checks/audit.h"
-#include "policies/retention.h"
 
 namespace blockmgr {
 

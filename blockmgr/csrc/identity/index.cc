@@ -42,6 +42,10 @@ void PrefixIndex::release_root(std::uint32_t root) noexcept {
   ++roots_[root].generation;
 }
 
+RootReference::~RootReference() {
+  if (!kept_) index_.release_root(root_);
+}
+
 void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
@@ -198,8 +202,8 @@ void PrefixIndex::move(BlockId from, BlockId to) noexcept {
   target.skip = source.skip;
   target.prev_sibling = source.prev_sibling;
   target.next_sibling = source.next_sibling;
-  BlockId& head = is_root(parent) ? roots_[root_index(parent)].first_child
-                                  : blocks_[parent].first_child;
+  BlockId& head =
+      is_root(parent) ? roots_[root_index(parent)].first_child : blocks_[parent].first_child;
   (target.prev_sibling >= 0 ? blocks_[target.prev_sibling].next_sibling : head) = to;
   if (target.next_sibling >= 0) blocks_[target.next_sibling].prev_sibling = to;
   if (hint(parent) == from) set_hint(parent, to);

@@ -72,6 +72,24 @@ class PrefixIndex {
   }
   // The full block with this key and digest, or kNoBlock.
   BlockId find(const Key& key, const std::uint8_t* digest) const;
+  // Likewise by its hint first, without a look at the table where nothing continues the parent.
+  BlockId find_continuing(const Key& key, const std::uint8_t* digest) const {
+    if (first_child(key.parent) < 0) return kNoBlock;
+    const BlockId hinted = find_hinted(key);
+    return hinted >= 0 ? hinted : find(key, digest);
+  }
+  // The digest of this key, and the full block that has it or kNoBlock. A hinted block lends its
+  // digest; all others are hashed, given the parent's. parent kNoBlock: it is not cached.
+  BlockId find_or_digest(const Key& key, const std::uint8_t* parent, std::uint8_t* out) {
+    const bool continued = key.parent != kNoBlock && first_child(key.parent) >= 0;
+    const BlockId hinted = continued ? find_hinted(key) : kNoBlock;
+    if (hinted >= 0) {
+      std::memcpy(out, blocks_.digest(hinted), static_cast<std::size_t>(blocks_.digest_size));
+      return hinted;
+    }
+    digest(parent, key.extras, key.tokens, out);
+    return continued ? find(key, out) : kNoBlock;
+  }
   // The longest chain from this node on that holds these tokens, num_blocks blocks at most, into
   // out. Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
   // May throw what the digest function throws.
@@ -139,6 +157,28 @@ class PrefixIndex {
   std::vector<Root> roots_;
   Buckets buckets_;
   int num_keyed_ = 0;
+};
+
+// A reference to a namespace's root for a scope, or for whoever keeps it.
+class RootReference {
+ public:
+  RootReference(PrefixIndex& index, std::string_view name)
+      : index_(index), root_(index.acquire_root(name)) {}
+  ~RootReference();
+  RootReference(const RootReference&) = delete;
+  RootReference& operator=(const RootReference&) = delete;
+  std::uint32_t root() const { return root_; }
+  NodeId node() const { return root_node(root_); }
+  // The reference is somebody else's from here on.
+  std::uint32_t keep() noexcept {
+    kept_ = true;
+    return root_;
+  }
+
+ private:
+  PrefixIndex& index_;
+  std::uint32_t root_;
+  bool kept_ = false;
 };
 
 }  // namespace blockmgr

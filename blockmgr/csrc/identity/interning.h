@@ -81,21 +81,22 @@ inline std::int64_t next_extras(const ExtrasIds* extras, std::int64_t block) {
 // An ExtrasIds that holds a reference to each id.
 class ExtrasMap {
  public:
-  ExtrasMap(Interner& interner, std::size_t size) : interner_(&interner) { ids_.reserve(size); }
   ~ExtrasMap() {
     // The last one first, so that ids taken in vain go out again in the same order.
     for (auto entry = ids_.rbegin(); entry != ids_.rend(); ++entry)
       interner_->release(entry->second);
   }
+  ExtrasMap(Interner& interner, const ExtrasBytes& extras) : ExtrasMap(interner, extras.size()) {
+    for (const auto& [block, bytes] : extras) ids_.emplace_back(block, interner.intern(bytes));
+  }
   ExtrasMap(const ExtrasMap&) = delete;
   ExtrasMap& operator=(const ExtrasMap&) = delete;
-  // At most as often as there was room asked for.
-  void add(std::int32_t block, std::string_view bytes) {
-    ids_.emplace_back(block, interner_->intern(bytes));
-  }
   const ExtrasIds& ids() const { return ids_; }
 
  private:
+  // Complete before the first id is taken, so that the destructor gives back what was.
+  ExtrasMap(Interner& interner, std::size_t size) : interner_(&interner) { ids_.reserve(size); }
+
   Interner* interner_;
   ExtrasIds ids_;
 };

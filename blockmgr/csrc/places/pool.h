@@ -205,6 +205,7 @@ class Pool {
   const BlockList& free_list(int number = 0) const { return partition(number).free; }
   const BlockList& idle_list(int number = 0) const { return partition(number).idle; }
   const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
+  Policy* policy(int number = 0) { return at(number).policy.get(); }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }

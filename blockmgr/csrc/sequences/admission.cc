@@ -29,7 +29,8 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   // The last token is always left to compute; and no chain is longer than the row it came from.
   const std::int64_t limit =
       std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width);
-  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_.data());
+  const Chain chain = index_.find_chain(tokens, limit, root, extras, found_room_.data());
+  found.full = found_room_.data();
   found.num_full = chain.num_blocks;
   found.num_unused = chain.num_unused;
   found.node = chain.node;
@@ -128,63 +129,63 @@ void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) con
 std::int64_t Sequences::written_of(const Found& found) const {
   const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
-    if (const int rest = blocks_[found_[static_cast<std::size_t>(i)]].unwritten)
-      return (i + 1) * size - rest;
+    if (const int rest = blocks_[found.full[i]].unwritten) return (i + 1) * size - rest;
   return found.num_full * size + found.num_partial;
 }
 
-// What of the prompt is cached under these terms, and what it takes to admit it. Whether that fits.
-bool Sequences::try_plan(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                         const ExtrasIds* extras, const Terms& terms, Found& found, Demand& d) {
-  found = Found();
-  found.node = root;
-  // One token is always left to compute: of one more than may be taken, so many are found.
-  const std::int64_t looked_up = terms.most < count ? terms.most + 1 : count;
-  if (terms.read_cache) found = find_prefix(tokens, looked_up, root, extras);
-  if (terms.read_cache && blocks_for(slots) > found.num_full)
-    find_partial(tokens, looked_up, extras, found);
-  d = demand(found, slots);
-  const std::int64_t left = available(partition_of(root_index(root)));
-  if (found.partial >= 0 && terms.due < 0 && !d.fits(left, terms.watermark)) {
+// All counting happens here, before any change.
+Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int64_t count,
+                                                   std::int64_t slots, const Applicant& applicant) {
+  AdmissionPlan plan;
+  Found& found = plan.found;
+  if (applicant.read_cache && applicant.root != kNoBlock) {
+    const std::int64_t looked_up = applicant.looked_up(count);
+    found = find_prefix(tokens, looked_up, applicant.root, applicant.extras);
+    if (blocks_for(slots) > found.num_full)
+      find_partial(tokens, looked_up, applicant.extras, found);
+  }
+  const std::int64_t left = available(applicant.partition);
+  plan.demand = demand(found, slots);
+  plan.fits = plan.demand.fits(left, applicant.held_back);
+  if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits) {
     // A copy holds its source as well; without it the prompt may still fit.
     found.partial = kNoBlock;
     found.num_partial = 0;
     found.take_over = false;
-    d = demand(found, slots);
+    plan.demand = demand(found, slots);
+    plan.fits = plan.demand.fits(left, applicant.held_back);
   }
   const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
-  if (terms.due >= 0 && cached != terms.due) throw StaleMatch(terms.due, cached);
-  return d.fits(left, terms.watermark);
+  if (applicant.due_cached >= 0 && cached != applicant.due_cached)
+    throw StaleMatch(applicant.due_cached, cached);
+  return plan;
 }
 
-// All counting happens here, before any change.
-Sequences::Found Sequences::plan_admission(const Token* tokens, std::int64_t count,
-                                           std::int64_t slots, NodeId root, const ExtrasIds* extras,
-                                           const Terms& terms, Demand& d) {
-  Found found;
-  if (!try_plan(tokens, count, slots, root, extras, terms, found, d))
-    throw OutOfBlocks(d.needed(), available(partition_of(root_index(root))), terms.watermark);
-  const std::int64_t looked_up = terms.most < count ? terms.most + 1 : count;
-  if (pool_.reuse() && terms.read_cache)
-    found.num_ghosts = find_ghosts(tokens, looked_up, extras, found);
-  return found;
+Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::int64_t count,
+                                                      std::int64_t slots,
+                                                      const Applicant& applicant) {
+  AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
+  if (!plan.fits)
+    throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
+  if (pool_.reuse() && applicant.read_cache)
+    find_ghosts(tokens, applicant.looked_up(count), applicant.extras, plan.found);
+  return plan;
 }
 
 // The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
 // them, and one more.
-std::int64_t Sequences::find_ghosts(const Token* tokens, std::int64_t count,
-                                    const ExtrasIds* extras, const Found& found) {
+void Sequences::find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                            Found& found) {
   const std::int64_t limit = (count - 1) / config_.block_size;
   std::uint8_t digest[kMaxDigest];
   const std::uint8_t* before = index_.digest_of(found.node);
-  std::int64_t n = 0;
-  for (std::int64_t i = found.num_full; i < limit; ++i, ++n, before = digest) {
+  found.ghosts = ghosts_room_.data();
+  for (std::int64_t i = found.num_full; i < limit; ++i, ++found.num_ghosts, before = digest) {
     index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
     const std::int32_t ghost = pool_.reuse()->find(digest);
     if (ghost < 0) break;
-    ghosts_[static_cast<std::size_t>(n)] = ghost;
+    ghosts_room_[static_cast<std::size_t>(found.num_ghosts)] = ghost;
   }
-  return n;
 }
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
@@ -200,14 +201,14 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
   }
 }
 
-void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
-                       const Demand& d) noexcept {
+void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
   std::int32_t* t = table(s);
   // Before anything is taken into use, which may drop a ghost.
-  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
-    pool_.reuse()->resolve(ghosts_[static_cast<std::size_t>(i)]);
-  s.context = pool_.admitted(s.partition, found_.data(), found.num_full, d.num_blocks);
-  std::copy_n(found_.data(), found.num_full, t);
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i) pool_.reuse()->resolve(found.ghosts[i]);
+  s.context = pool_.admitted(s.partition, found.full, found.num_full, num_blocks);
+  std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
@@ -226,11 +227,11 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const Found& found,
     pool_.unpin(found.partial);
     t[i++] = fresh;
   }
-  pool_.take_run(s.partition, d.num_blocks - i, t + i);
+  pool_.take_run(s.partition, num_blocks - i, t + i);
 
   const std::int64_t size = config_.block_size;
-  show(row_of(s), 0, d.num_blocks);
-  s.num_blocks = static_cast<std::int32_t>(d.num_blocks);
+  show(row_of(s), 0, num_blocks);
+  s.num_blocks = static_cast<std::int32_t>(num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
   if (config_.early_commit) {
@@ -252,42 +253,32 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
       checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
   if (unused_rows_.empty()) throw OutOfSequences(1, 0);
 
-  struct RootReference {
-    PrefixIndex& index;
-    std::uint32_t root;
-    bool kept = false;
-    ~RootReference() {
-      if (!kept) index.release_root(root);
-    }
-  } root{index_, index_.acquire_root(prompt.name)};
+  RootReference root(index_, prompt.name);
   std::shared_ptr<ExtrasMap> extras;
-  if (!prompt.extras.empty()) {
-    extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras.size());
-    for (const auto& [block, bytes] : prompt.extras) extras->add(block, bytes);
-  }
-  Demand d;
-  const Terms terms{held_back, prompt.read_cache, prompt.most_cached, prompt.due_cached};
-  const Found found = plan_admission(prompt.tokens, prompt.num_tokens, slots, root_node(root.root),
-                                     extras ? &extras->ids() : nullptr, terms, d);
+  if (!prompt.extras.empty()) extras = std::make_shared<ExtrasMap>(index_.extras(), prompt.extras);
+  const AdmissionPlan plan = settled_admission(
+      prompt.tokens, prompt.num_tokens, slots,
+      {root.node(), extras ? &extras->ids() : nullptr, partition, held_back, prompt.read_cache,
+       prompt.most_cached, prompt.due_cached});
+  const std::int64_t has_slots = plan.demand.num_blocks * config_.block_size;
   std::vector<Token> waiting;
-  if (d.num_blocks * config_.block_size < prompt.num_tokens)
-    waiting.assign(prompt.tokens + d.num_blocks * config_.block_size,
-                   prompt.tokens + prompt.num_tokens);
+  if (has_slots < prompt.num_tokens)
+    waiting.assign(prompt.tokens + has_slots, prompt.tokens + prompt.num_tokens);
 
   const std::int32_t index = unused_rows_.back();
   if (announce) announce(handle_of(index));
 
-  root.kept = true;
   unused_rows_.pop_back();
   Sequence& s = sequences_[static_cast<std::size_t>(index)];
-  s.root = root.root;
+  s.root = root.keep();
   s.partition = partition;
   s.extras = std::move(extras);
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
+  const Found& found = plan.found;
   if (ReuseTracker* reuse = pool_.reuse(); reuse && prompt.read_cache)
-    reuse->count(found_.data(), found.num_full, ghosts_.data(), found.num_ghosts, s.num_tokens);
-  occupy(s, prompt.tokens, found, d);
+    reuse->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
+  occupy(s, prompt.tokens, plan);
   if (prompt.read_cache) {
     counters_.query_tokens += s.num_tokens;
     counters_.hit_tokens += s.num_cached;
@@ -308,10 +299,10 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   const std::int64_t held_back =
       std::min<std::int64_t>(watermark(s.partition), pool_.partition(s.partition).capacity -
                                                          blocks_for(std::max(s.num_tokens, slots)));
-  Demand d;
-  const Found found = plan_admission(s.waiting.data(), s.num_tokens, slots, root_node(s.root),
-                                     s.extras_ids(), {held_back, read_cache}, d);
-  occupy(s, s.waiting.data(), found, d);
+  const AdmissionPlan plan =
+      settled_admission(s.waiting.data(), s.num_tokens, slots,
+                        {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
+  occupy(s, s.waiting.data(), plan);
   if (num_slots(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::size_t>(num_slots(s));
   } else {
@@ -323,32 +314,33 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
 }
 
 // The plan that admission would make for this prompt, with nothing acquired for it: its namespace
-// and extra keys may be unknown. Whether it fits.
-bool Sequences::try_prompt(const Prompt& prompt, std::int64_t watermark, Found& found, Demand& d) {
+// and extra keys may be unknown.
+Sequences::AdmissionPlan Sequences::plan_prompt(const Prompt& prompt, int partition,
+                                                std::int64_t held_back) {
   const std::uint32_t root = index_.find_root(prompt.name);
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-  const Terms terms{watermark, prompt.read_cache && root != kUnknownId, prompt.most_cached,
-                    prompt.due_cached};
-  return try_plan(prompt.tokens, prompt.num_tokens,
-                  prompt.num_slots ? prompt.num_slots : prompt.num_tokens,
-                  root == kUnknownId ? kNoBlock : root_node(root), &extras, terms, found, d);
+  const NodeId node = root == kUnknownId ? kNoBlock : root_node(root);
+  return plan_admission(prompt.tokens, prompt.num_tokens,
+                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,
+                        {node, &extras, partition, held_back, prompt.read_cache,
+                         prompt.most_cached, prompt.due_cached});
 }
 
 MatchResult Sequences::match(const Prompt& prompt) {
   Call call(*this);
   MatchResult result;
-  Found found;
-  Demand d;
   const std::uint16_t partition = partition_of(prompt.name);
   std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   // What can never be admitted finds whatever there is.
   if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
     held_back = -config_.num_blocks - blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-  try_prompt(prompt, held_back, found, d);
+  const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  const Found& found = plan.found;
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
-  result.num_idle = d.needed() - (d.num_blocks - found.num_full);
-  result.blocks.assign(found_.data(), found_.data() + found.num_full);
+  const Demand& demand = plan.demand;
+  result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
+  result.blocks.assign(found.full, found.full + found.num_full);
   return result;
 }
 
@@ -359,9 +351,7 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   const std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
-  Found found;
-  Demand d;
-  return try_prompt(prompt, held_back, found, d) ? Admission::kNow : Admission::kLater;
+  return plan_prompt(prompt, partition, held_back).fits ? Admission::kNow : Admission::kLater;
 }
 
 // Whether a child already begins with these tokens.

@@ -4,31 +4,25 @@
 #include <cstring>
 
 #include "memory/errors.h"
+#include "memory/tally.h"
 
 namespace blockmgr {
 
-// A namespace's root, kept for the length of a promotion: its first block keeps it from then on.
-class BlockPool::RootReference {
- public:
-  RootReference(PrefixIndex& index, std::string_view name)
-      : index_(index), root_(index.acquire_root(name)) {}
-  ~RootReference() { index_.release_root(root_); }
-  RootReference(const RootReference&) = delete;
-  RootReference& operator=(const RootReference&) = delete;
-  NodeId node() const { return root_node(root_); }
+namespace {
 
- private:
-  PrefixIndex& index_;
-  std::uint32_t root_;
-};
+StoreConfig plain(int num_blocks, int block_size, bool null_block) {
+  StoreConfig config;
+  config.num_blocks = num_blocks;
+  config.block_size = block_size;
+  config.null_block = null_block;
+  return config;
+}
+
+}  // namespace
 
 BlockPool::BlockPool(int num_blocks, int block_size, bool null_block,
                      std::unique_ptr<Digester> digester)
-    : digester_(std::move(digester)),
-      blocks_(num_blocks, block_size, digester_ ? digester_->size() : 0, Pool::num_lists(0, 0)),
-      index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, null_block ? 1 : 0, 0, nullptr),
-      copies_(blocks_, pool_),
+    : Store(plain(num_blocks, block_size, null_block), std::move(digester), "pool"),
       first_(null_block ? 1 : 0),
       marks_(static_cast<std::size_t>(num_blocks)) {}
 
@@ -61,7 +55,7 @@ const Block& BlockPool::cached(std::int64_t id) const {
 void BlockPool::check_take(std::int64_t count) const {
   if (count < 0)
     throw Error(ErrorKind::kValue, "n must be at least 0, got " + std::to_string(count));
-  if (count > pool_.available()) throw OutOfBlocks(count, pool_.available(), 0);
+  check_available(count);
 }
 
 void BlockPool::take(std::int64_t count, BlockId* out) {
@@ -70,39 +64,43 @@ void BlockPool::take(std::int64_t count, BlockId* out) {
   for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take();
 }
 
+void BlockPool::begin_list() noexcept {
+  if (++mark_) return;
+  for (std::size_t b = 0; b < marks_.size(); ++b) marks_[b] = 0;
+  mark_ = 1;
+}
+
+// Throws unless each block is held as often as it stands there, which nearly always is once.
+void BlockPool::check_held(const std::int64_t* ids, std::int64_t count) {
+  begin_list();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const BlockId b = checked(ids[i], i);
+    if (!blocks_[b].ref_count)
+      throw WrongBlockState(b, "it is released more often than it is held");
+    if (named_before(b)) [[unlikely]]
+      return check_counted(ids, count);
+  }
+}
+
+void BlockPool::check_counted(const std::int64_t* ids, std::int64_t count) const {
+  Tally named;
+  named.begin(std::min<std::int64_t>(count, blocks_.count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const BlockId b = checked(ids[i], i);
+    if (named.add(b) > blocks_[b].ref_count)
+      throw WrongBlockState(b, "it is released more often than it is held");
+  }
+}
+
 void BlockPool::acquire(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   check_known(ids, count, "acquire");
   for (std::int64_t i = 0; i < count; ++i) pool_.acquire(static_cast<BlockId>(ids[i]));
 }
 
-void BlockPool::drop_reference(BlockId b) noexcept {
-  if (blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1) copies_.drop(b);
-  pool_.release(b);
-}
-
 void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
-  // A block may stand there as often as it is held, so the references are counted off and put
-  // back before any of them is really dropped.
-  struct Restore {
-    Blocks& blocks;
-    const std::int64_t* ids;
-    std::int64_t counted = 0;
-    ~Restore() {
-      while (counted > 0) ++blocks[static_cast<BlockId>(ids[--counted])].ref_count;
-    }
-  };
-  {
-    Restore counted_off{blocks_, ids};
-    for (std::int64_t i = 0; i < count; ++i) {
-      Block& block = blocks_[checked(ids[i], i)];
-      if (!block.ref_count)
-        throw WrongBlockState(ids[i], "it is released more often than it is held");
-      --block.ref_count;
-      ++counted_off.counted;
-    }
-  }
+  check_held(ids, count);
   for (std::int64_t i = 0; i < count; ++i) drop_reference(static_cast<BlockId>(ids[i]));
 }
 
@@ -166,18 +164,13 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
     throw Error(ErrorKind::kValue, "extras index must be in [0, " + std::to_string(count) +
                                        "), got " + std::to_string(key.extras.back().first));
   parent_node(key.parent, key.name);
-  if (!++mark_) {
-    for (std::size_t b = 0; b < marks_.size(); ++b) marks_[b] = 0;
-    mark_ = 1;
-  }
+  begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
     const BlockId b = checked(ids[i], i);
     if (!blocks_[b].ref_count) throw WrongBlockState(b, "cannot promote it: nobody holds it");
-    std::uint32_t& mark = marks_[static_cast<std::size_t>(b)];
-    if (mark == mark_)
+    if (named_before(b))
       throw Error(ErrorKind::kValue,
                   "blocks must be distinct, got " + std::to_string(b) + " twice");
-    mark = mark_;
   }
 }
 
@@ -185,31 +178,24 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
 // Returns how many are cached: they are the first ones, since a fresh block has no children.
 std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t count,
                                        const Token* tokens, NodeId node, const ExtrasIds& extras,
-                                       BlockId* out) {
+                                       std::uint8_t* digest, BlockId* out) {
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  digests_.resize(static_cast<std::size_t>(count) * digest_size);
   const std::uint8_t* before = index_.digest_of(node);
-  std::uint8_t* digest = digests_.data();
   std::int64_t num_cached = 0;
   for (std::int64_t i = 0; i < count; ++i, before = digest, digest += digest_size) {
     const auto b = static_cast<BlockId>(ids[i]);
     const Block& block = blocks_[b];
     const Key key{node, extras_at(&extras, i), tokens + i * blocks_.block_size};
-    const bool may_be_cached = num_cached == i && index_.first_child(node) >= 0;
-    BlockId known = may_be_cached ? index_.find_hinted(key) : kNoBlock;
-    if (known >= 0) {
-      std::memcpy(digest, blocks_.digest(known), digest_size);
-    } else {
-      index_.digest(before, key.extras, key.tokens, digest);
-      if (may_be_cached) known = index_.find(key, digest);
-    }
+    const BlockId known = index_.find_or_digest(key, before, digest);
     if (block.keyed() && known != b)
       throw WrongBlockState(b, "cannot promote it: it is cached already, with another content");
     if (known >= 0) {
-      out[i] = node = known;
-      ++num_cached;
+      node = known;
+      out[num_cached++] = known;
     } else if (block.copy_source != kNoBlock || block.in_flight) {
       throw WrongBlockState(b, "cannot promote it: it waits for a copy");
+    } else {
+      node = kNoBlock;
     }
   }
   return num_cached;
@@ -226,13 +212,15 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   }
   // A copy: a digest function may change the caller's array, and what was compared must be what is
   // cached.
-  tokens_.assign(key.tokens, key.tokens + key.num_tokens);
+  tokens_room_.assign(key.tokens, key.tokens + key.num_tokens);
+  const Token* const tokens = tokens_room_.data();
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  digests_room_.resize(static_cast<std::size_t>(count) * digest_size);
   const RootReference root(index_, key.name);
-  ExtrasMap extras(index_.extras(), key.extras.size());
-  for (const auto& [block, bytes] : key.extras) extras.add(block, bytes);
+  const ExtrasMap extras(index_.extras(), key.extras);
   NodeId node = key.parent == kNoBlock ? root.node() : static_cast<NodeId>(key.parent);
   const std::int64_t num_cached =
-      plan_promotion(ids, count, tokens_.data(), node, extras.ids(), out);
+      plan_promotion(ids, count, tokens, node, extras.ids(), digests_room_.data(), out);
   if (announce) announce(num_cached ? out[0] : static_cast<BlockId>(ids[0]));
 
   for (std::int64_t i = 0; i < num_cached; ++i) {
@@ -244,17 +232,14 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
     }
     node = twin;
   }
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const std::size_t block_size = static_cast<std::size_t>(blocks_.block_size);
-  for (std::int64_t i = num_cached; i < count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    const std::uint8_t* digest = digests_.data() + at * digest_size;
+  const std::uint8_t* digest =
+      digests_room_.data() + static_cast<std::size_t>(num_cached) * digest_size;
+  for (std::int64_t i = num_cached; i < count; ++i, digest += digest_size) {
     if (i + kInsertAhead < count)
       index_.prefetch_bucket(digest + static_cast<std::size_t>(kInsertAhead) * digest_size);
     const auto b = static_cast<BlockId>(ids[i]);
-    std::copy_n(tokens_.data() + at * block_size, block_size, blocks_.tokens(b));
-    pool_.promote(b, {node, extras_at(&extras.ids(), i), blocks_.tokens(b)}, digest);
-    if (i >= kSkip) blocks_[out[i - kSkip]].skip = b;
+    std::copy_n(tokens + i * blocks_.block_size, blocks_.block_size, blocks_.tokens(b));
+    make_findable(b, {node, extras_at(&extras.ids(), i), blocks_.tokens(b)}, digest, out, i);
     out[i] = node = b;
   }
 }
@@ -263,21 +248,17 @@ BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
                                  const Announce& announce) {
   const Held held(monitor_);
   const BlockId shared = checked(id, -1);
-  const Block& block = blocks_[shared];
-  if (!block.ref_count) throw WrongBlockState(id, "cannot make it writable: nobody holds it");
+  if (!blocks_[shared].ref_count)
+    throw WrongBlockState(id, "cannot make it writable: nobody holds it");
   if (num_tokens < 0 || num_tokens > blocks_.block_size)
     throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
                                        std::to_string(blocks_.block_size) + "], got " +
                                        std::to_string(num_tokens));
-  const bool in_place = block.ref_count == 1 && !block.keyed();
-  if (!in_place) check_take(1);
+  const bool in_place = !is_shared(shared);
+  if (!in_place) check_available(1);
   if (announce) announce(in_place ? shared : pool_.next());
   if (in_place) return shared;
-  const BlockId fresh = pool_.take();
-  const auto wanted = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
-  if (wanted > 0) copies_.plan(shared, fresh, wanted);
-  drop_reference(shared);
-  return fresh;
+  return move_to_fresh(shared, 0, num_tokens, 0).block;
 }
 
 void BlockPool::check_evict(std::int64_t count) const {
@@ -311,35 +292,6 @@ void BlockPool::reset() {
   while (pool_.num_idle()) pool_.forget(pool_.victim());
 }
 
-std::int64_t BlockPool::take_copies(std::vector<Copy>& copies) {
-  const Held held(monitor_);
-  check_resolved(copies_.in_flight(), last_ticket_);
-  copies_.reserve();
-  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
-  copies = copies_.take();
-  return ++last_ticket_;
-}
-
-void BlockPool::copies_applied(std::int64_t ticket) {
-  const Held held(monitor_);
-  check_ticket(copies_.in_flight(), ticket, last_ticket_);
-  copies_.applied();
-}
-
-void BlockPool::copies_aborted(std::int64_t ticket) {
-  const Held held(monitor_);
-  check_ticket(copies_.in_flight(), ticket, last_ticket_);
-  copies_.aborted();
-}
-
-void BlockPool::return_copies(std::int64_t ticket) noexcept {
-  const Held held(monitor_, Held::Afterwards());
-  // Unless another thread has guessed the number, and resolved it.
-  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
-  copies_.aborted();
-  --last_ticket_;
-}
-
 std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view name) const {
   std::vector<BlockId> result;
   const NodeId node = parent_node(parent, name);
@@ -350,8 +302,8 @@ std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view n
 }
 
 std::size_t BlockPool::memory() const {
-  return blocks_.bytes() + index_.memory() + copies_.memory() + marks_.bytes() +
-         digests_.capacity() + tokens_.capacity() * sizeof(Token);
+  return store_memory() + digests_room_.capacity() + tokens_room_.capacity() * sizeof(Token) +
+         marks_.bytes();
 }
 
 }  // namespace blockmgr

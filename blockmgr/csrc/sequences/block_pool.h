@@ -1,9 +1,8 @@
 // Blocks held one at a time, or in chains: what adapters stand on that keep tables of their own.
 //
 // References are the caller's word: the pool counts them and cannot know who holds them. All else
-// is as for sequences, by the same Pool, PrefixIndex and CopyTracker: a call first checks and
-// counts, with nothing changed (it may throw, it may hash, it may allocate), and then commits
-// without being able to fail.
+// is as for sequences, by the same store: a call first checks and counts, with nothing changed (it
+// may throw, it may hash, it may allocate), and then commits without being able to fail.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +10,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "identity/digest.h"
-#include "identity/index.h"
-#include "memory/block.h"
-#include "places/pool.h"
-#include "sequences/copies.h"
-#include "sequences/monitor.h"
+#include "sequences/store.h"
 
 namespace blockmgr {
 
@@ -31,7 +26,7 @@ struct ChainKey {
   ExtrasBytes extras;     // by block of the chain, sorted
 };
 
-class BlockPool {
+class BlockPool : public Store {
  public:
   BlockPool(int num_blocks, int block_size, bool null_block, std::unique_ptr<Digester> digester);
 
@@ -63,13 +58,6 @@ class BlockPool {
   void forget(std::int64_t count, BlockId* out);
   void reset();
 
-  // The plan's copies stay valid until the ticket is resolved.
-  std::int64_t take_copies(std::vector<Copy>& copies);
-  void copies_applied(std::int64_t ticket);
-  void copies_aborted(std::int64_t ticket);
-  // For a caller that could not pass the plan on: as if it had never been taken.
-  void return_copies(std::int64_t ticket) noexcept;
-
   // The record of a block.
   const Block& view(std::int64_t id) const { return blocks_[checked(id, -1)]; }
   // The same of a block that stands in a list.
@@ -80,12 +68,6 @@ class BlockPool {
   const Block& cached(std::int64_t id) const;
   std::vector<BlockId> children(std::int64_t parent, std::string_view name) const;
 
-  const Blocks& blocks() const { return blocks_; }
-  const Pool& pool() const { return pool_; }
-  const PrefixIndex& index() const { return index_; }
-  const CopyTracker& copies() const { return copies_; }
-  // Held by every call that is not const. Whoever reads holds it as well.
-  Monitor& monitor() const { return monitor_; }
   std::size_t memory() const;
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;
@@ -93,30 +75,29 @@ class BlockPool {
   std::string fingerprint() const;
 
  private:
-  class RootReference;
-
   // The id as a block. position: in a list, for the message; -1: it stands alone.
   BlockId checked(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
   NodeId parent_node(std::int64_t parent, std::string_view name) const;
+  void begin_list() noexcept;
+  // Whether this list has named the block before.
+  bool named_before(BlockId b) noexcept {
+    return std::exchange(marks_[static_cast<std::size_t>(b)], mark_) == mark_;
+  }
+  void check_held(const std::int64_t* ids, std::int64_t count);
+  void check_counted(const std::int64_t* ids, std::int64_t count) const;
   void check_promotion(const std::int64_t* ids, std::int64_t count, const ChainKey& key);
   std::int64_t plan_promotion(const std::int64_t* ids, std::int64_t count, const Token* tokens,
-                              NodeId node, const ExtrasIds& extras, BlockId* out);
-  void drop_reference(BlockId b) noexcept;
+                              NodeId node, const ExtrasIds& extras, std::uint8_t* digest,
+                              BlockId* out);
 
-  std::unique_ptr<Digester> digester_;
-  Blocks blocks_;
-  PrefixIndex index_;
-  Pool pool_;
-  CopyTracker copies_;
   BlockId first_;  // id that is not kept back
 
-  std::vector<std::uint8_t> digests_;  // scratch of promote
-  std::vector<Token> tokens_;          // scratch of promote
-  ZeroedArray<std::uint32_t> marks_;   // the last promotion that named a block: finds duplicates
+  // Memory that plans lie in, kept so that calls seldom allocate.
+  std::vector<std::uint8_t> digests_room_;
+  std::vector<Token> tokens_room_;
+  ZeroedArray<std::uint32_t> marks_;  // of each block, the last list that named it
   std::uint32_t mark_ = 0;
-  std::int64_t last_ticket_ = 0;
-  mutable Monitor monitor_{"pool"};
 };
 
 }  // namespace blockmgr

@@ -54,7 +54,7 @@ std::int64_t Sequences::num_uncommitted(const Prompt& prompt, std::int64_t limit
     const std::int64_t end = std::min(limit, std::min(s.num_tokens, num_slots(s)) / size);
     std::int64_t i = 0;
     while (i < end && extras_at(s.extras_ids(), i) == extras_at(&extras, i) &&
-           ((i < found.num_full && t[i] == found_[static_cast<std::size_t>(i)]) ||
+           ((i < found.num_full && t[i] == found.full[i]) ||
             same_tokens(blocks_.tokens(t[i]), prompt.tokens + i * size, size)))
       ++i;
     most = std::max(most, i);

@@ -7,8 +7,7 @@ namespace blockmgr {
 
 bool Sequences::must_copy(const Sequence& s, std::int64_t logical) const {
   if (logical >= s.num_blocks) return false;
-  const Block& block = blocks_[table(s)[logical]];
-  return block.ref_count > 1 || block.keyed();
+  return is_shared(table(s)[logical]);
 }
 
 // Moves the sequence to a block that only it names, in front of a write. Of k sharers k - 1 move;
@@ -20,22 +19,19 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
     return;
   }
   const std::int64_t start = logical * config_.block_size;
-  const BlockId fresh = pool_.take(s.partition);
-  std::copy_n(blocks_.tokens(shared),
-              std::min<std::int64_t>(s.num_tokens - start, config_.block_size),
-              blocks_.tokens(fresh));
-  const auto wanted = static_cast<std::int32_t>(std::max<std::int64_t>(num_valid - start, 0));
-  const std::int32_t brought = copies_.reach(shared, wanted);
-  if (brought > 0) copies_.plan(shared, fresh, brought);
+  const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config_.block_size);
+  const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
+  const Writable own = move_to_fresh(shared, known, valid, s.partition);
   // Whatever the copy cannot bring has to be computed again.
-  limit_computed(s, start + brought);
-  drop_reference(shared);
-  set_entry(row_of(s), logical, fresh);
+  limit_computed(s, start + own.num_copied);
+  set_entry(row_of(s), logical, own.block);
 }
 
-// Takes blocks up to this many slots and moves waiting tokens into them. With num_tokens beyond
-// the present ones, the block they will be written to is made private first.
-void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, const char* call) {
+// What it takes to have this many slots, and to write up to num_tokens: with more than the present
+// ones, the block they will be written to is made private first.
+inline Sequences::GrowthPlan Sequences::plan_growth(const Sequence& s, std::int64_t slots,
+                                                    std::int64_t num_tokens,
+                                                    const char* call) const {
   const std::int64_t target = blocks_for(slots);
   if (target > longest(s.partition)) throw_never_fits(slots, 0, s.partition);
   const std::int64_t logical = s.num_tokens / config_.block_size;
@@ -43,13 +39,16 @@ void Sequences::grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, c
   const bool copies = writes && must_copy(s, logical);
   if (copies) refuse_unwritten(s, logical, call);
   const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
-  if (fresh + copies > available(s.partition))
-    throw OutOfBlocks(fresh + copies, available(s.partition), 0);
+  check_available(fresh + copies, s.partition);
+  return {fresh, writes};
+}
 
-  if (writes) make_private(s, logical, written(s));
+// Takes the blocks, and moves waiting tokens into them.
+inline void Sequences::grow(Sequence& s, const GrowthPlan& plan) noexcept {
+  if (plan.writes) make_private(s, s.num_tokens / config_.block_size, written(s));
   const std::int64_t had_slots = num_slots(s);
   const std::int64_t row = row_of(s);
-  for (std::int64_t i = 0; i < fresh; ++i)
+  for (std::int64_t i = 0; i < plan.num_fresh; ++i)
     set_entry(row, s.num_blocks++, pool_.take(s.partition));
   const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
   if (moved > 0) {
@@ -68,7 +67,7 @@ void Sequences::reserve(Handle handle, std::int64_t num_slots) {
   if (num_slots < 1)
     throw Error(ErrorKind::kValue,
                 "num_slots must be at least 1, got " + std::to_string(num_slots));
-  grow(s, num_slots, s.num_tokens, "reserve slots of");
+  grow(s, plan_growth(s, num_slots, s.num_tokens, "reserve slots of"));
 }
 
 void Sequences::check_append(Handle handle, std::int64_t count) const {
@@ -81,7 +80,7 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   Call call(*this);
   Sequence& s = running(handle);
   const std::int64_t total = s.num_tokens + count;
-  grow(s, total, total, "append to");
+  grow(s, plan_growth(s, total, total, "append to"));
   store_tokens(s, s.num_tokens, tokens, count);
   s.num_tokens = total;
   show_length(s);
@@ -99,100 +98,94 @@ void Sequences::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
                                     "block is pending; take and apply the step's copies first");
 }
 
-// The blocks the batch takes, by partition in needs_ if there are any. Changes nothing.
-std::int64_t Sequences::count_decode(const Handle* handles, std::int64_t count) {
+namespace {
+
+// Of a batch, those that write into one block. Most batches have none, and nothing is made for
+// them.
+class Sharers {
+ public:
+  Sharers(Tally& counts, std::int64_t most) : counts_(counts), most_(most) {}
+  // Counts one more sharer of this block; whether all that share it have been counted now.
+  bool is_last(BlockId b, std::uint32_t num_sharers) {
+    if (!begun_) counts_.begin(most_);
+    begun_ = true;
+    return counts_.add(b) == num_sharers;
+  }
+
+ private:
+  Tally& counts_;
+  std::int64_t most_;
+  bool begun_ = false;
+};
+
+}  // namespace
+
+// The blocks that the batch takes, and what the forward before has made findable. A sharer that
+// moves away may leave the last one alone, which then writes in place.
+void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
+  const bool by_partition = !plan.needed_by.empty();
+  if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
+  Sharers sharers(plan.sharers, count);
+  plan.rewritten.clear();
+  if (!config_.remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
   const std::int64_t size = config_.block_size;
   std::int64_t needed = 0;
-  const bool by_partition = !needs_.empty();
-  if (by_partition) std::fill(needs_.begin(), needs_.end(), 0);
-  const auto need_block = [&](const Sequence& s) {
-    ++needed;
+  ++batch_mark_;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
+      const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
+      if (ahead.num_blocks > 0) prefetch(&blocks_[table(ahead)[ahead.num_blocks - 1]]);
+    }
+    Sequence& s = running(handles[i]);
+    if (s.mark == batch_mark_)
+      throw Error(ErrorKind::kValue,
+                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
+    s.mark = batch_mark_;
+    if (s.num_tokens > num_slots(s))
+      throw Error(ErrorKind::kSequenceState,
+                  "sequence " + std::to_string(handles[i]) + " has " +
+                      std::to_string(s.num_waiting()) +
+                      " tokens without slots; reserve them before decode");
+    refuse_ahead(s, "decode");
+    const std::int64_t logical = s.num_tokens / size;
+    bool takes = true;
+    if (logical < s.num_blocks) {
+      const BlockId b = table(s)[logical];
+      const Block& block = blocks_[b];
+      takes = block.keyed() || (block.ref_count > 1 && !sharers.is_last(b, block.ref_count));
+      if (takes) refuse_uncopied(s, logical);
+      if (!takes && block.parent >= 0) plan.rewritten.push_back(b);
+    } else if (logical >= longest(s.partition)) {
+      throw_never_fits(s.num_tokens + 1, 0, s.partition);
+    }
+    needed += takes;
     if (by_partition) [[unlikely]]
-      ++needs_[s.partition];
-  };
-  // A sharer that moves away may leave the next one alone: count as the commit will find it.
-  leaving_.clear();
-  leaving_.reserve(static_cast<std::size_t>(count));
-  rewritten_.clear();
-  if (!config_.remap) rewritten_.reserve(static_cast<std::size_t>(count));
-  struct Restore {
-    Sequences& core;
-    ~Restore() {
-      for (const BlockId b : core.leaving_) ++core.blocks_[b].ref_count;
-    }
-  };
-  {
-    Restore restore{*this};
-    ++batch_mark_;
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
-        const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
-        if (ahead.num_blocks > 0) prefetch(&blocks_[table(ahead)[ahead.num_blocks - 1]]);
-      }
-      Sequence& s = running(handles[i]);
-      if (s.mark == batch_mark_)
-        throw Error(ErrorKind::kValue,
-                    "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
-      s.mark = batch_mark_;
-      if (s.num_tokens > num_slots(s))
-        throw Error(ErrorKind::kSequenceState,
-                    "sequence " + std::to_string(handles[i]) + " has " +
-                        std::to_string(s.num_waiting()) +
-                        " tokens without slots; reserve them before decode");
-      refuse_ahead(s, "decode");
-      const std::int64_t logical = s.num_tokens / size;
-      if (logical < s.num_blocks) {
-        const BlockId b = table(s)[logical];
-        Block& block = blocks_[b];
-        if (block.keyed()) {
-          refuse_uncopied(s, logical);
-          need_block(s);
-        } else if (block.ref_count > 1) {
-          refuse_uncopied(s, logical);
-          need_block(s);
-          --block.ref_count;
-          leaving_.push_back(b);
-        } else if (block.parent >= 0) {
-          rewritten_.push_back(b);
-        }
-      } else {
-        if (logical >= longest(s.partition)) throw_never_fits(s.num_tokens + 1, 0, s.partition);
-        need_block(s);
-      }
-    }
+      plan.needed_by[s.partition] += takes;
   }
-  return needed;
-}
+  if (!by_partition) check_available(needed);
+  for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
+    check_available(plan.needed_by[p], static_cast<int>(p));
 
-void Sequences::check_needs() const {
-  for (std::size_t p = 0; p < needs_.size(); ++p) {
-    const std::int64_t left = available(static_cast<int>(p));
-    if (needs_[p] > left) throw OutOfBlocks(needs_[p], left, 0);
+  plan.promotions.clear();
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    if (s.num_tokens / config_.block_size > s.num_chained)
+      plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
   }
+  reserve_remaps(plan.promotions);
 }
 
 void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t count,
                        std::int64_t* slots) {
   Call call(*this);
   refuse_open_ticket("decode");
-  const std::int64_t needed = count_decode(handles, count);
-  if (needs_.empty()) {
-    if (needed > pool_.available()) throw OutOfBlocks(needed, pool_.available(), 0);
-  } else {
-    check_needs();
-  }
-  const std::int64_t size = config_.block_size;
-  digests_.clear();
-  promotions_.clear();
-  for (std::int64_t i = 0; i < count; ++i) {
-    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
-    if (s.num_tokens / size > s.num_chained) plan_promotion(s, s.num_tokens, s.num_tokens);
-  }
-  reserve_remaps();
+  DecodePlan& plan = decode_room_;
+  plan_decode(handles, count, plan);
 
   // First of all: another of the batch may let go of a cached block, whose key would pass to its
   // twin. That was counted as written in place.
-  for (const BlockId b : rewritten_) pool_.drop_twin(b);
+  for (const BlockId b : plan.rewritten) pool_.drop_twin(b);
+  const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = s.num_tokens / size;
@@ -212,7 +205,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     ++s.num_tokens;
     show_length(s);
   }
-  for (const Promotion& promotion : promotions_) promote(promotion);
+  promote_all(plan.promotions);
 }
 
 }  // namespace blockmgr

@@ -59,7 +59,7 @@ class Monitor {
   const char* what_;
   Mutex mutex_;
   std::atomic<std::thread::id> owner_{};
-  bool lost_ = false;  // in the child of a fork
+  bool lost_ = false;          // in the child of a fork
   Monitor* before_ = nullptr;  // in the list of all there are
   Monitor* after_ = nullptr;
 };

@@ -24,45 +24,47 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
 // Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
 // anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
 // its digest. written_now: leading tokens that are in memory before this step's forward.
-void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now) {
+void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
+                               PromotionPlan& plan) {
   if (!digester_ || s.outdated) return;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const std::size_t offset = digests_.size();
-  digests_.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
-  promotions_.push_back({&s, row_of(s), until, offset});
+  const std::size_t offset = plan.digests.size();
+  plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
+  plan.promotions.push_back({&s, row_of(s), until, offset});
 
   const std::int32_t* t = table(s);
   NodeId node = chain_node(s, s.num_chained);  // kNoBlock once the chain is not cached yet
   const std::uint8_t* before = index_.digest_of(node);
-  std::uint8_t* out = digests_.data() + offset;
+  std::uint8_t* out = plan.digests.data() + offset;
   for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
     const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(t[i])};
     const bool cached_here = blocks_[t[i]].keyed();
-    const bool may_be_cached = node != kNoBlock && index_.first_child(node) >= 0;
-    const BlockId known = cached_here ? t[i] : may_be_cached ? index_.find_hinted(key) : kNoBlock;
-    if (known >= 0) {
-      std::memcpy(out, blocks_.digest(known), digest_size);
-      node = known;
+    if (cached_here) {
+      std::memcpy(out, blocks_.digest(t[i]), digest_size);
+      node = t[i];
     } else {
-      index_.digest(before, key.extras, key.tokens, out);
-      node = may_be_cached ? index_.find(key, out) : kNoBlock;
+      node = index_.find_or_digest(key, before, out);
     }
     // What is in memory is not given up for what this step's forward has yet to write: as long as
     // it lasts, the sequence could not be copied from any more. A later commit merges them.
     if (node >= 0 && node != t[i] && blocks_[node].unwritten &&
         (i + 1) * config_.block_size <= written_now) {
-      promotions_.back().until = i;
+      plan.promotions.back().until = i;
       return;
     }
   }
 }
 
-void Sequences::promote(const Promotion& promotion) noexcept {
+void Sequences::promote_all(const PromotionPlan& plan) noexcept {
+  for (const Promotion& promotion : plan.promotions)
+    promote(promotion, plan.digests.data() + promotion.digest_offset);
+}
+
+void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) noexcept {
   Sequence& s = *promotion.sequence;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const std::uint8_t* digest = digests_.data() + promotion.digest_offset;
   const std::int32_t* t = table(s);
   pool_.enter(s.partition, s.context);
   NodeId node = chain_node(s, s.num_chained);
@@ -82,11 +84,7 @@ void Sequences::promote(const Promotion& promotion) noexcept {
       continue;
     }
     const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(b)};
-    BlockId cached = kNoBlock;
-    if (index_.first_child(node) >= 0) {
-      cached = index_.find_hinted(key);
-      if (cached < 0) cached = index_.find(key, digest);
-    }
+    const BlockId cached = index_.find_continuing(key, digest);
     if (cached >= 0) {
       index_.set_hint(node, cached);
       deduplicate(promotion, i, cached);
@@ -94,9 +92,8 @@ void Sequences::promote(const Promotion& promotion) noexcept {
       continue;
     }
     if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
-    pool_.promote(b, key, digest);
+    make_findable(b, key, digest, t, i);
     note_unwritten(s, i, b);
-    if (i >= kSkip) blocks_[t[i - kSkip]].skip = b;
     ++counters_.promoted_blocks;
     node = b;
   }
@@ -115,11 +112,11 @@ void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, BlockId 
 // Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
 // An engine that never reads the log must not make it grow: what earlier calls left beyond the
 // limit is dropped, and the loss remembered.
-void Sequences::reserve_remaps() {
-  if (!config_.remap || promotions_.empty()) return;
+void Sequences::reserve_remaps(const PromotionPlan& plan) {
+  if (!config_.remap || plan.promotions.empty()) return;
   const bool drops = remaps_.size() > max_remaps_;
   std::size_t wanted = drops ? 0 : remaps_.size();
-  for (const Promotion& p : promotions_)
+  for (const Promotion& p : plan.promotions)
     wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
   if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
   if (drops) {
@@ -181,17 +178,17 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
     throw Error(ErrorKind::kValue,
                 "num_computed_tokens must be in [" + std::to_string(s.num_computed) + ", " +
                     std::to_string(most) + "], got " + std::to_string(num_computed));
-  digests_.clear();
-  promotions_.clear();
-  plan_promotion(s, num_computed, written(s));
-  reserve_remaps();
+  PromotionPlan& plan = decode_room_.promotions;
+  plan.clear();
+  plan_promotion(s, num_computed, written(s), plan);
+  reserve_remaps(plan);
 
   if (config_.early_commit && s.early_step != step_) {
     s.early_step = step_;
     s.num_settled = s.num_written = s.num_computed;
   }
   s.num_computed = num_computed;
-  for (const Promotion& promotion : promotions_) promote(promotion);
+  promote_all(plan);
 }
 
 }  // namespace blockmgr

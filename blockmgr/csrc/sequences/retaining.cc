@@ -5,18 +5,6 @@
 
 namespace blockmgr {
 
-std::unique_ptr<Policy> Sequences::make_eviction(const Config& config, int capacity,
-                                                 const PolicyMaker& make) {
-  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
-  std::unique_ptr<Policy> policy =
-      make ? make(blocks_, index_) : make_policy(config.eviction, blocks_, index_, capacity);
-  if (!config.retention) return policy;
-  auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, std::move(policy),
-                                                     config.max_pinned_blocks);
-  retention_ = retaining.get();
-  return retaining;
-}
-
 RetainingPolicy& Sequences::retaining(const char* call) const {
   if (!retention_)
     throw Error(ErrorKind::kValue, std::string(call) + " needs a manager with retention=True");
@@ -45,41 +33,39 @@ std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t s
   return end - first;
 }
 
-// The full blocks of the prompt that are cached, into found_.
-std::int64_t Sequences::find_cached(const Prompt& prompt) {
+// The full blocks of the prompt that are cached, its last token among them.
+Sequences::Found Sequences::find_cached(const Prompt& prompt) {
   if (blocks_for(prompt.num_tokens) > config_.row_width)
     throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
-  if (root == kUnknownId || !digester_) return 0;
+  if (root == kUnknownId) return {};
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-  return index_
-      .find_chain(prompt.tokens, prompt.num_tokens / config_.block_size, root_node(root), &extras,
-                  found_.data())
-      .num_blocks;
+  // As if a token followed: nothing is left to compute here.
+  return find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras);
 }
 
 std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl,
                                       const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("retain_prefix");
-  const std::int64_t count = find_cached(prompt);
-  if (announce) announce(count);
-  for (std::int64_t i = count; i-- > 0;)
-    policy.retain(found_[static_cast<std::size_t>(i)], level, policy.now() + ttl);
-  return count;
+  const Found found = find_cached(prompt);
+  if (announce) announce(found.num_full);
+  for (std::int64_t i = found.num_full; i-- > 0;)
+    policy.retain(found.full[i], level, policy.now() + ttl);
+  return found.num_full;
 }
 
 std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("pin");
-  const std::int64_t count = find_cached(prompt);
-  const BlockId tail = count ? found_[static_cast<std::size_t>(count - 1)] : kNoBlock;
+  const Found found = find_cached(prompt);
+  const BlockId tail = found.num_full ? found.node : kNoBlock;
   const std::int64_t needed = policy.count_unpinned(tail);
   const std::int64_t available = policy.max_pinned() - policy.num_cached(kPinned);
   if (needed > available) throw PinBudget(needed, available, policy.max_pinned());
   if (!policy.can_pin()) throw PinBudget(1, 0, policy.max_pinned());
   if (announce) announce(policy.next_pin());
-  return policy.pin(tail, count);
+  return policy.pin(tail, found.num_full);
 }
 
 void Sequences::unpin(std::int64_t pin) {
@@ -111,7 +97,7 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   const auto each_idle = [&](const auto& visit) {
     if (found.partial >= 0 && pool_.counts_as_available(found.partial)) visit(found.partial);
     for (std::int64_t i = found.num_full; i-- > 0;) {
-      const BlockId b = found_[static_cast<std::size_t>(i)];
+      const BlockId b = found.full[i];
       if (pool_.counts_as_available(b)) visit(b);
     }
   };

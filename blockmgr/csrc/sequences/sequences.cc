@@ -13,13 +13,6 @@ std::size_t remap_limit(const Config& config) {
   return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
-// What no quota sets apart.
-int common_capacity(const Config& config) {
-  int left = config.num_blocks - config.null_block;
-  for (const Quota& quota : config.quotas) left -= quota.blocks;
-  return left;
-}
-
 // Rows of every manager in the process start at another generation, so that a handle given to
 // the wrong manager is unknown there instead of naming one of its own sequences.
 std::uint32_t next_first_generation() {
@@ -32,49 +25,24 @@ std::uint32_t next_first_generation() {
 
 Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
                      const PolicyMaker& make)
-    : config_(config),
-      digester_(std::move(digester)),
-      blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
-              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
-      index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_eviction(config, common_capacity(config), make)),
-      copies_(blocks_, pool_),
-      unwritten_(blocks_, pool_.unwritten_sentinel()),
+    : Store(config, std::move(digester), "manager", make),
+      config_(config),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),
       shown_tables_(tables_.size()),
       shown_lengths_(static_cast<std::size_t>(config.max_seqs)),
-      found_(static_cast<std::size_t>(config.row_width)),
-      ghosts_(config.ghost_blocks ? found_.size() : 0),
+      found_room_(static_cast<std::size_t>(config.row_width)),
+      ghosts_room_(config.ghost_blocks ? found_room_.size() : 0),
       max_remaps_(remap_limit(config)),
       first_generation_(next_first_generation()),
       recent_hits_(config.hit_rate_window) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
   unused_rows_.reserve(sequences_.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
-  open_steps_.reserve(static_cast<std::size_t>(config.steps_in_flight));
   if (config.remap) remaps_.reserve(max_remaps_);
-  if (config.ghost_blocks && digester_)
-    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
-                                                !pool_.policy()));
-  if (!config.remap && digester_) pool_.keep_twins();
-  set_apart(config);
+  decode_room_.needed_by.resize(config.quotas.empty() ? 0 : 1 + config.quotas.size());
   measure();
-}
-
-// The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
-// number of the root tells them from all others.
-void Sequences::set_apart(const Config& config) {
-  if (config.quotas.empty()) return;
-  partitions_.resize(1 + config.quotas.size());
-  needs_.resize(1 + config.quotas.size());
-  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
-    const Quota& quota = config.quotas[i];
-    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
-    pool_.set_apart(quota.blocks, make_eviction(config, quota.blocks, nullptr));
-  }
 }
 
 void Sequences::measure() {
@@ -160,9 +128,8 @@ void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const 
   const std::int64_t kept = copies_.in_flight() ? s.num_computed : settled(s);
   if (kept <= std::max(written(s), start)) return;
   throw Error(ErrorKind::kStep,
-              std::string("cannot ") + call + " sequence " +
-                  std::to_string(handle_of(row_of(s))) + ": positions " +
-                  std::to_string(std::max(written(s), start)) + " to " +
+              std::string("cannot ") + call + " sequence " + std::to_string(handle_of(row_of(s))) +
+                  ": positions " + std::to_string(std::max(written(s), start)) + " to " +
                   std::to_string(kept - 1) +
                   " of the block to copy are written by this step's forward; take and apply the "
                   "step's copies first");
@@ -180,11 +147,6 @@ void Sequences::refuse_open_ticket(const char* call) const {
 void Sequences::show_length(const Sequence& s) noexcept {
   shown_lengths_[static_cast<std::size_t>(row_of(s))] =
       s.state == Sequence::kRunning ? static_cast<std::int32_t>(s.num_tokens) : 0;
-}
-
-void Sequences::drop_reference(BlockId b) noexcept {
-  if (blocks_[b].copy_source != kNoBlock && blocks_[b].ref_count == 1) copies_.drop(b);
-  pool_.release(b);
 }
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
@@ -300,82 +262,6 @@ void Sequences::copy_tokens(Handle handle, Token* out) const {
   std::copy(s.waiting.begin() + static_cast<std::ptrdiff_t>(s.waiting_start), s.waiting.end(), out);
 }
 
-void Sequences::check_take() const {
-  check_resolved(copies_.in_flight(), last_ticket_);
-  if (config_.steps_in_flight &&
-      open_steps_.size() == static_cast<std::size_t>(config_.steps_in_flight))
-    throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
-                                      " steps are in flight, as many as steps_in_flight allows; "
-                                      "call complete first");
-}
-
-std::int64_t Sequences::take_copies(std::vector<Copy>& copies) {
-  Call call(*this);
-  check_take();
-  copies_.reserve();
-  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
-  copies = copies_.take();
-  ++last_ticket_;
-  if (config_.steps_in_flight) {
-    const int fence =
-        open_steps_.empty() ? 1 : open_steps_.back().fence % config_.steps_in_flight + 1;
-    open_steps_.push_back({last_ticket_, fence});
-    pool_.set_fence(fence);
-  }
-  return last_ticket_;
-}
-
-void Sequences::copies_applied(std::int64_t ticket) {
-  Call call(*this);
-  check_ticket(copies_.in_flight(), ticket, last_ticket_);
-  copies_.applied();
-  for (BlockId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
-    blocks_[b].unwritten = 0;
-  unwritten_.clear();
-  ++step_;
-}
-
-void Sequences::abort_copies(std::int64_t ticket) noexcept {
-  copies_.aborted();
-  // The step was never launched: what was released under it waits only for the step before.
-  if (!open_steps_.empty() && open_steps_.back().ticket == ticket) {
-    const int fence = open_steps_.back().fence;
-    open_steps_.pop_back();
-    const int before = open_steps_.empty() ? 0 : open_steps_.back().fence;
-    pool_.set_fence(before);
-    pool_.move_fence(fence, before);
-  }
-}
-
-void Sequences::copies_aborted(std::int64_t ticket) {
-  Call call(*this);
-  check_ticket(copies_.in_flight(), ticket, last_ticket_);
-  abort_copies(ticket);
-}
-
-void Sequences::return_copies(std::int64_t ticket) noexcept {
-  const Held held(monitor_, Held::Afterwards());
-  // Unless another thread has guessed the number, and resolved it.
-  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
-  abort_copies(ticket);
-  --last_ticket_;
-}
-
-void Sequences::complete(std::int64_t ticket) {
-  Call call(*this);
-  if (!config_.steps_in_flight)
-    throw Error(ErrorKind::kStep, "complete needs steps_in_flight above 0");
-  if (open_steps_.empty() || ticket < open_steps_.front().ticket || ticket > last_ticket_)
-    throw Error(ErrorKind::kStep,
-                "ticket " + std::to_string(ticket) +
-                    (ticket > last_ticket_ ? " was never taken" : " is complete already"));
-  std::size_t done = 0;
-  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)
-    pool_.move_fence(open_steps_[done++].fence, 0);
-  open_steps_.erase(open_steps_.begin(), open_steps_.begin() + static_cast<std::ptrdiff_t>(done));
-  if (open_steps_.empty()) pool_.set_fence(0);
-}
-
 void Sequences::set_debug(int level) {
   Call call(*this);
   pool_.set_debug(level > 0);
@@ -393,16 +279,14 @@ std::vector<std::string> Sequences::findings() {
 }
 
 std::size_t Sequences::memory() const {
-  std::size_t total =
-      blocks_.bytes() + index_.memory() + pool_.memory() + 2 * tables_.bytes();
-  total += shown_lengths_.bytes() + (holds_ ? holds_->bytes() : 0);
-  total += copies_.memory() + open_steps_.capacity() * sizeof(OpenStep);
-  total += found_.bytes() + ghosts_.bytes() + sequences_.capacity() * sizeof(Sequence);
-  total += digests_.capacity() + promotions_.capacity() * sizeof(Promotion);
-  total += (leaving_.capacity() + rewritten_.capacity()) * sizeof(BlockId);
+  std::size_t total = store_memory() + 2 * tables_.bytes() + shown_lengths_.bytes();
+  if (holds_) total += holds_->bytes();
+  total += found_room_.bytes() + ghosts_room_.bytes() + sequences_.capacity() * sizeof(Sequence);
+  total += decode_room_.promotions.memory() + decode_room_.sharers.memory();
+  total += decode_room_.needed_by.capacity() * sizeof(std::int64_t);
+  total += decode_room_.rewritten.capacity() * sizeof(BlockId);
   total += remaps_.capacity() * sizeof(RemapRecord);
   total += recent_hits_.bytes();
-  total += partitions_.capacity() * sizeof partitions_[0] + needs_.capacity() * sizeof needs_[0];
   total += unused_rows_.capacity() * sizeof(std::int32_t);
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
   return total;

@@ -13,43 +13,21 @@
 #include <utility>
 #include <vector>
 
-#include "identity/digest.h"
-#include "identity/index.h"
-#include "memory/block.h"
-#include "memory/errors.h"
-#include "places/pool.h"
-#include "policies/retention.h"
-#include "sequences/copies.h"
-#include "sequences/monitor.h"
+#include "memory/tally.h"
 #include "sequences/recent_hits.h"
+#include "sequences/store.h"
 
 namespace blockmgr {
 
 using Handle = std::int64_t;  // generation of the row in the high half, row in the low half
 
-// Blocks set apart for one namespace.
-struct Quota {
-  std::string name;
-  int blocks;
-};
-
-struct Config {
-  int num_blocks = 0;
-  int block_size = 0;
+struct Config : StoreConfig {
   int max_seqs = 0;
   int row_width = 0;
   bool prefix_caching = true;
-  bool remap = true;  // deduplicate by remapping; else leave tables append-only
   int min_partial_tokens = 0;
   int watermark_blocks = 0;
-  int steps_in_flight = 0;
   bool early_commit = false;
-  bool null_block = false;
-  std::string eviction = "lru";
-  int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
-  bool retention = false;
-  int max_pinned_blocks = 0;
-  std::vector<Quota> quotas;
   int hit_rate_window = 0;  // requests that recent_hits looks back on
 };
 
@@ -139,7 +117,7 @@ struct Sequence {
 
   std::uint32_t generation = 1;
   State state = kUnused;
-  bool outdated = false;  // it runs on K/V that nobody else may find any more: see detach
+  bool outdated = false;        // it runs on K/V that nobody else may find any more: see detach
   std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
@@ -163,7 +141,7 @@ struct Sequence {
   }
 };
 
-class Sequences {
+class Sequences : public Store {
  public:
   // make: makes a policy of the caller's own; empty: the config names one.
   Sequences(const Config& config, std::unique_ptr<Digester> digester,
@@ -220,7 +198,6 @@ class Sequences {
   std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
   void set_time(double seconds);
   double time() const { return retaining("time").now(); }
-  const RetainingPolicy* retention() const { return retention_; }
 
   // prefixes.cc
   // Makes all that is cached unfindable for good, whatever it is in use for. The blocks that were.
@@ -249,14 +226,6 @@ class Sequences {
   // that could be found until now.
   std::int64_t forget(const std::int64_t* ids, std::int64_t count);
 
-  // The plan's copies stay valid until the ticket is resolved.
-  void check_take() const;
-  std::int64_t take_copies(std::vector<Copy>& copies);
-  void copies_applied(std::int64_t ticket);
-  void copies_aborted(std::int64_t ticket);
-  // For a caller that could not pass the plan on: as if it had never been taken.
-  void return_copies(std::int64_t ticket) noexcept;
-  void complete(std::int64_t ticket);
   // What deduplication changed since the last drop; or, once the log was left to overflow, every
   // entry of every running sequence, with no old block.
   struct Remaps {
@@ -281,17 +250,7 @@ class Sequences {
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
 
   const Config& config() const { return config_; }
-  const Blocks& blocks() const { return blocks_; }
-  const Pool& pool() const { return pool_; }
-  // The blocks that sequences of this namespace are given.
-  const Pool::Partition& quota(std::string_view name) const {
-    return pool_.partition(partition_of(name));
-  }
-  const CopyTracker& copies() const { return copies_; }
-  const PrefixIndex& index() const { return index_; }
   const Counters& counters() const { return counters_; }
-  // Held by every call that is not const. Whoever reads holds it as well.
-  Monitor& monitor() const { return monitor_; }
   int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows_.size()); }
   // For callers, who may write to them: nothing here ever reads them back.
   const ZeroedArray<std::int32_t>& shown_tables() const { return shown_tables_; }
@@ -311,15 +270,18 @@ class Sequences {
 
  private:
   friend class Audit;
+  // What of a prompt is cached. The lists lie in memory of the manager's, until the next look-up.
   struct Found {
-    std::int64_t num_full = 0;    // leading blocks found, in found_
+    const BlockId* full = nullptr;  // leading blocks found
+    std::int64_t num_full = 0;
     std::int64_t num_unused = 0;  // of those, blocks that count as available now
-    NodeId node = 0;              // the last of them, or the root
+    NodeId node = kNoBlock;       // the last of them, or the root
     bool strayed = false;         // hints led elsewhere at some of them
     BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
     std::int32_t num_partial = 0;
     bool take_over = false;
-    std::int64_t num_ghosts = 0;  // evicted blocks that continue the full ones, in ghosts_
+    const std::int32_t* ghosts = nullptr;  // evicted blocks that continue the full ones
+    std::int64_t num_ghosts = 0;
   };
   struct Demand {
     std::int64_t num_blocks = 0;  // blocks the sequence will hold
@@ -331,18 +293,53 @@ class Sequences {
       return needed() == 0 || needed() <= available - watermark;
     }
   };
-  // What an admission asks of the cache and of the pool.
-  struct Terms {
-    std::int64_t watermark;             // blocks held back from it
-    bool read_cache = true;             // false: nothing is looked up
-    std::int64_t most = INT64_MAX;      // tokens taken from the cache, at the most
-    std::int64_t due = -1;              // exactly so many, or none at all; -1: any number
+  // Each plan is computed with nothing changed, and then carried out as it is.
+  struct AdmissionPlan {
+    Found found;
+    Demand demand;
+    bool fits = false;
+  };
+  // Who asks for blocks, and where what it asks for may be found.
+  struct Applicant {
+    NodeId root;  // kNoBlock: nothing was ever cached in its namespace
+    const ExtrasIds* extras;
+    int partition;
+    std::int64_t held_back;  // blocks of the partition it may not take
+    bool read_cache;         // false: nothing is looked up
+    std::int64_t most_cached = INT64_MAX;  // tokens taken from the cache, at the most
+    std::int64_t due_cached = -1;          // exactly so many, or none at all; -1: any number
+
+    // One token is always left to compute: of one more than may be taken, so many are found.
+    std::int64_t looked_up(std::int64_t count) const {
+      return most_cached < count ? most_cached + 1 : count;
+    }
+  };
+  struct GrowthPlan {
+    std::int64_t num_fresh;  // blocks to take
+    bool writes;             // into the block that the last token is in, or the next one will be
   };
   struct Promotion {
     Sequence* sequence;
     std::int64_t row;
     std::int64_t until;         // blocks [num_chained, until)
-    std::size_t digest_offset;  // of the first one, in digests_
+    std::size_t digest_offset;  // of the first one, in digests
+  };
+  struct PromotionPlan {
+    std::vector<Promotion> promotions;
+    std::vector<std::uint8_t> digests;
+    void clear() {
+      promotions.clear();
+      digests.clear();
+    }
+    std::size_t memory() const {
+      return digests.capacity() + promotions.capacity() * sizeof(Promotion);
+    }
+  };
+  struct DecodePlan {
+    std::vector<std::int64_t> needed_by;  // blocks by partition; empty without quotas
+    std::vector<BlockId> rewritten;       // written in place, and twins until then
+    Tally sharers;                        // of the batch that write into a shared block
+    PromotionPlan promotions;             // of what the forward before has computed
   };
 
   // Holds the monitor, and keeps the peak.
@@ -389,24 +386,14 @@ class Sequences {
   std::int64_t longest(int partition) const {
     return std::min(config_.row_width, pool_.partition(partition).capacity);
   }
-  std::int64_t available(int partition) const { return pool_.partition(partition).available(); }
-  std::uint16_t partition_of(std::uint32_t root) const {
-    return root < partitions_.size() ? partitions_[root] : std::uint16_t{0};
-  }
-  std::uint16_t partition_of(std::string_view name) const {
-    return partitions_.empty() ? std::uint16_t{0} : partition_of(index_.find_root(name));
-  }
   // Blocks held back from admission: of a partition, its share of all, rounded down. asked: all that
   // are held back in this call; -1: as the config says.
   std::int64_t watermark(int partition, std::int64_t asked = -1) const;
-  void set_apart(const Config& config);
   void measure();
 
   // retaining.cc
-  std::unique_ptr<Policy> make_eviction(const Config& config, int capacity,
-                                        const PolicyMaker& make);
   RetainingPolicy& retaining(const char* call) const;
-  std::int64_t find_cached(const Prompt& prompt);
+  Found find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
   void end(Sequence& s) noexcept;
 
@@ -423,19 +410,17 @@ class Sequences {
   // held_back: from this admission; -1: as the config says.
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                                      std::int64_t held_back = -1) const;
-  bool try_plan(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                const ExtrasIds* extras, const Terms& terms, Found& found, Demand& demand);
-  bool try_prompt(const Prompt& prompt, std::int64_t watermark, Found& found, Demand& demand);
-  Found plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots, NodeId root,
-                       const ExtrasIds* extras, const Terms& terms, Demand& demand);
-  void occupy(Sequence& s, const Token* tokens, const Found& found, const Demand& demand) noexcept;
-  std::int64_t find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                           const Found& found);
+  AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
+                               const Applicant& applicant);
+  AdmissionPlan plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back);
+  // The same, and all that carrying it out needs to know. Throws unless it fits.
+  AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
+                                  const Applicant& applicant);
+  void find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras, Found& found);
+  void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
-  void abort_copies(std::int64_t ticket) noexcept;
-  void drop_reference(BlockId b) noexcept;
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
   void supersede_tails(const Key& key, int num_tokens) noexcept;
@@ -471,30 +456,25 @@ class Sequences {
   // growth.cc
   bool must_copy(const Sequence& s, std::int64_t logical) const;
   void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
-  void grow(Sequence& s, std::int64_t slots, std::int64_t num_tokens, const char* call);
+  GrowthPlan plan_growth(const Sequence& s, std::int64_t slots, std::int64_t num_tokens,
+                         const char* call) const;
+  void grow(Sequence& s, const GrowthPlan& plan) noexcept;
   void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
-  std::int64_t count_decode(const Handle* handles, std::int64_t count);
-  void check_needs() const;
+  void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
-  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now);
-  void promote(const Promotion& promotion) noexcept;
+  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
+                      PromotionPlan& plan);
+  void promote_all(const PromotionPlan& plan) noexcept;
+  void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept;
-  void reserve_remaps();
+  void reserve_remaps(const PromotionPlan& plan);
   void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
 
   Config config_;
-  std::unique_ptr<Digester> digester_;
-  Blocks blocks_;
-  PrefixIndex index_;
-  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
-  Pool pool_;
-  CopyTracker copies_;
-  BlockList unwritten_;                    // what was promoted ahead of this step's forward
-  std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
-  std::int64_t fits_anyway_ = 0;           // both constant, so that no call has to be waited for
+  std::int64_t fits_anyway_ = 0;  // both constant, so that no call has to be waited for
   std::int64_t most_tokens_ = 0;
 
   std::vector<Sequence> sequences_;
@@ -506,28 +486,18 @@ class Sequences {
   // By block, references that no table has; nullptr: there never were any.
   std::unique_ptr<ZeroedArray<std::uint32_t>> holds_;
 
-  ZeroedArray<BlockId> found_;         // scratch of find_prefix
-  ZeroedArray<std::int32_t> ghosts_;   // scratch of find_ghosts
-  std::vector<std::uint8_t> digests_;  // scratch of plan_promotion
-  std::vector<Promotion> promotions_;  // scratch of commit and decode
-  std::vector<BlockId> leaving_;       // scratch of decode
-  std::vector<BlockId> rewritten_;     // scratch of decode: written in place, and twins until then
-  std::vector<std::int64_t> needs_;    // scratch of decode: by partition; empty without quotas
+  // Memory that plans lie in, kept so that calls seldom allocate. Each call passes its plan on;
+  // what an earlier one left here means nothing.
+  ZeroedArray<BlockId> found_room_;
+  ZeroedArray<std::int32_t> ghosts_room_;
+  DecodePlan decode_room_;
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;
   std::int64_t remaps_version_ = 0;  // grows with every change of the log
 
-  std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
-  std::int64_t last_ticket_ = 0;
-  struct OpenStep {
-    std::int64_t ticket;
-    int fence;
-  };
-  std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
-  std::uint32_t first_generation_;    // of every row: handles of other managers are told apart
+  std::uint32_t first_generation_;  // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
-  mutable Monitor monitor_{"manager"};
   int debug_ = 0;
   Counters counters_;
   RecentHits recent_hits_;

@@ -1,0 +1,157 @@
+#include "sequences/store.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace blockmgr {
+
+namespace {
+
+// What no quota sets apart.
+int common_capacity(const StoreConfig& config) {
+  int left = config.num_blocks - config.null_block;
+  for (const Quota& quota : config.quotas) left -= quota.blocks;
+  return left;
+}
+
+// The order of eviction of so many blocks: a policy, under retention or not; nullptr for the least
+// recently used first, which is the pool's own.
+std::unique_ptr<Policy> make_order(const StoreConfig& config, int capacity, Blocks& blocks,
+                                   const PrefixIndex& index, const PolicyMaker& make) {
+  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
+  std::unique_ptr<Policy> policy =
+      make ? make(blocks, index) : make_policy(config.eviction, blocks, index, capacity);
+  if (!config.retention) return policy;
+  return std::make_unique<RetainingPolicy>(blocks, index, std::move(policy),
+                                           config.max_pinned_blocks);
+}
+
+}  // namespace
+
+Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
+             const PolicyMaker& make)
+    : digester_(std::move(digester)),
+      blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
+              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
+      index_(blocks_, digester_.get()),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
+            make_order(config, common_capacity(config), blocks_, index_, make)),
+      retention_(config.retention ? static_cast<RetainingPolicy*>(pool_.policy()) : nullptr),
+      copies_(blocks_, pool_),
+      unwritten_(blocks_, pool_.unwritten_sentinel()),
+      steps_in_flight_(config.steps_in_flight),
+      monitor_(what) {
+  open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
+  if (config.ghost_blocks && digester_)
+    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
+                                                !pool_.policy()));
+  if (!config.remap && digester_) pool_.keep_twins();
+  set_apart(config);
+}
+
+// The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
+// number of the root tells them from all others.
+void Store::set_apart(const StoreConfig& config) {
+  if (config.quotas.empty()) return;
+  partitions_.resize(1 + config.quotas.size());
+  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
+    const Quota& quota = config.quotas[i];
+    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
+    pool_.set_apart(quota.blocks, make_order(config, quota.blocks, blocks_, index_, nullptr));
+  }
+}
+
+// One reference to what a copy is pending into goes.
+void Store::release_destination(BlockId b) noexcept {
+  if (blocks_[b].ref_count == 1) copies_.drop(b);
+}
+
+Store::Writable Store::move_to_fresh(BlockId shared, std::int64_t num_known,
+                                     std::int64_t num_tokens, int partition) noexcept {
+  const BlockId fresh = pool_.take(partition);
+  std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));
+  const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
+  if (brought > 0) copies_.plan(shared, fresh, brought);
+  drop_reference(shared);
+  return {fresh, brought};
+}
+
+void Store::check_launch() const {
+  check_resolved(copies_.in_flight(), last_ticket_);
+  if (steps_in_flight_ && open_steps_.size() == static_cast<std::size_t>(steps_in_flight_))
+    throw Error(ErrorKind::kStep, std::to_string(open_steps_.size()) +
+                                      " steps are in flight, as many as steps_in_flight allows; "
+                                      "call complete first");
+}
+
+std::int64_t Store::take_copies(std::vector<Copy>& copies) {
+  const Held held(monitor_);
+  check_launch();
+  copies_.reserve();
+  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
+  copies = copies_.take();
+  ++last_ticket_;
+  if (steps_in_flight_) {
+    const int fence = open_steps_.empty() ? 1 : open_steps_.back().fence % steps_in_flight_ + 1;
+    open_steps_.push_back({last_ticket_, fence});
+    pool_.set_fence(fence);
+  }
+  return last_ticket_;
+}
+
+void Store::copies_applied(std::int64_t ticket) {
+  const Held held(monitor_);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  copies_.applied();
+  for (BlockId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
+    blocks_[b].unwritten = 0;
+  unwritten_.clear();
+  ++step_;
+}
+
+void Store::abort_copies(std::int64_t ticket) noexcept {
+  copies_.aborted();
+  // The step was never launched: what was released under it waits only for the step before.
+  if (!open_steps_.empty() && open_steps_.back().ticket == ticket) {
+    const int fence = open_steps_.back().fence;
+    open_steps_.pop_back();
+    const int before = open_steps_.empty() ? 0 : open_steps_.back().fence;
+    pool_.set_fence(before);
+    pool_.move_fence(fence, before);
+  }
+}
+
+void Store::copies_aborted(std::int64_t ticket) {
+  const Held held(monitor_);
+  check_ticket(copies_.in_flight(), ticket, last_ticket_);
+  abort_copies(ticket);
+}
+
+void Store::return_copies(std::int64_t ticket) noexcept {
+  const Held held(monitor_, Held::Afterwards());
+  // Unless another thread has guessed the number, and resolved it.
+  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
+  abort_copies(ticket);
+  --last_ticket_;
+}
+
+void Store::complete(std::int64_t ticket) {
+  const Held held(monitor_);
+  if (!steps_in_flight_) throw Error(ErrorKind::kStep, "complete needs steps_in_flight above 0");
+  if (open_steps_.empty() || ticket < open_steps_.front().ticket || ticket > last_ticket_)
+    throw Error(ErrorKind::kStep,
+                "ticket " + std::to_string(ticket) +
+                    (ticket > last_ticket_ ? " was never taken" : " is complete already"));
+  std::size_t done = 0;
+  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)
+    pool_.move_fence(open_steps_[done++].fence, 0);
+  open_steps_.erase(open_steps_.begin(), open_steps_.begin() + static_cast<std::ptrdiff_t>(done));
+  if (open_steps_.empty()) pool_.set_fence(0);
+}
+
+std::size_t Store::store_memory() const {
+  return blocks_.bytes() + index_.memory() + pool_.memory() + copies_.memory() +
+         open_steps_.capacity() * sizeof(OpenStep) + partitions_.capacity() * sizeof partitions_[0];
+}
+
+}  // namespace blockmgr

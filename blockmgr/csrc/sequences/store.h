@@ -1,0 +1,141 @@
+// The store: what stands under whoever holds blocks, be it sequences with tables (sequences.h) or
+// callers who name single blocks (block_pool.h).
+//
+// Blocks, the prefix index, the pool with its partitions, copy-on-write and the steps are here and
+// nowhere else; a holder adds who refers to which block.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "identity/digest.h"
+#include "identity/index.h"
+#include "memory/block.h"
+#include "memory/errors.h"
+#include "places/pool.h"
+#include "policies/retention.h"
+#include "sequences/copies.h"
+#include "sequences/monitor.h"
+
+namespace blockmgr {
+
+// Blocks set apart for one namespace.
+struct Quota {
+  std::string name;
+  int blocks;
+};
+
+struct StoreConfig {
+  int num_blocks = 0;
+  int block_size = 0;
+  bool null_block = false;
+  bool remap = true;  // deduplicate by remapping; else leave tables append-only
+  int steps_in_flight = 0;
+  std::string eviction = "lru";
+  int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
+  bool retention = false;
+  int max_pinned_blocks = 0;
+  std::vector<Quota> quotas;
+};
+
+class Store {
+ public:
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  const Blocks& blocks() const { return blocks_; }
+  const Pool& pool() const { return pool_; }
+  const PrefixIndex& index() const { return index_; }
+  const CopyTracker& copies() const { return copies_; }
+  const RetainingPolicy* retention() const { return retention_; }
+  // The blocks that holders in this namespace are given.
+  const Pool::Partition& quota(std::string_view name) const {
+    return pool_.partition(partition_of(name));
+  }
+  // Held by every call that is not const. Whoever reads holds it as well.
+  Monitor& monitor() const { return monitor_; }
+
+  // The plan's copies stay valid until the ticket is resolved.
+  std::int64_t take_copies(std::vector<Copy>& copies);
+  void copies_applied(std::int64_t ticket);
+  void copies_aborted(std::int64_t ticket);
+  // For a caller that could not pass the plan on: as if it had never been taken.
+  void return_copies(std::int64_t ticket) noexcept;
+  void complete(std::int64_t ticket);
+
+ protected:
+  // what: the kind of holder, for messages. make: makes a policy of the caller's own; empty: the
+  // config names one.
+  Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
+        const PolicyMaker& make = nullptr);
+  ~Store() = default;
+
+  std::uint16_t partition_of(std::uint32_t root) const {
+    return root < partitions_.size() ? partitions_[root] : std::uint16_t{0};
+  }
+  std::uint16_t partition_of(std::string_view name) const {
+    return partitions_.empty() ? std::uint16_t{0} : partition_of(index_.find_root(name));
+  }
+  std::int64_t available(int partition) const { return pool_.partition(partition).available(); }
+  // Throws unless so many blocks can be had.
+  void check_available(std::int64_t needed, int partition = 0) const {
+    const std::int64_t left = available(partition);
+    if (needed > left) throw OutOfBlocks(needed, left, 0);
+  }
+
+  // Whether a write into this block would be seen by others.
+  bool is_shared(BlockId b) const { return blocks_[b].ref_count > 1 || blocks_[b].keyed(); }
+  // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
+  // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it. The
+  // partition must have a block available.
+  struct Writable {
+    BlockId block;
+    std::int32_t num_copied;
+  };
+  Writable move_to_fresh(BlockId shared, std::int64_t num_known, std::int64_t num_tokens,
+                         int partition) noexcept;
+  // A table's reference goes, and with the last one what was to be copied into the block.
+  void drop_reference(BlockId b) noexcept {
+    if (blocks_[b].copy_source != kNoBlock) [[unlikely]]
+      release_destination(b);
+    pool_.release(b);
+  }
+  // Makes block i of a chain findable, the blocks before it being chain[0, i).
+  void make_findable(BlockId b, const Key& key, const std::uint8_t* digest, const BlockId* chain,
+                     std::int64_t i) noexcept {
+    pool_.promote(b, key, digest);
+    if (i >= kSkip) blocks_[chain[i - kSkip]].skip = b;
+  }
+  std::size_t store_memory() const;
+
+  std::unique_ptr<Digester> digester_;
+  Blocks blocks_;
+  PrefixIndex index_;
+  Pool pool_;
+  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
+  CopyTracker copies_;
+  BlockList unwritten_;                    // what was promoted ahead of this step's forward
+  std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
+
+  std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
+  std::int64_t last_ticket_ = 0;
+  struct OpenStep {
+    std::int64_t ticket;
+    int fence;
+  };
+  std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
+  int steps_in_flight_;
+  mutable Monitor monitor_;
+
+ private:
+  friend class Audit;
+  void release_destination(BlockId b) noexcept;
+  void set_apart(const StoreConfig& config);
+  void check_launch() const;
+  void abort_copies(std::int64_t ticket) noexcept;
+};
+
+}  // namespace blockmgr
