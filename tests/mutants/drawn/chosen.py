@@ -35,6 +35,8 @@ ENGINE = (
     "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
     " tests/ports/test_engine_models.py",
 )
+# A command in a process of its own is that of the package as it is installed, not of the mutant.
+CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
 REST = (CORE, INPUT)
 
@@ -81,11 +83,11 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "config.py": (CORE, INPUT, POLICIES),
     "digest.py": (f"{UNIT}/test_digest.py", "tests/property/test_digest_bytes.py", CORE),
     "__main__.py": ("tests/cli/test_cli.py",),
-    "cli/*": ("tests/cli",),
+    "cli/*": (CLI,),
     "lab/references.py": ("tests/lab/test_references.py tests/lab/test_optimum.py", LAB),
     "lab/watch.py": ("tests/lab/test_watch.py tests/lab/test_block_map.py", LAB),
-    "lab/report.py": ("tests/lab/test_report.py tests/cli/test_lab_commands.py", LAB, "tests/cli"),
-    "lab/*": ("tests/lab/test_{stem}.py", LAB, "tests/cli"),
+    "lab/report.py": ("tests/lab/test_report.py tests/cli/test_lab_commands.py", LAB, CLI),
+    "lab/*": ("tests/lab/test_{stem}.py", LAB, CLI),
     "kv/copy_triton.py": (
         "tests/kv/test_copy_errors.py tests/kv/test_copy_ops.py tests/kv/test_copy_layouts.py",
         "tests/kv --deselect tests/kv/test_copy_far.py",
