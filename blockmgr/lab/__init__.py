@@ -12,6 +12,8 @@
 * ``curve``: the hit rate at every capacity in one pass, on ``distances`` and ``stack``.
 * ``study``: one trace at several capacities, beside what was attainable.
 * ``sweep``: policies, pool sizes and block sizes, in several processes.
+* ``fleet``, ``fleets`` and ``routers``: several replicas behind a router.
+* ``hints``: what a replay tells the manager of requests that end.
 * ``planning``: how many blocks, and how much memory, give a hit rate.
 * ``watch``: a replay that remembers when each block was filled, found and given up.
 * ``mooncake``: any trace in Mooncake's format.

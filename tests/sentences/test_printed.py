@@ -93,3 +93,15 @@ def test_the_guide_names_every_variant_of_a_workload() -> None:
     assert {name: row[0].strip("`") for name, row in shown.items() if name in VARIANTS} == {
         name: generator for name, (generator, _) in VARIANTS.items()
     }
+
+
+def test_the_page_of_fleets_shows_what_the_command_prints() -> None:
+    page = (ROOT / "docs" / "guides" / "fleet.md").read_text(encoding="utf-8")
+    command = re.search(r"^    blockmgr (fleet .*)$", page, flags=re.MULTILINE)
+    shown = re.search(r"```text\n(.*?)```", page, flags=re.DOTALL)
+    assert command
+    assert shown
+    printed = CliRunner().invoke(cli, shlex.split(command[1]), prog_name="blockmgr").stdout
+    assert [line.split() for line in printed.splitlines()] == [
+        line.split() for line in shown[1].splitlines()
+    ]
