@@ -1067,9 +1067,15 @@ CORE = (
     ),
     Mutant(
         "loses_ghosts_behind_a_forgotten_one",
-        "policies/ghosts.cc",
+        "memory/tag_table.cc",
         "      buckets_[hole] = buckets_[at];\n      hole = at;\n",
         "      break;\n",
+    ),
+    Mutant(
+        "a_ghost_is_entered_where_another_stands",
+        "memory/tag_table.cc",
+        "  while (buckets_[i]) i = next(i);\n  buckets_[i] = entry + 1;\n",
+        "  buckets_[i] = entry + 1;\n",
     ),
     Mutant(
         "protects_without_bound",

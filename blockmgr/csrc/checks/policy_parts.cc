@@ -65,7 +65,7 @@ void GhostSet::audit(BlockAudit& audit) const {
       audit.expect(node(i).list == l && node(i).prev == before,
                    "a list of ghosts is not linked right");
       audit.expect(tags.insert(node(i).tag).second, "a ghost is remembered twice");
-      audit.expect(buckets_[bucket_of(node(i).tag)] == i + 1, "a ghost cannot be found");
+      audit.expect(table_.find(node(i).tag) == i, "a ghost cannot be found");
       before = i;
       ++length;
     }
@@ -73,9 +73,7 @@ void GhostSet::audit(BlockAudit& audit) const {
     total += length;
   }
   audit.expect(total == num_ghosts_ && total <= capacity(), "there are more ghosts than allowed");
-  std::size_t filled = 0;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) filled += buckets_[i] != 0;
-  audit.expect(filled == static_cast<std::size_t>(total), "the table of ghosts has stale entries");
+  audit.expect(table_.size() == total, "the table of ghosts has stale entries");
 }
 
 void GhostSet::fingerprint(std::string& out) const {

@@ -22,9 +22,7 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
       ++known;
       const Ghost& ghost = ghosts_[static_cast<std::size_t>(-(what + 1))];
       audit.expect(ghost.tick == t, where + " names another ghost");
-      std::size_t s = home(ghost.key);
-      while (buckets_[s] >= 0 && buckets_[s] != -(what + 1)) s = after(s);
-      audit.expect(buckets_[s] >= 0, "a ghost cannot be found by its digest");
+      audit.expect(table_.holds(-(what + 1)), "a ghost cannot be found by its digest");
       audit.expect(!by_recency_ || place_of_ghost(-(what + 1)) > capacity_,
                    "a ghost stands where the pool still holds");
     }
@@ -39,7 +37,7 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
   audit.expect(in_use_ == pool.capacity() - pool.available(),
                "the blocks in use are miscounted for the places");
   const auto num_ghosts = static_cast<std::int64_t>(ghosts_.size());
-  std::int64_t unused = 0, indexed = 0, ticked = 0;
+  std::int64_t unused = 0, ticked = 0;
   for (std::int32_t g = unused_ghost_; g >= 0 && unused <= num_ghosts;
        g = ghosts_[static_cast<std::size_t>(g)].next)
     ++unused;
@@ -53,9 +51,8 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
     last = g;
   }
   audit.expect(last_resolved_ == last, "resolved ghosts are not linked to their end");
-  for (std::size_t i = 0; i < num_buckets_; ++i) indexed += buckets_[i] >= 0;
   audit.expect(unused + known + resolved == static_cast<std::int64_t>(ghosts_.size()) &&
-                   indexed == known + resolved,
+                   table_.size() == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
   for (BlockId b = pool.idle_list().front(); b != pool.idle_list().end();

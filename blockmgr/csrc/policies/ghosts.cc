@@ -4,7 +4,7 @@ namespace blockmgr {
 
 GhostSet::GhostSet(int num_lists, int capacity)
     : nodes_(static_cast<std::size_t>(capacity)),
-      buckets_(2 * static_cast<std::size_t>(capacity) + 1),
+      table_(nodes_.size(), &nodes_.data()->tag, sizeof(Node)),
       lists_(static_cast<std::size_t>(num_lists)) {
   for (std::int32_t i = capacity; i-- > 0;) {
     node(i) = {0, -1, unused_, kNone};
@@ -12,19 +12,13 @@ GhostSet::GhostSet(int num_lists, int capacity)
   }
 }
 
-std::size_t GhostSet::bucket_of(Tag tag) const noexcept {
-  std::size_t bucket = home(tag);
-  while (buckets_[bucket] && node(buckets_[bucket] - 1).tag != tag) bucket = next(bucket);
-  return bucket;
-}
-
 int GhostSet::find(Tag tag) const noexcept {
-  const std::int32_t entry = buckets_[bucket_of(tag)];
-  return entry ? node(entry - 1).list : kNone;
+  const std::int32_t i = table_.find(tag);
+  return i < 0 ? kNone : node(i).list;
 }
 
-void GhostSet::remove(std::size_t bucket) noexcept {
-  const std::int32_t i = buckets_[bucket] - 1;
+void GhostSet::remove(std::int32_t i) noexcept {
+  table_.erase(i);
   Node& ghost = node(i);
   List& list = lists_[static_cast<std::size_t>(ghost.list)];
   (ghost.prev >= 0 ? node(ghost.prev).next : list.oldest) = ghost.next;
@@ -33,29 +27,19 @@ void GhostSet::remove(std::size_t bucket) noexcept {
   --num_ghosts_;
   ghost = {0, -1, unused_, kNone};
   unused_ = i;
-  // Whatever was pushed past this bucket moves up, so that no search ends too early.
-  std::size_t hole = bucket;
-  for (std::size_t at = next(bucket); buckets_[at]; at = next(at)) {
-    const std::size_t wanted = home(node(buckets_[at] - 1).tag);
-    if (distance(wanted, at) >= distance(hole, at)) {
-      buckets_[hole] = buckets_[at];
-      hole = at;
-    }
-  }
-  buckets_[hole] = 0;
 }
 
 int GhostSet::erase(Tag tag) noexcept {
-  const std::size_t bucket = bucket_of(tag);
-  if (!buckets_[bucket]) return kNone;
-  const int list = node(buckets_[bucket] - 1).list;
-  remove(bucket);
+  const std::int32_t i = table_.find(tag);
+  if (i < 0) return kNone;
+  const int list = node(i).list;
+  remove(i);
   return list;
 }
 
 void GhostSet::drop_oldest(int list) noexcept {
   const std::int32_t oldest = lists_[static_cast<std::size_t>(list)].oldest;
-  if (oldest >= 0) remove(bucket_of(node(oldest).tag));
+  if (oldest >= 0) remove(oldest);
 }
 
 void GhostSet::push(int list, Tag tag) noexcept {
@@ -76,7 +60,7 @@ void GhostSet::push(int list, Tag tag) noexcept {
   home_list.newest = i;
   ++home_list.size;
   ++num_ghosts_;
-  buckets_[bucket_of(tag)] = i + 1;
+  table_.insert(i);
 }
 
 }  // namespace blockmgr

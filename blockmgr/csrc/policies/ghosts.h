@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/block.h"
+#include "memory/tag_table.h"
 
 namespace blockmgr {
 
@@ -44,7 +45,7 @@ class GhostSet {
   int erase(Tag tag) noexcept;
   void drop_oldest(int list) noexcept;
 
-  std::size_t memory() const { return nodes_.bytes() + buckets_.bytes(); }
+  std::size_t memory() const { return nodes_.bytes() + table_.bytes(); }
   void audit(BlockAudit& audit) const;
   void fingerprint(std::string& out) const;
 
@@ -61,21 +62,10 @@ class GhostSet {
     int size = 0;
   };
   Node& node(std::int32_t i) const { return nodes_[static_cast<std::size_t>(i)]; }
-  std::size_t home(Tag tag) const {
-    return static_cast<std::size_t>(((tag & 0xffffffff) * buckets_.size()) >> 32);
-  }
-  std::size_t next(std::size_t bucket) const {
-    return bucket + 1 == buckets_.size() ? 0 : bucket + 1;
-  }
-  std::size_t distance(std::size_t from, std::size_t to) const {
-    return to >= from ? to - from : to + buckets_.size() - from;
-  }
-  // The bucket that holds the tag, or the empty one where the search for it ends.
-  std::size_t bucket_of(Tag tag) const noexcept;
-  void remove(std::size_t bucket) noexcept;
+  void remove(std::int32_t i) noexcept;
 
   ZeroedArray<Node> nodes_;
-  ZeroedArray<std::int32_t> buckets_;  // node + 1; 0: empty. At most half full.
+  TagTable table_;
   std::vector<List> lists_;
   std::int32_t unused_ = -1;
   int num_ghosts_ = 0;

@@ -76,11 +76,9 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, b
       // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
                                        std::min(capacity, num_ghosts))),
-      num_buckets_(ghosts_.size() * 2 + 8),
-      buckets_(num_buckets_),
+      table_(ghosts_.size(), &ghosts_.data()->key, sizeof(Ghost)),
       histogram_(static_cast<std::size_t>(limit_) + 1) {
   for (std::size_t b = 0; b < tick_.size(); ++b) tick_[b] = kNoTick;
-  for (std::size_t i = 0; i < num_buckets_; ++i) buckets_[i] = -1;
   for (std::size_t g = ghosts_.size(); g-- > 0;) {
     new (&ghosts_[g]) Ghost();
     ghosts_[g].next = unused_ghost_;
@@ -142,10 +140,7 @@ void ReuseTracker::on_cached(const std::uint8_t* digest) noexcept {
 }
 
 std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
-  const std::uint64_t key = key_of(digest);
-  for (std::size_t s = home(key); buckets_[s] >= 0; s = after(s))
-    if (ghosts_[static_cast<std::size_t>(buckets_[s])].key == key) return buckets_[s];
-  return -1;
+  return table_.find(key_of(digest));
 }
 
 void ReuseTracker::resolve(std::int32_t ghost) noexcept {
@@ -300,9 +295,7 @@ void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
   entry.key = key;
   entry.evicted_at = num_taken_;
   own(t, -(ghost + 1));
-  std::size_t s = home(key);
-  while (buckets_[s] >= 0) s = after(s);
-  buckets_[s] = ghost;
+  table_.insert(ghost);
 }
 
 void ReuseTracker::unlink_resolved(const Ghost& entry) noexcept {
@@ -314,31 +307,17 @@ void ReuseTracker::unlink_resolved(const Ghost& entry) noexcept {
 
 void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
-  std::size_t hole = home(entry.key);
-  while (buckets_[hole] != ghost) hole = after(hole);
-  // Backward shift, as in the prefix index.
-  for (std::size_t s = after(hole); buckets_[s] >= 0; s = after(s)) {
-    const std::uint64_t key = ghosts_[static_cast<std::size_t>(buckets_[s])].key;
-    if (distance(home(key), s) >= distance(hole, s)) {
-      buckets_[hole] = buckets_[s];
-      hole = s;
-    }
-  }
-  buckets_[hole] = -1;
+  table_.erase(ghost);
   entry.tick = kNoTick;
   entry.next = unused_ghost_;
   unused_ghost_ = ghost;
 }
 
-std::int64_t ReuseTracker::num_ghosts() const noexcept {
-  std::int64_t count = 0;
-  for (std::size_t i = 0; i < num_buckets_; ++i) count += buckets_[i] >= 0;
-  return count;
-}
+std::int64_t ReuseTracker::num_ghosts() const noexcept { return table_.size(); }
 
 std::size_t ReuseTracker::memory() const {
   return sizeof *this + live_.bytes() + holes_.bytes() + at_.bytes() + sums_.bytes() +
-         tick_.bytes() + ghosts_.bytes() + buckets_.bytes() + histogram_.bytes();
+         tick_.bytes() + ghosts_.bytes() + table_.bytes() + histogram_.bytes();
 }
 
 }  // namespace blockmgr

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "memory/block.h"
+#include "memory/tag_table.h"
 
 namespace blockmgr {
 
@@ -130,16 +131,6 @@ class ReuseTracker {
     std::memcpy(&key, digest, sizeof key);
     return key;
   }
-  std::size_t home(std::uint64_t key) const {
-    return static_cast<std::size_t>(((key & 0xffffffff) * num_buckets_) >> 32);
-  }
-  std::size_t after(std::size_t bucket) const {
-    return bucket + 1 == num_buckets_ ? 0 : bucket + 1;
-  }
-  std::size_t distance(std::size_t from, std::size_t to) const {
-    return to >= from ? to - from : to + num_buckets_ - from;
-  }
-
   std::int64_t rank(Tick t) const noexcept;  // entries from this tick on
   Tick next_tick() noexcept;
   void compact() noexcept;
@@ -165,8 +156,7 @@ class ReuseTracker {
   ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
   ZeroedArray<Tick> tick_;           // of an idle block
   ZeroedArray<Ghost> ghosts_;
-  std::size_t num_buckets_;
-  ZeroedArray<std::int32_t> buckets_;  // ghosts by key, open addressing
+  TagTable table_;  // ghosts by key
   ZeroedArray<std::int64_t> histogram_;
   Tick next_ = 0;
   std::int64_t num_live_ = 0;

@@ -21,19 +21,13 @@ int entries_for(int capacity) {
 ReuseSample::ReuseSample(int capacity, std::int64_t unit)
     : model_(unit),
       entries_(static_cast<std::size_t>(entries_for(capacity))),
-      buckets_(entries_.size() * 2 + 1, -1),
+      table_(entries_.size(), &entries_.data()->tag, sizeof(Entry)),
       lists_(static_cast<int>(entries_.size()), ReuseModel::kLevels) {
   const auto remembered = static_cast<double>(std::int64_t{kMemory} * capacity);
   const double share = std::min(1.0, static_cast<double>(entries_.size()) / remembered);
   limit_ = std::numeric_limits<std::uint64_t>::max();
   if (share < 1) limit_ = static_cast<std::uint64_t>(share * 0x1p64);
   directory_ = std::max(1, static_cast<int>(share * capacity));
-}
-
-int ReuseSample::find(std::uint64_t tag) const {
-  for (std::size_t s = home(tag); buckets_[s] >= 0; s = next(s))
-    if (entry(buckets_[s]).tag == tag) return buckets_[s];
-  return -1;
 }
 
 int ReuseSample::add(std::uint64_t tag, std::int64_t now) noexcept {
@@ -45,9 +39,7 @@ int ReuseSample::add(std::uint64_t tag, std::int64_t now) noexcept {
   }
   entry(i) = {};
   entry(i).tag = tag;
-  std::size_t s = home(tag);
-  while (buckets_[s] >= 0) s = next(s);
-  buckets_[s] = i;
+  table_.insert(i);
   return i;
 }
 
@@ -57,16 +49,7 @@ void ReuseSample::forget(int i, std::int64_t now) noexcept {
   leave_learned(i);
   if (e.in_lru) --num_lru_;
   unlink(i);
-  std::size_t hole = home(e.tag);
-  while (buckets_[hole] != i) hole = next(hole);
-  // Backward shift, as in the index: no tombstones.
-  for (std::size_t s = next(hole); buckets_[s] >= 0; s = next(s)) {
-    if (distance(home(entry(buckets_[s]).tag), s) >= distance(hole, s)) {
-      buckets_[hole] = buckets_[s];
-      hole = s;
-    }
-  }
-  buckets_[hole] = -1;
+  table_.erase(i);
 }
 
 void ReuseSample::unlink(int i) noexcept {
@@ -145,8 +128,7 @@ void ReuseSample::fit(std::int64_t now) noexcept {
 }
 
 std::size_t ReuseSample::memory() const {
-  return entries_.capacity() * sizeof(Entry) + buckets_.capacity() * sizeof(std::int32_t) +
-         lists_.memory() + model_.memory();
+  return entries_.capacity() * sizeof(Entry) + table_.bytes() + lists_.memory() + model_.memory();
 }
 
 }  // namespace blockmgr

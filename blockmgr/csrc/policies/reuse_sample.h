@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/tag_table.h"
 #include "policies/aged_lists.h"
 #include "policies/reuse_model.h"
 
@@ -65,16 +66,9 @@ class ReuseSample {
   };
   // Digests that are no good hashes are spread (Fibonacci hashing).
   static std::uint64_t mix(std::uint64_t tag) { return tag * 0x9e3779b97f4a7c15u; }
-  std::size_t home(std::uint64_t tag) const {
-    return static_cast<std::size_t>((mix(tag) & 0xffffffff) * buckets_.size() >> 32);
-  }
-  std::size_t next(std::size_t s) const { return s + 1 == buckets_.size() ? 0 : s + 1; }
-  std::size_t distance(std::size_t from, std::size_t to) const {
-    return to >= from ? to - from : to + buckets_.size() - from;
-  }
   Entry& entry(int i) { return entries_[static_cast<std::size_t>(i)]; }
   const Entry& entry(int i) const { return entries_[static_cast<std::size_t>(i)]; }
-  int find(std::uint64_t tag) const;
+  int find(std::uint64_t tag) const { return table_.find(tag); }
   int add(std::uint64_t tag, std::int64_t now) noexcept;
   void forget(int i, std::int64_t now) noexcept;
   void unlink(int i) noexcept;
@@ -85,7 +79,7 @@ class ReuseSample {
   int directory_;  // entries that each directory holds
   ReuseModel model_;
   std::vector<Entry> entries_;
-  std::vector<std::int32_t> buckets_;
+  TagTable table_;
   AgedLists lists_;  // idle entries in the learned directory
   int num_entries_ = 0;
   int newest_ = -1, oldest_ = -1;
