@@ -105,14 +105,12 @@ bool World::can_withdraw(const Entry& entry) const {
   if (open_) return false;
   const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
   for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
-    if (promised_[static_cast<std::size_t>(table[i])] && core_.blocks()[table[i]].ref_count > 1 &&
-        core_.blocks()[table[i]].keyed())
-      return false;
+    if (core_.blocks()[table[i]].ref_count > 1 && core_.blocks()[table[i]].unwritten) return false;
   return true;
 }
 
-// What stays findable of what a sequence took back is what others write.
-void World::withdrawn(const std::vector<bool>& was_keyed) {
+// A key may have passed to a block that somebody else has promised to write.
+void World::note_moved(const std::vector<bool>& was_keyed) {
   for (std::size_t b = 0; b < promised_.size(); ++b)
     if (!core_.blocks()[static_cast<BlockId>(b)].keyed()) promised_[b] = 0;
   for (const EntryPtr& entry : entries_)

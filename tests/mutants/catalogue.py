@@ -213,7 +213,7 @@ CORE = (
         "leaves_what_nobody_will_write_findable",
         "withdrawal.cc",
         "      forget_chain(t[i]);\n",
-        "",
+        "      (void)i;\n",
     ),
     Mutant(
         "withdraws_a_block_from_under_its_children",
@@ -224,9 +224,12 @@ CORE = (
     ),
     Mutant(
         "takes_a_twin_for_written",
-        "withdrawal.cc",
-        "      note_twin(twin, i);\n",
-        "",
+        "promotion.cc",
+        "    note_unwritten(*promotion.sequence, logical, own);  // the key may pass",
+        (
+            "    if (blocks_[own].keyed())\n"
+            "      note_unwritten(*promotion.sequence, logical, own);  // the key may pass"
+        ),
         times=4,
     ),
     Mutant(
