@@ -292,7 +292,9 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   const bool full = core_.num_sequences() == config_.max_seqs;
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
   MatchResult match;
-  call(kMatch, bit(kDone), [&] { match = core_.match(asked); });
+  Prompt looked_up = asked;
+  if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // there may be less room
+  call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
   asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
   EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");

@@ -5,11 +5,12 @@
 
 namespace blockmgr::testing {
 
-// Ids of some blocks from one on, of those that anybody may name; now and then any at all.
+// Ids of some blocks from one on, of those that are in any use; one that only a copy keeps is no
+// block that anybody may name.
 std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
   std::vector<std::int64_t> all;
   for (BlockId b = config_.null_block; b < config_.num_blocks; ++b)
-    if (core_.blocks()[b].ref_count || core_.blocks()[b].keyed()) all.push_back(b);
+    if (core_.blocks()[b].used() || core_.blocks()[b].keyed()) all.push_back(b);
   if (all.empty()) all.push_back(config_.num_blocks - 1);
   std::vector<std::int64_t> some;
   for (std::size_t i = 0; i < count; ++i) some.push_back(all[(which + i) % all.size()]);

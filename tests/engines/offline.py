@@ -128,7 +128,8 @@ def main() -> int:
         answers = run(args.model, args.workloads[0], json.loads(args.arm))
         args.out.write_text(json.dumps(answers))
         return 0
-    return int(not all([compare(args.model, name) for name in args.workloads]))
+    results = [compare(args.model, name) for name in args.workloads]
+    return int(not all(results))
 
 
 if __name__ == "__main__":

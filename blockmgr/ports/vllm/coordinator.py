@@ -59,6 +59,6 @@ class Coordinator:
         has = held.num_blocks if held else len(new_computed_blocks[0])
         return max(0, -(-num_tokens // self._block_size) - has)
 
-    def get_num_cacheable_tokens(self, num_computed_tokens: int) -> int:
+    def get_num_cacheable_tokens(self, num_computed_tokens: int, kv_cache_group_id: int) -> int:
         """Of computed tokens, those whose K/V is final."""
         return num_computed_tokens
