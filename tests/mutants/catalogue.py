@@ -182,6 +182,7 @@ CORE = (
         "forgetting.cc",
         "        pool_.drop_twin(*at);\n",
         "        continue;\n",
+        times=4,
     ),
     Mutant(
         "keeps_chains_through_forgotten_blocks",
