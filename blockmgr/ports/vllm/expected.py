@@ -162,7 +162,6 @@ ATTRIBUTES = {
         "num_blocks",
         "kv_cache_groups",
         "needs_kv_cache_zeroing",
-        "prefix_cache_retention_interval",
     ),
     "vllm.v1.core.kv_cache_manager:KVCacheManager": (
         "usage",

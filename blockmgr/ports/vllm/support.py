@@ -49,8 +49,6 @@ def _of_groups(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"layers of kind {kind.value} are not supported, only full attention"
         elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
             yield "the model's KV cache cannot be shared by prefix"
-    if arguments["kv_cache_config"].prefix_cache_retention_interval is not None:
-        yield "--prefix-cache-retention-interval is not supported"
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
