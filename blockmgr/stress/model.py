@@ -140,7 +140,7 @@ class ModelManager(BlocksModel):
                     block.twin, block.twinned = twin, next(self.clock)
                 else:
                     self.move(twin, block)
-                    block.unwritten = self.size - written
+                block.unwritten = self.size - written
             seq.promoted += 1
             self.settle_down()
 

@@ -133,22 +133,13 @@ class BlocksModel(CacheModel):
             return
         self.check_no_open_ticket()
         first = seq.settled // self.size
-        unwritten = [
-            (i, seq.blocks[i]) for i in range(first, seq.promoted) if seq.blocks[i].unwritten
-        ]
-        if any(self.references(block) > 1 for _, block in unwritten):
+        unwritten = [block for block in seq.blocks[first : seq.promoted] if block.unwritten]
+        if any(self.references(block) > 1 for block in unwritten):
             raise StepError(f"others share what sequence {seq.handle} committed")
-        for index, block in reversed(unwritten):
-            if block.content is None:
-                continue
-            block.unwritten = 0
-            twins = [other for other in self.live if other.twin is block]
-            if twins:
-                heir = max(twins, key=lambda other: other.twinned)
-                owner = next(s for s in self.seqs.values() if heir in s.blocks)
-                written = min(max(owner.written - index * self.size, 0), self.size)
-                heir.unwritten = self.size - written
-            else:
+        for block in reversed(unwritten):
+            block.unwritten, block.twin = 0, None
+            # To a twin, which the same forward writes for another, the key passes with the release.
+            if block.content and all(other.twin is not block for other in self.live):
                 self.forget_chain(block)  # it may have come to children by a twin
         seq.promoted = min(seq.promoted, first)
         self.limit_computed(seq, seq.settled)

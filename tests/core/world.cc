@@ -152,6 +152,8 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   std::vector<std::vector<BlockId>> before_merging;
   if (merges) before_merging = merging();
   if (config_.retention) levels_.before_call();
+  const bool moves = early() && !config_.remap && op != kCommit && op != kFree;
+  const std::vector<bool> was_keyed = moves ? keyed() : std::vector<bool>();
   const Outcome outcome =
       settings_.trial ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
   if (core_.debug()) {
@@ -168,6 +170,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (witness_) EXPECT(!witness_->fault(), witness_->fault());
   if (touched) check_others(others, touched);
   if (merges && outcome == kDone) merged(before_merging);
+  if (moves && outcome == kDone) note_moved(was_keyed);
   const bool forgets = op == kForget || op == kFree || op == kPreempt;
   if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
@@ -289,7 +292,9 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   const bool full = core_.num_sequences() == config_.max_seqs;
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
   MatchResult match;
-  call(kMatch, bit(kDone), [&] { match = core_.match(asked); });
+  Prompt looked_up = asked;
+  if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // there may be less room
+  call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
   asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
   EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");
@@ -619,7 +624,7 @@ void World::free(const EntryPtr& entry, bool withdraw) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);
-    if (withdraw) withdrawn(was_keyed);
+    note_moved(was_keyed);
   }
   settle();
 }
@@ -629,7 +634,6 @@ void World::preempt(Entry& entry, bool withdraw) {
   const Outcome due = !entry.running ? kWrongState : refused ? kStepRefused : kDone;
   touching(entry.name);
   const int cached = core_.index().num_keyed();
-  const std::vector<bool> was_keyed = keyed();
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle, withdraw); }) == kDone) {
     EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
@@ -639,7 +643,6 @@ void World::preempt(Entry& entry, bool withdraw) {
     entry.written.clear();
     entry.running = entry.outdated = false;
     ++entry.version;
-    if (withdraw) withdrawn(was_keyed);
   }
   settle();
 }

@@ -272,7 +272,7 @@ class World {
   std::int64_t num_held(std::int64_t b) const;
   bool is_known(std::int64_t b) const;
   bool can_withdraw(const Entry& entry) const;
-  void withdrawn(const std::vector<bool>& was_keyed);
+  void note_moved(const std::vector<bool>& was_keyed);
   void check_holds();
   void begin_early(Entry& entry) const;
   std::int64_t settled(const Entry& entry) const;

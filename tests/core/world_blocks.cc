@@ -5,11 +5,12 @@
 
 namespace blockmgr::testing {
 
-// Ids of some blocks from one on, of those that anybody may name; now and then any at all.
+// Ids of some blocks from one on, of those that are in any use; one that only a copy keeps is no
+// block that anybody may name.
 std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
   std::vector<std::int64_t> all;
   for (BlockId b = config_.null_block; b < config_.num_blocks; ++b)
-    if (core_.blocks()[b].ref_count || core_.blocks()[b].keyed()) all.push_back(b);
+    if (core_.blocks()[b].used() || core_.blocks()[b].keyed()) all.push_back(b);
   if (all.empty()) all.push_back(config_.num_blocks - 1);
   std::vector<std::int64_t> some;
   for (std::size_t i = 0; i < count; ++i) some.push_back(all[(which + i) % all.size()]);
@@ -105,14 +106,12 @@ bool World::can_withdraw(const Entry& entry) const {
   if (open_) return false;
   const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
   for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
-    if (promised_[static_cast<std::size_t>(table[i])] && core_.blocks()[table[i]].ref_count > 1 &&
-        core_.blocks()[table[i]].keyed())
-      return false;
+    if (core_.blocks()[table[i]].ref_count > 1 && core_.blocks()[table[i]].unwritten) return false;
   return true;
 }
 
-// What stays findable of what a sequence took back is what others write.
-void World::withdrawn(const std::vector<bool>& was_keyed) {
+// A key may have passed to a block that somebody else has promised to write.
+void World::note_moved(const std::vector<bool>& was_keyed) {
   for (std::size_t b = 0; b < promised_.size(); ++b)
     if (!core_.blocks()[static_cast<BlockId>(b)].keyed()) promised_[b] = 0;
   for (const EntryPtr& entry : entries_)

@@ -204,10 +204,12 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
   std::vector<bool> expected(chain.size());
   for (std::size_t i = 0; i < chain.size(); ++i)
     expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
+  const std::vector<bool> was_keyed = keyed();
   if (call(kFree, bit(due), [&] { core_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);
+    note_moved(was_keyed);
     BlockId below = kNoBlock;
     for (std::size_t i = 0; i < chain.size(); ++i) {
       // A tail that was cached by this call is the sequence's own.

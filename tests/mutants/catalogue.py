@@ -109,20 +109,20 @@ CORE = (
     Mutant(
         "takes_more_from_the_cache_than_it_may",
         "sequences/admission.cc",
-        " = terms.most < count ? terms.most + 1 : count;\n  if (terms",
-        " = count;\n  if (terms",
+        "    const std::int64_t looked_up = applicant.looked_up(count);\n",
+        "    const std::int64_t looked_up = count;\n",
     ),
     Mutant(
         "takes_less_than_a_match_found",
         "sequences/admission.cc",
-        "  if (terms.due >= 0 && cached != terms.due) throw ",
-        "  if (terms.due >= 0 && cached > terms.due) throw ",
+        "  if (applicant.due_cached >= 0 && cached != applicant.due_cached)",
+        "  if (applicant.due_cached >= 0 && cached > applicant.due_cached)",
     ),
     Mutant(
         "leaves_out_the_part_that_a_match_found",
         "sequences/admission.cc",
-        "  if (found.partial >= 0 && terms.due < 0 && !d.fits(",
-        "  if (found.partial >= 0 && !d.fits(",
+        "  if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits)",
+        "  if (found.partial >= 0 && !plan.fits)",
     ),
     Mutant(
         "holds_back_what_the_config_says_all_the_same",
@@ -133,8 +133,8 @@ CORE = (
     Mutant(
         "forgets_to_count_idle_hits_in_a_match",
         "sequences/admission.cc",
-        "  result.num_idle = d.needed() - (d.num_blocks - found.num_full);\n",
-        "  result.num_idle = d.to_take - (d.num_blocks - found.num_full);\n",
+        "  result.num_idle = demand.needed() - ",
+        "  result.num_idle = demand.to_take - ",
     ),
     # Blocks by their ids.
     Mutant(
@@ -182,6 +182,7 @@ CORE = (
         "sequences/forgetting.cc",
         "        pool_.drop_twin(*at);\n",
         "        continue;\n",
+        times=4,
     ),
     Mutant(
         "keeps_chains_through_forgotten_blocks",
@@ -213,7 +214,7 @@ CORE = (
         "leaves_what_nobody_will_write_findable",
         "sequences/withdrawal.cc",
         "      forget_chain(t[i]);\n",
-        "",
+        "      (void)i;\n",
     ),
     Mutant(
         "withdraws_a_block_from_under_its_children",
@@ -224,9 +225,12 @@ CORE = (
     ),
     Mutant(
         "takes_a_twin_for_written",
-        "sequences/withdrawal.cc",
-        "      note_twin(twin, i);\n",
-        "",
+        "sequences/promotion.cc",
+        "    note_unwritten(*promotion.sequence, logical, own);  // the key may pass",
+        (
+            "    if (blocks_[own].keyed())\n"
+            "      note_unwritten(*promotion.sequence, logical, own);  // the key may pass"
+        ),
         times=4,
     ),
     Mutant(

@@ -133,7 +133,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
   if (retention_) retention_->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
-    if (blocks_[own].keyed()) note_unwritten(*promotion.sequence, logical, own);
+    note_unwritten(*promotion.sequence, logical, own);  // the key may pass to it within the step
     return;
   }
   set_entry(promotion.row, logical, cached);

@@ -445,7 +445,6 @@ class Sequences : public Store {
   // withdrawal.cc
   void check_leaving(const Sequence& s, bool withdraws, const char* call) const;
   void withdraw(Sequence& s) noexcept;
-  void note_twin(BlockId twin, std::int64_t logical) noexcept;
 
   // explain.cc
   class Elsewhere;

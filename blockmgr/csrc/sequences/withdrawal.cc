@@ -20,14 +20,6 @@ void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* cal
                                         ", which this step's forward writes for it, is shared");
 }
 
-// The twin of an unwritten block is another one's that the same forward writes: the key passes to it
-// when the block is released, and with the key the mark.
-void Sequences::note_twin(BlockId twin, std::int64_t logical) noexcept {
-  for (const Sequence& s : sequences_)
-    if (logical < s.num_blocks && table(s)[logical] == twin)
-      return note_unwritten(s, logical, twin);
-}
-
 // The last first, so that each goes after what continues it. A block may have come to its key, and to
 // children, by a twin that nobody named: those go with it.
 void Sequences::withdraw(Sequence& s) noexcept {
@@ -36,13 +28,13 @@ void Sequences::withdraw(Sequence& s) noexcept {
   const std::int32_t* t = table(s);
   for (std::int64_t i = s.num_chained; i-- > kept;) {
     Block& block = blocks_[t[i]];
-    if (!block.keyed() || !block.unwritten) continue;
+    if (!block.unwritten) continue;
     unwritten_.remove(t[i]);
     block.unwritten = 0;
-    const BlockId twin = pool_.first_twin(t[i]);
-    if (twin >= 0) {
-      note_twin(twin, i);
-    } else {
+    // To a twin, which the same forward writes for another, the key passes with the release.
+    if (!block.keyed()) {
+      pool_.drop_twin(t[i]);
+    } else if (pool_.first_twin(t[i]) < 0) {
       forget_chain(t[i]);
     }
   }

@@ -1,0 +1,156 @@
+"""Blocks as vLLM's scheduler and its connectors look at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from blockmgr import BlockManager
+
+__all__ = ["Block", "BlockPool", "Blocks"]
+
+CACHED = b"cached by blockmgr"
+
+
+class Block:
+    """What is read of a ``KVCacheBlock``: looked up when it is asked for."""
+
+    __slots__ = ("_manager", "block_id")
+
+    def __init__(self, manager: BlockManager, block_id: int) -> None:
+        self._manager = manager
+        self.block_id = block_id
+
+    def __repr__(self) -> str:
+        return f"<Block {self.block_id}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Block):
+            return NotImplemented
+        return other._manager is self._manager and other.block_id == self.block_id
+
+    def __hash__(self) -> int:
+        return hash(self.block_id)
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is block 0, where nothing is stored."""
+        return self.block_id == 0
+
+    @property
+    def block_hash(self) -> bytes | None:
+        """Something if the block can be found, else None. It is no hash: nothing is found by it."""
+        return None if self.is_null or not self._manager.is_cached(self.block_id) else CACHED
+
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        """Tokens of a block that can be found."""
+        return None if self.block_hash is None else self._manager.config.block_size
+
+    @property
+    def ref_cnt(self) -> int:
+        """Tables that name it, and holds."""
+        return 1 if self.is_null else self._manager.ref_count(self.block_id)
+
+
+class Blocks:
+    """A ``KVCacheBlocks`` of one group."""
+
+    __slots__ = ("_manager", "ids")
+
+    def __init__(self, manager: BlockManager, ids: list[int]) -> None:
+        self._manager = manager
+        self.ids = ids
+
+    @property
+    def blocks(self) -> tuple[list[Block], ...]:
+        """The blocks of the group."""
+        return ([Block(self._manager, block) for block in self.ids],)
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """The ids of the group's blocks, as a list; None for none, if that is allowed."""
+        if allow_none and not self.ids:
+            return None
+        return (self.ids,) if group_ids is None else tuple(self.ids for _ in group_ids)
+
+    def get_unhashed_block_ids(self) -> list[int]:
+        """The ids of blocks that cannot be found."""
+        return [block for block in self.ids if not self._manager.is_cached(block)]
+
+    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
+        """Likewise, by group."""
+        return [self.get_unhashed_block_ids()]
+
+    def new_empty(self) -> Blocks:
+        """As many groups, and no block."""
+        return Blocks(self._manager, [])
+
+    def __add__(self, other: Blocks) -> Blocks:
+        return Blocks(self._manager, self.ids + other.ids)
+
+
+class AllBlocks:
+    """``block_pool.blocks``: a block by its id."""
+
+    __slots__ = ("_manager",)
+
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+
+    def __getitem__(self, block_id: int) -> Block:
+        if not 0 <= block_id < len(self):
+            raise IndexError(block_id)
+        return Block(self._manager, block_id)
+
+    def __len__(self) -> int:
+        return self._manager.config.num_blocks
+
+    def __iter__(self) -> Iterator[Block]:
+        return (Block(self._manager, block) for block in range(len(self)))
+
+
+class BlockPool:
+    """The part of vLLM's ``BlockPool`` that its scheduler and connectors reach for.
+
+    Blocks are not found by vLLM's hashes, and nobody else takes any: what needs that is refused at
+    start-up.
+    """
+
+    enable_kv_cache_events = False
+
+    def __init__(self, manager: BlockManager, enable_caching: bool) -> None:
+        self._manager = manager
+        self.blocks = AllBlocks(manager)
+        self.null_block = Block(manager, 0)
+        self.num_gpu_blocks = manager.config.num_blocks
+        self.hash_block_size = manager.config.block_size
+        self.enable_caching = enable_caching
+        self.kv_event_queue: list[Any] = []
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that could be handed out."""
+        return self._manager.num_available
+
+    def get_usage(self) -> float:
+        """Share of the blocks that are in use, 0.0 to 1.0."""
+        return 1.0 - self._manager.num_available / self._manager.config.capacity
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """Holds blocks; vLLM's word for it."""
+        self._manager.acquire([block.block_id for block in blocks if not block.is_null])
+
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+        """Gives up holds, the first to be evicted first."""
+        self._manager.release([block.block_id for block in ordered_blocks if not block.is_null])
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Has nobody find these blocks again."""
+        self._manager.forget(sorted(block for block in block_ids if block))
+
+    def take_events(self) -> list[Any]:
+        """None: configurations with KV events are refused at start-up."""
+        return []

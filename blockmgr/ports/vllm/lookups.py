@@ -1,0 +1,120 @@
+"""What vLLM asks of its KV cache manager without changing anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.metrics.stats import PrefixCacheStats
+
+from blockmgr.ports.vllm.blocks import Blocks
+from blockmgr.ports.vllm.naming import extras_of, namespace
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from blockmgr import BlockManager
+    from blockmgr.ports.vllm.blocks import BlockPool
+    from blockmgr.ports.vllm.held import Held
+
+__all__ = ["Lookups"]
+
+
+class Lookups:
+    """Look-ups, tables and counts: a part of the manager."""
+
+    manager: BlockManager
+    block_pool: BlockPool
+    block_size: int
+    enable_caching: bool
+    use_eagle: bool
+    log_stats: bool
+    prefix_cache_stats: PrefixCacheStats | None
+    empty_kv_cache_blocks: Blocks
+    _held: dict[str, Held]
+    _whole_only: set[str]
+
+    # What is cached.
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are in use, 0.0 to 1.0."""
+        return self.block_pool.get_usage()
+
+    def prefix_cache_lookup_enabled(self, request: Request) -> bool:
+        """Whether the request may be served from the cache."""
+        return self.enable_caching and not request.skip_reading_prefix_cache
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """What look-ups have found since the last call."""
+        stats = self.prefix_cache_stats
+        if self.log_stats:
+            self.prefix_cache_stats = PrefixCacheStats()
+        return stats
+
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """Counts a request's look-up."""
+        if self.prefix_cache_stats is None or not self.prefix_cache_lookup_enabled(request):
+            return
+        self.prefix_cache_stats.record(
+            num_tokens=request.num_tokens,
+            num_hits=num_hits,
+            preempted=request.num_preemptions > 0,
+        )
+
+    def get_computed_blocks(self, request: Request) -> tuple[Blocks, int, int]:
+        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0."""
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        key = self._key(request)
+        found = self.manager.match(request._all_token_ids, **key, watermark_blocks=0)
+        most = found.num_cached_tokens
+        if self.use_eagle:  # its head computes the last block's hidden states again
+            most = max(0, len(found.block_ids) - 1) * self.block_size
+        elif found.num_partial_tokens and request.request_id in self._whole_only:
+            most -= found.num_partial_tokens
+        blocks = found.block_ids[: most // self.block_size].tolist()
+        return Blocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
+
+    def get_computed_blocks_for_connector(self, request: Request) -> tuple[Blocks, int, int, bool]:
+        """Likewise; and that all groups agree on it."""
+        return *self.get_computed_blocks(request), False
+
+    def truncate_computed_blocks(self, blocks: Blocks, num_computed_tokens: int) -> Blocks:
+        """The leading blocks of a look-up, for so many tokens."""
+        if num_computed_tokens % self.block_size:
+            raise ValueError(
+                f"num_computed_tokens must be whole blocks of {self.block_size}, "
+                f"got {num_computed_tokens}"
+            )
+        return Blocks(self.manager, blocks.ids[: num_computed_tokens // self.block_size])
+
+    def _key(self, request: Request) -> dict[str, Any]:
+        return {"namespace": namespace(request), "extras": extras_of(request, self.block_size)}
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """Tokens of the request that others can find."""
+        held = self._held.get(request.request_id)
+        return held.next_full - self.block_size if held and self.enable_caching else 0
+
+    # Tables.
+
+    def get_blocks(self, request_id: str) -> Blocks:
+        """The request's blocks, those it found first."""
+        held = self._held.get(request_id)
+        if held is None:
+            return self.empty_kv_cache_blocks
+        return Blocks(self.manager, self.manager.block_ids(held.handle))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Their ids."""
+        return (self.get_blocks(request_id).ids,)
+
+    def get_block_ids_for_computed_tokens(
+        self, request_id: str, num_computed_tokens: int
+    ) -> tuple[list[int], ...]:
+        """The ids of those that hold so many tokens."""
+        return (self.get_blocks(request_id).ids[: -(-num_computed_tokens // self.block_size)],)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """0 for the group: vLLM has no cascade attention any more."""
+        return [0]

@@ -1,0 +1,403 @@
+"""The KV cache manager that vLLM's scheduler calls, for one group of full attention.
+
+vLLM publishes blocks before the forward that fills them, and requests of the same step find them:
+``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the last thing
+the scheduler asks for; what is published between two steps was written by one that has run.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.metrics.stats import PrefixCacheStats
+from vllm.v1.request import RequestStatus
+
+from blockmgr import (
+    Admission,
+    BlockManager,
+    Match,
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    StaleMatchError,
+    StepError,
+)
+from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
+from blockmgr.ports.vllm.coordinator import Coordinator, SingleTypeManager
+from blockmgr.ports.vllm.held import Held, Room
+from blockmgr.ports.vllm.lookups import Lookups
+from blockmgr.ports.vllm.report import Report
+from blockmgr.ports.vllm.wishes import expects_reuse, retain
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from blockmgr.ports.vllm.options import Options
+
+__all__ = ["KVCacheManager"]
+
+NO_BLOCKS = np.zeros(0, np.int32)
+SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
+WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+class KVCacheManager(Lookups):
+    """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
+
+    Args:
+        options: What is said under ``blockmgr``.
+        max_seqs: Requests that may have blocks at a time.
+        kv_cache_config: As vLLM's has it; so are the others.
+    """
+
+    mamba_shared_prefix_checkpoint = False
+    num_kv_cache_groups = 1
+    retained_hit_group_ids = ()
+    enable_kv_cache_events = False
+
+    def __init__(
+        self,
+        options: Options,
+        max_seqs: int,
+        *,
+        kv_cache_config: Any,
+        max_model_len: int,
+        scheduler_block_size: int,
+        hash_block_size: int,
+        max_in_flight_tokens: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        num_prefill_lookahead: int = 0,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        metrics_collector: Any = None,
+        watermark: float = 0.0,
+        enable_mamba_shared_prefix_checkpoint: bool = False,
+    ) -> None:
+        [group] = kv_cache_config.kv_cache_groups
+        self.options = options
+        self.kv_cache_config = kv_cache_config
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.use_eagle = use_eagle
+        self.log_stats = log_stats
+        self.metrics_collector = metrics_collector
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
+        self.block_size = group.kv_cache_spec.block_size * dcp_world_size
+        self._has_shares = bool(options.quotas)
+        self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
+        in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
+        most_slots = max_model_len + min(in_flight, max_model_len)
+        self.manager = BlockManager.from_config(
+            options.config(
+                num_blocks=kv_cache_config.num_blocks,
+                block_size=self.block_size,
+                max_seqs=max_seqs,
+                max_blocks_per_seq=-(-most_slots // self.block_size) + 1,
+                prefix_caching=enable_caching,
+            )
+        )
+        self._held: dict[str, Held] = {}
+        self._whole_only: set[str] = set()  # requests whose copy of a part found no room
+        self._in_step = False
+        self._committed_late = False  # since the step's planning ended
+        self._leaving: list[int] = []  # handles that could not be freed within the step
+        self._new_block_ids: list[int] = []
+        self._report = Report(self.manager, options.report_every)
+        self.block_pool = BlockPool(self.manager, enable_caching)
+        single = SingleTypeManager(self.block_size, group.kv_cache_spec, self.block_pool)
+        single.records_new_block_ids = self._zeroes
+        self.coordinator = Coordinator(single, self._held, use_eagle)
+        self.empty_kv_cache_blocks = Blocks(self.manager, [])
+
+    # Growth.
+
+    def allocate_slots(  # noqa: PLR0917  as vLLM has it
+        self,
+        request: Request,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Blocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> Blocks | None:
+        """Slots for the next tokens of a request: its new blocks, or None and nothing changed."""
+        if not (num_new_tokens or num_external_computed_tokens or num_new_computed_tokens):
+            raise ValueError(
+                "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
+            )
+        found = num_new_computed_tokens + num_external_computed_tokens
+        end = min(request.num_computed_tokens + found, self.max_model_len) + num_new_tokens
+        slots = min(end + num_lookahead_tokens, self.max_model_len)
+        held = self._held.get(request.request_id)
+        turned = request.resumable and request.status in WAITING
+        if held is not None and slots <= held.num_slots and end < held.next_full and not turned:
+            return self.empty_kv_cache_blocks  # by far the most calls of a decode step
+        headroom = 0
+        if has_scheduled_reqs and request.status in WAITING:
+            headroom = self.watermark_blocks
+        whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
+        room = Room(slots, whole, headroom, reserved_blocks)
+        if held is None:
+            held = self._admit(request, num_new_computed_tokens, room)
+            if held is None:
+                return None
+            new = self.manager.block_ids(held.handle, num_new_computed_tokens // self.block_size)
+            held.is_loading = delay_cache_blocks
+            if self._zeroes:
+                start = found if 0 in skip_zeroing_group_ids else num_new_computed_tokens
+                self.record_blocks_for_zeroing(request.request_id, start)
+        else:
+            before = held.num_blocks
+            if not self._grow(held, request, room):
+                return None
+            grown = held.num_blocks > before
+            new = self.manager.block_ids(held.handle, before) if grown else []
+            if self._zeroes:
+                self._new_block_ids += new
+        if not delay_cache_blocks:
+            self._publish(held, min(end, held.num_known))
+        return Blocks(self.manager, new) if new else self.empty_kv_cache_blocks
+
+    def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
+        """A sequence for the request, with exactly what it was told it finds."""
+        slots, most, headroom = room.slots, max(room.whole, room.slots), room.headroom
+        manager, tokens = self.manager, request._all_token_ids
+        asked = self._key(request)
+        if self.prefix_cache_lookup_enabled(request):
+            asked["match"] = Match(num_found, 0, NO_BLOCKS)
+        else:
+            asked["read_cache"] = False
+        try:
+            if room.whole and not self._fits_anyway(most, headroom):
+                verdict = manager.can_admit(
+                    tokens, num_slots=most, watermark_blocks=headroom, **asked
+                )
+                if verdict is not Admission.NOW:
+                    self._do_without_part(request, num_found)
+                    return None
+            held_back = headroom + room.reserved
+            handle = manager.admit(tokens, num_slots=slots, watermark_blocks=held_back, **asked)
+        except SHORTAGES:
+            self._do_without_part(request, num_found)
+            return None
+        self._whole_only.discard(request.request_id)
+        num_blocks = -(-max(slots, num_found) // self.block_size)
+        held = Held(
+            handle,
+            len(tokens),
+            num_blocks,
+            num_blocks * self.block_size,
+            (num_found // self.block_size + 1) * self.block_size,
+        )
+        self._held[request.request_id] = held
+        return held
+
+    def _do_without_part(self, request: Request, num_found: int) -> None:
+        """No room: next time the request does without the copy of a part of a block."""
+        if num_found % self.block_size:
+            self._whole_only.add(request.request_id)
+
+    def _fits_anyway(self, slots: int, headroom: int) -> bool:
+        """Whether there is room though all of it were new, the source of a copy included."""
+        most = -(-slots // self.block_size) + 1
+        return not self._has_shares and most <= self.manager.num_available - headroom
+
+    def _grow(self, held: Held, request: Request, room: Room) -> bool:
+        tokens, slots = request._all_token_ids, room.slots
+        if request.resumable and request.status in WAITING:
+            self._follow_session(held, request)
+        more = -(-slots // self.block_size) - held.num_blocks
+        to_end = -(-room.whole // self.block_size) - held.num_blocks
+        available = self.manager.num_available - room.headroom
+        is_bounded = room.whole or room.headroom or room.reserved
+        if is_bounded and (max(more, 0) > available - room.reserved or to_end > available):
+            return False
+        try:
+            known = min(len(tokens), max(slots, held.num_known))
+            if known > held.num_known:
+                self.manager.append(held.handle, tokens[held.num_known : known])
+                held.num_known = known
+                self._has_grown(held, known)
+            if slots > held.num_slots:
+                self.manager.reserve(held.handle, slots)
+                self._has_grown(held, slots)
+        except (OutOfBlocksError, NeverFitsError):
+            return False
+        return True
+
+    def _has_grown(self, held: Held, slots: int) -> None:
+        held.num_blocks = max(held.num_blocks, -(-slots // self.block_size))
+        held.num_slots = held.num_blocks * self.block_size
+
+    def _follow_session(self, held: Held, request: Request) -> None:
+        """A streaming session takes its last sampled token back before it goes on."""
+        tokens = request._all_token_ids
+        mine = self.manager.sequence(held.handle).tokens.tolist()
+        same = next(
+            (i for i, (a, b) in enumerate(zip(mine, tokens, strict=False)) if a != b),
+            min(len(mine), len(tokens)),
+        )
+        if same == len(mine):
+            return
+        self._close_late_commits()
+        self.manager.truncate(held.handle, same)
+        held.num_known = same
+        held.num_blocks = len(self.manager.block_ids(held.handle))
+        held.num_slots = held.num_blocks * self.block_size
+        held.next_full = min(held.next_full, (same // self.block_size + 1) * self.block_size)
+
+    def _publish(self, held: Held, num_computed: int) -> None:
+        """Whole blocks up to there can be found from here on."""
+        if num_computed < held.next_full or not self.enable_caching:
+            return
+        full = num_computed - num_computed % self.block_size
+        self.manager.commit(held.handle, full)
+        held.next_full = full + self.block_size
+        self._committed_late |= not self._in_step
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Publishes what is known by now: asynchronous outputs, and what a connector has loaded."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return
+        held.is_loading = False
+        if not self.enable_caching or num_computed_tokens < held.next_full:
+            return
+        tokens = request._all_token_ids
+        known = min(len(tokens), held.num_slots)  # never allocates here
+        if known > held.num_known:
+            self.manager.append(held.handle, tokens[held.num_known : known])
+            held.num_known = known
+        self._publish(held, min(num_computed_tokens, held.num_known))
+
+    # Release.
+
+    def free(self, request: Request) -> None:
+        """Gives the request's blocks back, the last to be evicted first."""
+        held = self._held.pop(request.request_id, None)
+        self._whole_only.discard(request.request_id)
+        if held is not None:
+            self._end(held, request)
+
+    def _end(self, held: Held, request: Request) -> None:
+        if not self._in_step:
+            self._publish_tail(held, request)
+            self._close_late_commits()
+        if self.options.retention:
+            retain(self.manager, held, request)
+        expected = expects_reuse(request) if self.options.retention else None
+        try:
+            # A preempted request may have been scheduled earlier in this step.
+            self.manager.free(held.handle, expect_reuse=expected, withdraw=self._in_step)
+        except StepError:
+            self._leaving.append(held.handle)
+
+    def _publish_tail(self, held: Held, request: Request) -> None:
+        """The next turn of a conversation begins where this one ends, within a block."""
+        if not self.options.min_partial_tokens or held.is_loading or not self.enable_caching:
+            return
+        computed = request.num_computed_tokens - request.num_output_placeholders
+        computed = min(computed, held.num_known)
+        if computed > self.manager.sequence(held.handle).num_computed_tokens:
+            self.manager.commit(held.handle, computed)
+            self._committed_late = True
+
+    def pop_blocks_for_free(self, request: Request) -> list[Block]:
+        """Ends the request; its blocks are kept until ``block_pool.free_blocks`` has them."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return []
+        ids = self.manager.block_ids(held.handle)
+        self.manager.acquire(ids)
+        self.free(request)
+        return [Block(self.manager, block) for block in ids]
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Nothing: full attention reads every block."""
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Has nobody find these blocks again, in use or not."""
+        self._close_late_commits()
+        self.block_pool.evict_blocks(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything, unless a block is in use."""
+        self._close_late_commits()
+        if self.manager.num_available < self.manager.config.capacity:
+            return False
+        self.manager.reset_prefix_cache()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        return True
+
+    # The step.
+
+    def new_step_starts(self) -> None:
+        """The scheduler plans a step."""
+        self._close_late_commits()
+        self._in_step = True
+        self._report.now_and_then()
+        if self.options.retention:
+            self.manager.set_time(time.monotonic())
+
+    def _close_late_commits(self) -> None:
+        """What was published since the last step was written by one that has run."""
+        if not self._committed_late or self._in_step:
+            return
+        plan = self.manager.take_copies()
+        if len(plan):  # copies are planned in steps alone; they would not run before the next
+            self.manager.copies_aborted(plan.ticket)
+            return
+        self.manager.copies_applied(plan.ticket)
+        self._committed_late = False
+
+    def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
+        """The copies to run before this step's forward.
+
+        No block has to be kept until it has run: what writes to one of them is launched after it.
+        """
+        plan = self.manager.take_copies()
+        self.manager.copies_applied(plan.ticket)
+        self._in_step = self._committed_late = False
+        for handle in self._leaving:
+            self.manager.free(handle)
+        self._leaving.clear()
+        return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks handed out since the last call, where the workers zero them."""
+        ids, self._new_block_ids = self._new_block_ids, []
+        return ids
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        """Has the workers zero the request's blocks from a token on."""
+        if self._zeroes:
+            first = start_token // self.block_size
+            self._new_block_ids += self.manager.block_ids(self._held[request_id].handle, first)
+
+    def take_events(self) -> list[Any]:
+        """None: configurations with KV events are refused at start-up."""
+        return []
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        """None: there are no states, only keys and values."""
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
+        """None: there are no states."""
+        return []

@@ -1,0 +1,40 @@
+"""Whose cache a request is served from, and what besides its tokens makes its K/V."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+from blockmgr.ports.vllm.options import namespace_of
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+__all__ = ["extras_of", "namespace"]
+
+MAX_KEY = 1024  # bytes
+
+
+def namespace(request: Request) -> bytes:
+    """By cache salt and adapter."""
+    adapter = request.lora_request.lora_name if request.lora_request else None
+    return namespace_of(request.cache_salt, adapter)
+
+
+def extras_of(request: Request, block_size: int) -> dict[int, bytes] | None:
+    """Images and embeddings by the block they lie in, as vLLM itself keys its blocks.
+
+    Their ``repr`` tells any two of them apart: they are tuples of texts, numbers and bytes.
+    """
+    if not request.mm_features and request.prompt_embeds is None:
+        return None
+    extras, index = {}, 0
+    for block in range(-(-request.num_tokens // block_size)):
+        start = block * block_size
+        keys, index = generate_block_hash_extra_keys(request, start, start + block_size, index)
+        if keys:
+            key = repr(keys).encode()
+            extras[block] = key if len(key) <= MAX_KEY else hashlib.sha256(key).digest()
+    return extras

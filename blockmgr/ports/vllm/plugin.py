@@ -1,0 +1,152 @@
+"""How vLLM comes to use this block manager: its plug-in, or a scheduler class of its own.
+
+Both end in the constructor of vLLM's ``Scheduler``: while it runs, the name ``KVCacheManager`` in
+its module stands for ours. vLLM has no official place for a manager.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import BlockMgrError
+from blockmgr.ports.vllm.options import OptionError, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Scheduler", "UnsupportedConfigError", "register"]
+
+NAME = "blockmgr"
+MARK = "_blockmgr_register"
+logger = logging.getLogger("vllm.blockmgr")
+building = threading.Lock()
+
+
+class UnsupportedConfigError(BlockMgrError, ValueError):
+    """vLLM's configuration needs what blockmgr does not have.
+
+    Attributes:
+        reasons: A sentence for each thing that is missing.
+    """
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+        super().__init__(
+            "blockmgr cannot manage the KV cache of this configuration: "
+            + "; ".join(reasons)
+            + ". Leave it to vLLM with --additional-config "
+            + '\'{"blockmgr": {"fallback": "stock"}}\', or without that option'
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        return type(self), (self.reasons,)
+
+
+def register() -> None:
+    """The plug-in of vLLM (``vllm.general_plugins``): idle until it is switched on."""
+    from vllm.v1.core.sched import scheduler  # noqa: PLC0415  only where vLLM is
+
+    original = scheduler.Scheduler.__init__
+    if hasattr(original, MARK):
+        return
+    scheduler.Scheduler.__init__ = _watched(original)
+
+
+def Scheduler(vllm_config: Any, *arguments: Any, **named: Any) -> Any:
+    """For ``--scheduler-cls blockmgr.ports.vllm.Scheduler``: vLLM's scheduler, on blockmgr.
+
+    Asynchronous if vLLM's configuration says so. Options are those under ``blockmgr`` in
+    ``--additional-config``, if there are any.
+
+    Raises:
+        OptionError: An option is wrong, or says that blockmgr is to be off.
+        UnsupportedConfigError: vLLM's configuration is not supported.
+    """
+    from vllm.v1.core.sched import async_scheduler, scheduler  # noqa: PLC0415
+
+    additional = _additional(vllm_config)
+    additional.setdefault(NAME, {})
+    if not Options.read(additional[NAME]).enabled:
+        raise OptionError(
+            "blockmgr.enabled is false, and --scheduler-cls asks for blockmgr: leave out one"
+        )
+    vllm_config.additional_config = additional
+    register()
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    kind = async_scheduler.AsyncScheduler if asynchronous else scheduler.Scheduler
+    return kind(vllm_config, *arguments, **named)
+
+
+def _additional(vllm_config: Any) -> dict[str, Any]:
+    config = vllm_config.additional_config
+    return dict(config) if isinstance(config, dict) else {}
+
+
+def _watched(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:
+        values = _additional(vllm_config).get(NAME)
+        options = None if values is None else Options.read(values)
+        if options is None or not options.enabled:
+            return original(self, vllm_config, *arguments, **named)
+        from vllm.v1.core.sched import scheduler  # noqa: PLC0415
+
+        with building:
+            stock = scheduler.KVCacheManager
+            scheduler.KVCacheManager = functools.partial(_manager, options, vllm_config, stock)
+            try:
+                original(self, vllm_config, *arguments, **named)
+            finally:
+                scheduler.KVCacheManager = stock
+        _stop_hashing(self, options, vllm_config)
+        return None
+
+    setattr(__init__, MARK, True)
+    return __init__
+
+
+def _manager(
+    options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
+) -> Any:
+    """The manager that the scheduler gets: ours, or vLLM's where ours is not up to it."""
+    from blockmgr.ports.vllm import interface, manager, support  # noqa: PLC0415
+
+    differences = interface.differences()
+    lacking = [f"this vLLM is not one it knows: {d}" for d in differences if d.is_fatal]
+    reasons = lacking + support.reasons_against(options, vllm_config, arguments)
+    if reasons and options.fallback == "refuse":
+        raise UnsupportedConfigError(tuple(reasons))
+    if reasons:
+        logger.warning("blockmgr leaves the KV cache to vLLM: %s", "; ".join(reasons))
+        return stock(**arguments)
+    if not interface.is_tried():
+        named = "; ".join(map(str, differences)) or "nothing that is looked at"
+        logger.warning(
+            "blockmgr was tried with vLLM %s, this is %s; what differs: %s",
+            ", ".join(interface.TRIED),
+            interface.version(),
+            named,
+        )
+    # A step can preempt what it scheduled before it admits others, and sessions keep their blocks.
+    max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
+    ours = manager.KVCacheManager(options, max_seqs, **arguments)
+    config = ours.manager.config
+    logger.info(
+        "blockmgr manages the KV cache: %d blocks of %d tokens, eviction %s",
+        config.num_blocks,
+        config.block_size,
+        options.eviction,
+    )
+    return ours
+
+
+def _stop_hashing(scheduler: Any, options: Options, vllm_config: Any) -> None:
+    """The engine makes its block hasher after the scheduler, if caching is on or a connector is."""
+    from blockmgr.ports.vllm import manager  # noqa: PLC0415
+
+    ours = isinstance(scheduler.kv_cache_manager, manager.KVCacheManager)
+    if ours and scheduler.connector is None and not options.hash_requests:
+        vllm_config.cache_config.enable_prefix_caching = False

@@ -1,0 +1,121 @@
+"""Which configurations of vLLM are supported, and what the others lack, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from blockmgr.ports.vllm.options import Options
+
+__all__ = ["reasons_against"]
+
+FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
+# They find blocks of the GPU by vLLM's hashes, or take some for themselves.
+CONNECTORS = {
+    "SimpleCPUOffloadConnector": "finds blocks by vLLM's hashes",
+    "MooncakeStoreConnector": "finds blocks by vLLM's hashes",
+    "HiSparseConnector": "takes blocks of its own",
+}
+
+
+def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Why a configuration cannot run on blockmgr: a sentence for each; none if it can.
+
+    Args:
+        options: What is said under ``blockmgr``.
+        vllm_config: vLLM's configuration.
+        arguments: What vLLM hands its own KV cache manager.
+    """
+    return [
+        *_of_groups(arguments),
+        *_of_features(vllm_config, arguments),
+        *_of_connectors(vllm_config.kv_transfer_config),
+        *_of_options(options, vllm_config, arguments),
+    ]
+
+
+def _of_groups(arguments: Mapping[str, Any]) -> Iterator[str]:
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    kinds = [get_kv_cache_spec_kind(group.kv_cache_spec) for group in groups]
+    if len(groups) != 1:
+        found = ", ".join(kind.value for kind in kinds) or "none"
+        yield f"the model has {len(groups)} groups of KV cache layers ({found}), not one"
+    for group, kind in zip(groups, kinds, strict=True):
+        if kind not in FULL:
+            yield f"layers of kind {kind.value} are not supported, only full attention"
+        elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
+            yield "the model's KV cache cannot be shared by prefix"
+
+
+def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    if arguments.get("enable_kv_cache_events"):
+        yield "KV cache events (--kv-events-config) are not made"
+    if arguments.get("metrics_collector") is not None:
+        yield "KV cache residency metrics (--kv-cache-metrics) are not collected"
+    if arguments.get("pcp_world_size", 1) > 1:
+        yield "prefill context parallelism is not supported"
+    if arguments.get("num_prefill_lookahead", 0) > 1:
+        yield "multi-token prediction that computes the end of a prompt twice is not supported"
+    if arguments.get("enable_mamba_shared_prefix_checkpoint"):
+        yield "checkpoints of Mamba states are not supported"
+    if arguments["hash_block_size"] != arguments["scheduler_block_size"]:
+        yield (
+            f"hashes of {arguments['hash_block_size']} tokens in blocks of "
+            f"{arguments['scheduler_block_size']} are not supported"
+        )
+
+
+def _of_connectors(config: Any) -> Iterator[str]:
+    for name in _connectors(config):
+        if name in CONNECTORS:
+            yield f"the KV connector {name} {CONNECTORS[name]}, which are not known here"
+
+
+def _connectors(config: Any) -> Iterator[str]:
+    """The connector's name, and those of all that a connector of connectors holds."""
+    if config is None or config.kv_connector is None:
+        return
+    yield config.kv_connector
+    inner = (config.kv_connector_extra_config or {}).get("connectors", ())
+    yield from (part["kv_connector"] for part in inner if "kv_connector" in part)
+
+
+def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """A request that its share can never hold would be waited for, and everybody behind it."""
+    config = arguments["kv_cache_config"]
+    size = config.kv_cache_groups[0].kv_cache_spec.block_size if config.kv_cache_groups else 1
+    size *= arguments.get("dcp_world_size", 1)
+    needed = -(-arguments["max_model_len"] // size)
+    left = config.num_blocks - 1 - sum(options.quotas.values())
+    for salt, blocks in options.quotas.items():
+        if blocks < needed:
+            yield (
+                f"the quota of a salt of {len(salt)} characters is {blocks} blocks, and a request "
+                f"of --max-model-len takes {needed}"
+            )
+    if options.quotas and left < needed:
+        yield f"quotas leave {left} blocks to all others, and a request takes up to {needed}"
+
+
+def _of_options(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    caching = arguments.get("enable_caching", True)
+    if not caching and (options.min_partial_tokens or options.retention or options.ghost_blocks):
+        yield (
+            "min_partial_tokens, retention and ghost_blocks need prefix caching, which is off "
+            "(--no-enable-prefix-caching)"
+        )
+    yield from _of_quotas(options, arguments)
+    if not options.min_partial_tokens:
+        return
+    if vllm_config.kv_transfer_config is not None:
+        yield "min_partial_tokens does not go together with a KV connector"
+    if arguments.get("dcp_world_size", 1) > 1:
+        yield "min_partial_tokens does not go together with decode context parallelism"
+    if arguments["kv_cache_config"].needs_kv_cache_zeroing:
+        yield "min_partial_tokens does not go together with blocks that workers zero"
+    if arguments.get("use_eagle"):
+        yield "min_partial_tokens does not go together with EAGLE"

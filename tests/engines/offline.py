@@ -1,0 +1,136 @@
+"""``python -m tests.engines.offline MODEL``: a real vLLM with its own manager, and with this one.
+
+Each arm is a process of its own. Texts must be equal token for token, and no fewer tokens cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WORKLOADS = ("shared", "pressure", "samples", "priority", "odd", "logprobs", "salts", "long")
+PARTIAL = {"min_partial_tokens": 4}
+
+
+def tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(3, 1024) for _ in range(count)]
+
+
+def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]]:
+    """Prompts, sampling parameters and engine arguments of a workload."""
+    rng = random.Random(1)
+    engine: dict[str, Any] = {"max_model_len": 2048, "max_num_batched_tokens": 2048}
+    size = 250 if name == "odd" else 256
+    heads = [tokens(rng, size) for _ in range(8)]
+    prompts, params = [], []
+    for _ in range(96):
+        prompt: Any = {"prompt_token_ids": rng.choice(heads) + tokens(rng, rng.randint(20, 100))}
+        said: dict[str, Any] = {"max_tokens": 32}
+        if name in ("pressure", "priority"):
+            engine |= {"num_gpu_blocks_override": 120, "max_num_batched_tokens": 256}
+            head = rng.choice(heads)[: rng.randint(100, 256)]
+            prompt = {"prompt_token_ids": head + tokens(rng, rng.randint(20, 300))}
+            said = {"max_tokens": rng.randint(16, 160)}
+        elif name == "samples":
+            said |= {"n": 2}
+        elif name == "logprobs":
+            said |= {"prompt_logprobs": 1} if rng.random() < 0.3 else {}
+        elif name == "salts":
+            prompt["cache_salt"] = rng.choice(["a", "b"])
+        elif name == "long":
+            prompt["prompt_token_ids"] = prompt["prompt_token_ids"] * 5
+        prompts.append(prompt)
+        params.append(said)
+    if name == "priority":
+        engine |= {"scheduling_policy": "priority"}
+    return prompts, params, engine
+
+
+def run(model: str, name: str, options: Any) -> dict[str, Any]:
+    """One arm, in this process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
+    prompts, params, engine = requests(name)
+    additional = {} if options is None else {"blockmgr": options}
+    llm = LLM(
+        model=model,
+        enforce_eager=True,
+        dtype="float32",
+        block_size=32,
+        max_num_seqs=64,
+        disable_log_stats=False,
+        additional_config=additional,
+        **engine,
+    )
+    sampling = [SamplingParams(temperature=0, ignore_eos=True, **said) for said in params]
+    named: dict[str, Any] = {"use_tqdm": False}
+    if name == "priority":
+        named["priority"] = [random.Random(i).randint(0, 3) for i in range(len(prompts))]
+    answers = llm.generate(prompts, sampling, **named)
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    ours = hasattr(manager, "manager")
+    if ours:
+        manager.manager.check_invariants()
+    return {
+        "ours": ours,
+        "texts": [[list(output.token_ids) for output in answer.outputs] for answer in answers],
+        "cached": sum(answer.num_cached_tokens for answer in answers),
+    }
+
+
+def in_a_process(model: str, name: str, options: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "answers.json"
+        command = [sys.executable, "-m", "tests.engines.offline", model, "--workloads", name]
+        command += ["--arm", json.dumps(options), "--out", str(out)]
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            **os.environ,
+        }
+        subprocess.run(command, check=True, env=environment)
+        answers: dict[str, Any] = json.loads(out.read_text())
+        return answers
+
+
+def compare(model: str, name: str) -> bool:
+    """Whether a workload comes out alike."""
+    stock = in_a_process(model, name, None)
+    ours = in_a_process(model, name, PARTIAL if name == "odd" else {})
+    same = sum(a == b for a, b in zip(stock["texts"], ours["texts"], strict=True))
+    good = ours["ours"] and not stock["ours"] and same == len(stock["texts"])
+    good = good and ours["cached"] >= stock["cached"]
+    print(
+        f"{name}: {same} of {len(stock['texts'])} texts equal; tokens cached {stock['cached']} "
+        f"with vLLM's own, {ours['cached']} with blockmgr; {'good' if good else 'NOT GOOD'}",
+        flush=True,
+    )
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.engines.offline", description=__doc__)
+    parser.add_argument("model", help="folder of a tiny model")
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS))
+    parser.add_argument("--arm", help="options of one arm, as JSON, to run it here")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.arm is not None:
+        answers = run(args.model, args.workloads[0], json.loads(args.arm))
+        args.out.write_text(json.dumps(answers))
+        return 0
+    results = [compare(args.model, name) for name in args.workloads]
+    return int(not all(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

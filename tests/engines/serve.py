@@ -1,0 +1,105 @@
+"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked over HTTP.
+
+A server with its own manager and one on blockmgr are asked the same; texts must be equal, and
+``/metrics`` must show hits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 300  # seconds for a server to come up
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def ask(url: str, body: dict[str, Any] | None = None) -> str:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"the server has ended:\n{log.read_text()[-4000:]}")
+        try:
+            ask(f"{url}/health")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(1)
+        else:
+            return
+    raise TimeoutError(f"no server:\n{log.read_text()[-4000:]}")
+
+
+def texts(model: str, options: Any) -> tuple[list[str], float, str]:
+    """What a server answers, the tokens it found in its cache, and its log."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    command += ["--port", str(port), "--enforce-eager", "--dtype", "float32"]
+    command += ["--block-size", "32", "--max-model-len", "2048", "--max-num-seqs", "16"]
+    if options is not None:
+        command += ["--additional-config", json.dumps({"blockmgr": options})]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    url = f"http://127.0.0.1:{port}"
+    rng = random.Random(5)
+    head = [rng.randrange(3, 1024) for _ in range(200)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as out:
+            server = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+            try:
+                wait_for(server, url, log)
+                answers = []
+                for i in range(8):
+                    tail = [rng.randrange(3, 1024) for _ in range(10 + i)]
+                    body = {"model": model, "prompt": head + tail, "max_tokens": 16}
+                    body |= {"temperature": 0, "ignore_eos": True}
+                    said = json.loads(ask(f"{url}/v1/completions", body))
+                    answers.append(said["choices"][0]["text"])
+                metrics = ask(f"{url}/metrics")
+            finally:
+                server.terminate()
+                server.wait(60)
+        hits = re.findall(r"^vllm:prefix_cache_hits_total\{.*\} ([0-9.e+]+)$", metrics, re.M)
+        return answers, sum(map(float, hits)), log.read_text()
+
+
+def main() -> int:
+    model = sys.argv[1]
+    stock, stock_hits, _ = texts(model, None)
+    ours, our_hits, log = texts(model, {"report_every": 1})
+    on = "blockmgr manages the KV cache" in log
+    good = stock == ours and our_hits >= stock_hits > 0 and on
+    same = sum(a == b for a, b in zip(stock, ours, strict=True))
+    print(
+        f"{same} of {len(stock)} texts equal over HTTP; hit tokens by /metrics {stock_hits:.0f} "
+        f"with vLLM's own, {our_hits:.0f} with blockmgr; "
+        + ("good" if good else f"NOT GOOD (blockmgr {'on' if on else 'off'})")
+    )
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The fuzz of vLLM's scheduler can fail: bugs planted in the port are found.
+
+Run where vLLM is installed (``tests/engines/run``); elsewhere it is skipped. The model is a folder
+named by ``BLOCKMGR_TINY_MODEL``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
+
+from blockmgr.ports.vllm import lookups, manager
+from tests.engines.world import World, draw
+
+MODEL = os.environ.get("BLOCKMGR_TINY_MODEL", "")
+pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no model")
+SEEDS = 12
+
+
+def wrong_runs(options: dict[str, Any]) -> int:
+    """Runs that read what is not their own, or end in an error."""
+    wrong = 0
+    for seed in range(SEEDS):
+        try:
+            tally = World(draw(seed, MODEL, "fcfs", False, options)).run()
+        except Exception:
+            wrong += 1
+        else:
+            wrong += bool(tally.wrong)
+    return wrong
+
+
+def test_the_port_itself_is_clean() -> None:
+    assert wrong_runs({"min_partial_tokens": 1, "debug": 1}) == 0
+
+
+def test_a_salt_that_is_passed_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "namespace", lambda request: b"")
+    assert wrong_runs({}) > 0
+
+
+def test_copies_that_are_not_made_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = manager.KVCacheManager.take_kv_cache_block_copies
+
+    def lose(self: Any) -> Any:
+        take(self)
+        return [], []
+
+    monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", lose)
+    assert wrong_runs({"min_partial_tokens": 1}) > 0
+
+
+def test_blocks_that_turned_out_wrong_and_stay_cached_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manager.KVCacheManager, "evict_blocks", lambda self, block_ids: None)
+    assert wrong_runs({}) > 0
+
+
+def test_a_table_that_lacks_a_block_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    grow = manager.KVCacheManager._has_grown
+
+    def too_far(self: Any, held: Any, slots: int) -> None:
+        grow(self, held, slots + self.block_size)
+
+    monkeypatch.setattr(manager.KVCacheManager, "_has_grown", too_far)
+    assert wrong_runs({}) > 0

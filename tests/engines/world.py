@@ -1,0 +1,331 @@
+"""vLLM's own scheduler with a worker that computes nothing but remembers what each slot holds.
+
+A slot holds the prefix that its K/V was computed from. Every step runs the block copies, lets each
+request write its new positions and then read all of them: what it reads must be its own prefix.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from blockmgr.ports.vllm import register
+
+__all__ = ["Settings", "Tally", "World", "draw", "make_scheduler"]
+
+MODEL_LENGTH = 512
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run."""
+
+    seed: int
+    model: str
+    policy: str = "fcfs"
+    asynchronous: bool = False
+    options: dict[str, Any] | None = None  # None: vLLM's own manager
+    block_size: int = 4
+    num_blocks: int = 40
+    max_seqs: int = 6
+    budget: int = 24
+    requests: int = 50
+    calm: bool = False  # nothing is aborted, reset or lost, and requests do not depend on others
+
+
+@dataclass
+class Tally:
+    """What came of a run."""
+
+    steps: int = 0
+    preempted: int = 0
+    cached: int = 0
+    copies: int = 0
+    aborted: int = 0
+    resets: int = 0
+    evicted: int = 0
+    wrong: list[tuple[int, str, int]] = field(default_factory=list)
+    schedule: list[Any] = field(default_factory=list)
+
+
+def draw(
+    seed: int, model: str, policy: str, asynchronous: bool, options: Any, *, calm: bool = False
+) -> Settings:
+    """A small world, where blocks run out."""
+    rng = random.Random(seed)
+    return Settings(
+        seed,
+        model,
+        policy,
+        asynchronous,
+        options,
+        block_size=rng.choice([2, 4, 8]),
+        num_blocks=rng.randint(16, 60),
+        max_seqs=rng.randint(2, 8),
+        budget=rng.choice([8, 16, 32, 64]),
+        calm=calm,
+    )
+
+
+def make_scheduler(settings: Settings) -> Any:
+    """vLLM's scheduler for a model of one attention layer that is never loaded."""
+    quotas = list((settings.options or {}).get("quotas", {}).values())
+    shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
+    length = min(MODEL_LENGTH, min(shares) * settings.block_size)
+    scheduling = SchedulerConfig(
+        max_num_seqs=settings.max_seqs,
+        max_num_batched_tokens=max(settings.budget, settings.max_seqs),
+        max_model_len=length,
+        is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+        async_scheduling=settings.asynchronous,
+        policy=settings.policy,
+    )
+    caching = CacheConfig(
+        block_size=settings.block_size, cache_dtype="auto", enable_prefix_caching=True
+    )
+    additional = {} if settings.options is None else {"blockmgr": settings.options}
+    config = VllmConfig(
+        scheduler_config=scheduling,
+        model_config=ModelConfig(
+            model=settings.model, dtype="float32", seed=0, max_model_len=length
+        ),
+        cache_config=caching,
+        device_config=DeviceConfig("cpu"),
+        additional_config=additional,
+    )
+    config.scheduler_config.async_scheduling = settings.asynchronous
+    config.cache_config.block_size = settings.block_size
+    spec = FullAttentionSpec(
+        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    layout = KVCacheConfig(
+        num_blocks=settings.num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    caching.num_gpu_blocks = settings.num_blocks
+    register()
+    kind = AsyncScheduler if settings.asynchronous else Scheduler
+    return kind(
+        vllm_config=config,
+        kv_cache_config=layout,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=settings.block_size,
+        log_stats=True,
+    )
+
+
+class World:
+    """A scheduler, the requests that come to it, and the memory of its blocks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.scheduler = make_scheduler(settings)
+        self.rng = random.Random(settings.seed)
+        function = get_hash_fn_by_name("sha256")
+        init_none_hash(function)
+        self.hasher = get_request_block_hasher(settings.block_size, function)
+        self.memory: dict[int, tuple[int, int]] = {}  # by slot: position and prefix
+        self.tables: dict[str, list[int]] = {}
+        self.tally = Tally()
+        self.alive: list[str] = []
+        longest = min(96, self.scheduler.max_model_len // 2)
+        self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
+        self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, and not told of
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+    def run(self) -> Tally:
+        """Until every request has ended."""
+        added = 0
+        while added < self.settings.requests or self.scheduler.has_unfinished_requests():
+            while added < self.settings.requests and self.rng.random() < 0.5:
+                self.add(added)
+                added += 1
+            if not self.settings.calm:
+                self.meddle()
+            self.step()
+            if self.tally.steps > 20_000:
+                raise AssertionError("the scheduler is stuck")
+        while self.pending:
+            self.report()
+        self.check_end()
+        return self.tally
+
+    def add(self, number: int) -> None:
+        rng, size = self.rng, self.settings.block_size
+        head = rng.choice(self.heads)
+        prompt = head[: rng.randint(1, len(head))] + self._tokens(rng.randint(1, 2 * size))
+        if (
+            self.tables and not self.settings.calm and rng.random() < 0.2
+        ):  # the next turn of somebody's conversation
+            earlier = self.scheduler.requests.get(rng.choice(list(self.tables)))
+            prompt = list(earlier._all_token_ids) + self._tokens(3) if earlier else prompt
+        room = self.scheduler.max_model_len
+        prompt = prompt[: room - 2]
+        request = Request(
+            f"r{number}",
+            prompt,
+            SamplingParams(
+                temperature=0,
+                max_tokens=rng.randint(1, max(1, min(3 * size, room - len(prompt) - 1))),
+                ignore_eos=True,
+                prompt_logprobs=1 if rng.random() < 0.05 else None,
+            ),
+            None,
+            cache_salt=rng.choice([None, None, None, "tenant"]),
+            block_hasher=self.hasher,
+            priority=rng.randint(0, 3),
+            arrival_time=number,
+        )
+        self.scheduler.add_request(request)
+        self.alive.append(request.request_id)
+
+    def meddle(self) -> None:
+        """Aborts, a cache that is reset, and blocks that turn out wrong."""
+        rng, scheduler = self.rng, self.scheduler
+        if self.alive and rng.random() < 0.03:
+            chosen = self.alive.pop(rng.randrange(len(self.alive)))
+            if chosen in scheduler.requests:
+                scheduler.finish_requests([chosen], RequestStatus.FINISHED_ABORTED)
+                self.tally.aborted += 1
+        if rng.random() < 0.01 and not self.settings.asynchronous:
+            running = rng.random() < 0.5
+            scheduler.reset_prefix_cache(reset_running_requests=running)
+            self.tally.resets += 1
+        if rng.random() < 0.02 and not self.pending:
+            self.lose_some_blocks()
+
+    def lose_some_blocks(self) -> None:
+        """A load has failed: the requests that have its blocks end, and nobody finds them."""
+        scheduler = self.scheduler
+        holders = [r for r in scheduler.running if self.tables.get(r.request_id)]
+        if not holders:
+            return
+        table = scheduler.kv_cache_manager.get_block_ids(self.rng.choice(holders).request_id)[0]
+        if not table:
+            return
+        lost = set(table[self.rng.randrange(len(table)) :])
+        for request in list(scheduler.running):
+            mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+            if lost & set(mine):
+                scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
+        scheduler.kv_cache_manager.evict_blocks(lost)
+        size = self.settings.block_size
+        for slot in [s for s in self.memory if s // size in lost]:
+            self.memory[slot] = (-1, 0)  # garbage
+        self.tally.evicted += 1
+
+    def step(self) -> None:
+        """Plans a step, runs it, and reports it at once or a step late."""
+        self.tally.steps += 1
+        output = self.scheduler.schedule()
+        self.tally.preempted += len(output.preempted_req_ids or ())
+        self.tally.schedule.append(sorted(output.num_scheduled_tokens.items()))
+        sampled = self.forward(output)
+        self.pending.append((output, sampled))
+        if len(self.pending) > int(self.settings.asynchronous):
+            self.report()
+
+    def report(self) -> None:
+        output, result = self.pending.pop(0)
+        self.scheduler.update_from_output(output, result)
+        for request in result.req_ids:
+            if request not in self.scheduler.requests:
+                self.tables.pop(request, None)
+
+    def forward(self, output: Any) -> ModelRunnerOutput:
+        copies = output.kv_cache_block_copies or ()
+        self.tally.copies += len(copies)
+        size = self.settings.block_size
+        brought = {
+            copy.dst_block_id * size + i: self.memory.get(copy.src_block_id * size + i)
+            for copy in copies
+            for i in range(size)
+        }
+        self.memory.update({slot: held for slot, held in brought.items() if held})
+        batch = self.batch(output)
+        prefixes = {name: self.prefixes(name, stop) for name, _, stop in batch}
+        for name, start, stop in batch:  # all write before any reads, as layer by layer
+            for position in range(start, stop):
+                self.memory[self.slot(name, position)] = (position, prefixes[name][position])
+        for name, _, stop in batch:
+            if 0 in self.tables[name]:
+                self.tally.wrong.append((self.tally.steps, f"{name}: null block", 0))
+            for position in range(stop):
+                due = position, prefixes[name][position]
+                if self.memory.get(self.slot(name, position)) != due:
+                    self.tally.wrong.append((self.tally.steps, name, position))
+                    break
+        return self.sample([name for name, _, _ in batch])
+
+    def batch(self, output: Any) -> list[tuple[str, int, int]]:
+        """Requests of a step and the positions they compute; tables as workers keep them."""
+        batch = []
+        for new in output.scheduled_new_reqs:
+            self.tables[new.req_id] = list(new.block_ids[0])
+            self.tally.cached += new.num_computed_tokens
+            batch.append((new.req_id, new.num_computed_tokens))
+        cached = output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            new_ids = cached.new_block_ids[i]
+            if name in cached.resumed_req_ids:
+                self.tables[name] = list(new_ids[0])
+            elif new_ids is not None:
+                self.tables[name] += new_ids[0]
+            batch.append((name, cached.num_computed_tokens[i]))
+        counts = output.num_scheduled_tokens
+        return [(name, start, start + counts[name]) for name, start in batch]
+
+    def slot(self, name: str, position: int) -> int:
+        size = self.settings.block_size
+        return self.tables[name][position // size] * size + position % size
+
+    def prefixes(self, name: str, stop: int) -> list[int]:
+        request = self.scheduler.requests[name]
+        tokens = list(request._all_token_ids)
+        while len(tokens) < stop:  # sampled on the device, and not told of yet
+            tokens.append(self.next_token(name, len(tokens)))
+        prefix, prefixes = hash(("salt", request.cache_salt)), []
+        for token in tokens[:stop]:
+            prefix = hash((prefix, token))
+            prefixes.append(prefix)
+        return prefixes
+
+    def next_token(self, name: str, position: int) -> int:
+        return random.Random(f"{self.settings.seed} {name} {position}").randrange(VOCABULARY)
+
+    def sample(self, names: list[str]) -> ModelRunnerOutput:
+        sampled = []
+        for name in names:
+            request = self.scheduler.requests[name]
+            placeholders = request.num_output_placeholders
+            at = len(request._all_token_ids) + max(0, placeholders - 1)
+            sampled.append([] if request.is_prefill_chunk else [self.next_token(name, at)])
+        index = {name: i for i, name in enumerate(names)}
+        return ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=sampled)
+
+    def check_end(self) -> None:
+        """Nothing is held any more."""
+        manager = self.scheduler.kv_cache_manager
+        if self.settings.options is None:
+            return
+        manager.manager.check_invariants()
+        assert manager.manager.num_available == manager.manager.config.capacity, "blocks leaked"
+        assert not manager.manager.handles(), "sequences leaked"
