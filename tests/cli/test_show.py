@@ -215,7 +215,7 @@ def test_a_malformed_trace_is_bad_input(run: Run, tmp_path: Path) -> None:
     path.write_text("[]\n", encoding="utf-8")
     result = run("show", "--trace", path)
     assert result.exit_code == 3
-    assert result.stderr == f"error: {path}:1:1: found a list, expected a JSON object\n"
+    assert result.stderr == f"error: {path}:1:1: found the end of the file, expected a request\n"
 
 
 def test_states_have_colours_on_a_terminal_and_none_where_they_are_not_wanted(

@@ -334,6 +334,14 @@ def test_a_broken_array_is_named_where_it_breaks(tmp_path: Path, text: str, erro
         read_trace(path)
 
 
+def test_a_break_is_named_before_the_rest_of_a_long_array_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    rest = ",\n".join(MOONCAKE * 2000)
+    path.write_text(f'[{MOONCAKE[0]},\n{{"timestamp" 5}},\n{rest}]')
+    with pytest.raises(TraceFormatError, match=r":2:14: found broken JSON"):
+        read_trace(path, max_line_bytes=70_000)
+
+
 def test_elements_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> None:
     rng = random.Random(4)
     texts = ["é" * rng.randrange(90_000) + '"]},' for _ in range(9)]
