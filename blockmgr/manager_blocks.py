@@ -102,7 +102,8 @@ class BlockCalls:
         For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
         in use stay with their sequences, which go on with them; what those sequences have from the
         first of these blocks on, and all that they compute later, is not cached any more, until the
-        sequence is preempted and resumed, which computes it anew. Where ``append_only`` left a
+        sequence is preempted and resumed, which computes it anew. What was copied out of the blocks
+        before, to reuse a part of one, stays. Where ``append_only`` left a
         sequence with blocks of its own beside cached ones that are forgotten, it caches its own
         with its next commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
 
@@ -119,7 +120,8 @@ class BlockCalls:
             ValueError: A block out of bounds.
             TypeError: Blocks of the wrong type.
 
-        Cost: O(entries of all block tables) for each block in use, and O(1) for each forgotten.
+        Cost: O(entries of all block tables), a few times where sequences with ``append_only`` name
+        blocks of one another; O(1) for each block forgotten.
 
         >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2)

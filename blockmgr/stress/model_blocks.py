@@ -73,7 +73,7 @@ class BlocksModel(CacheModel):
 
     # ---- forgetting ---------------------------------------------------------------------
 
-    def forget_chain(self, block: Block) -> int:
+    def forget_chain(self, block: Block, wrong: set[int]) -> int:
         """A cached block and all that continues it; who stood beside one stands alone."""
         assert block.content is not None
         namespace, chunks = block.content
@@ -86,31 +86,37 @@ class BlocksModel(CacheModel):
             if other.twin in gone:
                 other.twin = None
         for each in gone:
+            wrong.add(each.id)
             self.lose(each)
         self.settle_down()
         return len(gone)
 
-    def forget_tables(self, block: Block) -> int:
-        """Whoever names it reads what is wrong, and so does all they have after it."""
+    def forget_table(self, seq: Seq, wrong: set[int]) -> int:
+        """Who names what is wrong reads it, and so does all they have after it."""
+        first = next((i for i, b in enumerate(seq.blocks) if b.id in wrong), None)
+        if first is None:
+            return 0
+        seq.outdated, seq.promoted = True, 0
         count = 0
-        for seq in self.seqs.values():
-            if block not in seq.blocks:
-                continue
-            seq.outdated, seq.promoted = True, 0
-            for later in seq.blocks[seq.blocks.index(block) :]:
-                later.twin = None
-                count += self.forget_chain(later) if later.content else 0
+        for later in seq.blocks[first:]:
+            later.twin = None
+            wrong.add(later.id)
+            count += self.forget_chain(later, wrong) if later.content else 0
         return count
 
     def forget(self, blocks: Iterable[int]) -> int:
         chosen = [self.block(block_id) for block_id in blocks]
         if any(seq.settled < seq.num_computed_tokens for seq in self.seqs.values()):
             raise StepError("a sequence has tokens committed early in this step")
+        wrong = {block.id for block in chosen if block is not None}
         count = 0
         for block in chosen:
-            if block is not None:
-                count += self.forget_chain(block) if block.content else 0
-                count += self.forget_tables(block)
+            if block is not None and block.content:
+                count += self.forget_chain(block, wrong)
+        known = 0
+        while known < len(wrong):
+            known = len(wrong)
+            count += sum(self.forget_table(seq, wrong) for seq in self.seqs.values())
         for seq in self.seqs.values():
             alone = (i for i, b in enumerate(seq.blocks) if not b.content and b.twin is None)
             seq.promoted = min(seq.promoted, next(alone, seq.promoted))
@@ -140,7 +146,7 @@ class BlocksModel(CacheModel):
             block.unwritten, block.twin = 0, None
             # To a twin, which the same forward writes for another, the key passes with the release.
             if block.content and all(other.twin is not block for other in self.live):
-                self.forget_chain(block)  # it may have come to children by a twin
+                self.forget_chain(block, set())  # it may have come to children by a twin
         seq.promoted = min(seq.promoted, first)
         self.limit_computed(seq, seq.settled)
         self.settle_down()

@@ -194,6 +194,8 @@ class World {
   void let_go_of_all();
   void touch_blocks(const std::vector<std::int64_t>& ids);
   void forget(const std::vector<std::int64_t>& ids);
+  std::vector<bool> spoiled_by(const std::vector<std::int64_t>& ids) const;
+  std::int64_t first_of(const Entry& entry, const std::vector<bool>& blocks) const;
   const std::vector<Hold>& holds() const { return holds_; }
   void set_time(double seconds);
 

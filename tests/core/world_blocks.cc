@@ -1,5 +1,6 @@
 // Blocks by their ids: holds on them, forgetting them; and what is taken back of a step.
 #include <algorithm>
+#include <utility>
 
 #include "world.h"
 
@@ -74,27 +75,54 @@ void World::touch_blocks(const std::vector<std::int64_t>& ids) {
   settle();
 }
 
+// Of these blocks, what continues them in the cache and whatever a sequence has after one of them.
+std::vector<bool> World::spoiled_by(const std::vector<std::int64_t>& ids) const {
+  std::vector<bool> wrong(static_cast<std::size_t>(config_.num_blocks));
+  bool more = true;
+  const auto mark = [&](std::int64_t b) {
+    more |= !wrong[static_cast<std::size_t>(b)];
+    wrong[static_cast<std::size_t>(b)] = true;
+  };
+  for (const std::int64_t b : ids) mark(b);
+  while (std::exchange(more, false)) {
+    for (BlockId b = 0; b < config_.num_blocks; ++b)
+      if (const Block& k = core_.blocks()[b]; k.keyed() && k.parent >= 0)
+        if (wrong[static_cast<std::size_t>(k.parent)]) mark(b);
+    for (const EntryPtr& entry : entries_) {
+      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      for (std::int64_t i = first_of(*entry, wrong); i < view(*entry).num_blocks; ++i)
+        mark(table[i]);
+    }
+  }
+  return wrong;
+}
+
+// The first block of a sequence that is among these.
+std::int64_t World::first_of(const Entry& entry, const std::vector<bool>& blocks) const {
+  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  return std::find_if(table, table + view(entry).num_blocks,
+                      [&](BlockId b) { return blocks[static_cast<std::size_t>(b)]; }) -
+         table;
+}
+
 // Whoever names one of them goes on; neither they nor what comes after them is found again.
 void World::forget(const std::vector<std::int64_t>& ids) {
   std::int64_t forgotten = 0;
   const int cached = core_.index().num_keyed();
   const auto count = static_cast<std::int64_t>(ids.size());
+  const std::vector<bool> wrong = spoiled_by(ids);
   if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
            [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
     EXPECT(forgotten == cached - core_.index().num_keyed(), "forget misstates what it forgot");
     for (Hold& held : holds_) held.words.clear();
-    for (const std::int64_t b : ids)
-      EXPECT(!core_.blocks()[static_cast<BlockId>(b)].keyed(), "a forgotten block is cached");
+    for (BlockId b = 0; b < config_.num_blocks; ++b)
+      EXPECT(!wrong[static_cast<std::size_t>(b)] || !core_.blocks()[b].keyed(),
+             "a forgotten block is cached");
     for (const EntryPtr& entry : entries_) {
-      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
-      const std::int32_t* end = table + view(*entry).num_blocks;
-      for (const std::int64_t b : ids) {
-        const std::int32_t* at = std::find(table, end, static_cast<BlockId>(b));
-        if (at == end) continue;
-        entry->num_findable = entry->outdated ? std::min(entry->num_findable, at - table)
-                                              : std::int64_t{at - table};
-        entry->outdated = true;
-      }
+      const std::int64_t first = first_of(*entry, wrong);
+      if (first == view(*entry).num_blocks) continue;
+      entry->num_findable = entry->outdated ? std::min(entry->num_findable, first) : first;
+      entry->outdated = true;
     }
   }
   settle();

@@ -96,8 +96,8 @@ CORE = (
     Mutant(
         "promises_what_will_not_be_read",
         "sequences/admission.cc",
-        "held_back, prompt.read_cache,\n                         prompt.most_cached, prompt.due_cached});\n}",
-        "held_back, true,\n                         prompt.most_cached, prompt.due_cached});\n}",
+        "applicant{node, &extras, partition, held_back, prompt.read_cache,",
+        "applicant{node, &extras, partition, held_back, true,",
     ),
     Mutant(
         "counts_uncomputed_blocks_as_common",
@@ -174,14 +174,21 @@ CORE = (
     Mutant(
         "caches_what_was_computed_from_forgotten_blocks",
         "sequences/forgetting.cc",
-        "    detach(s);\n    for (; at",
-        "    for (; at",
+        "  detach(s);\n  bool more",
+        "  bool more",
+    ),
+    Mutant(
+        "forgets_what_the_named_blocks_spoil_and_no_more",
+        "sequences/forgetting.cc",
+        "more |= forget_table(s, wrong, forgotten);",
+        "forget_table(s, wrong, forgotten);",
+        times=10,
     ),
     Mutant(
         "leaves_twins_of_what_is_forgotten",
         "sequences/forgetting.cc",
-        "        pool_.drop_twin(*at);\n",
-        "        continue;\n",
+        "      pool_.drop_twin(*at);\n      wrong",
+        "      wrong",
         times=4,
     ),
     Mutant(
@@ -825,8 +832,8 @@ CORE = (
     Mutant(
         "promises_what_others_have",
         "sequences/admission.cc",
-        "return plan_admission(prompt.tokens, prompt.num_tokens,\n                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,\n                        {node, &extras, partition,",
-        "return plan_admission(prompt.tokens, prompt.num_tokens,\n                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,\n                        {node, &extras, 0,",
+        "applicant{node, &extras, partition,",
+        "applicant{node, &extras, 0,",
     ),
     Mutant(
         "takes_from_another_quota",

@@ -391,9 +391,7 @@ def test_the_core_checks_a_ttl_of_its_own(ttl: float) -> None:
 
 @pytest.mark.parametrize("option", ["num_blocks", "block_size"])
 @pytest.mark.parametrize("value", [0, -1, 2**31])
-def test_the_core_of_a_pool_checks_its_options_of_its_own(
-    option: str, value: int
-) -> None:
+def test_the_core_of_a_pool_checks_its_options_of_its_own(option: str, value: int) -> None:
     options = {
         "num_blocks": 4,
         "block_size": 2,

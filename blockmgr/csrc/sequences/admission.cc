@@ -320,10 +320,10 @@ Sequences::AdmissionPlan Sequences::plan_prompt(const Prompt& prompt, int partit
   const std::uint32_t root = index_.find_root(prompt.name);
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   const NodeId node = root == kUnknownId ? kNoBlock : root_node(root);
-  return plan_admission(prompt.tokens, prompt.num_tokens,
-                        prompt.num_slots ? prompt.num_slots : prompt.num_tokens,
-                        {node, &extras, partition, held_back, prompt.read_cache,
-                         prompt.most_cached, prompt.due_cached});
+  const Applicant applicant{node, &extras, partition, held_back, prompt.read_cache,
+                            prompt.most_cached, prompt.due_cached};
+  const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
+  return plan_admission(prompt.tokens, prompt.num_tokens, slots, applicant);
 }
 
 MatchResult Sequences::match(const Prompt& prompt) {

@@ -5,38 +5,41 @@
 
 namespace blockmgr {
 
-// Takes a cached block and all that continues it out of the cache, children first.
-std::int64_t Sequences::forget_chain(BlockId b) noexcept {
+// Takes a cached block and all that continues it out of the cache, children first, and marks them.
+std::int64_t Sequences::forget_chain(BlockId b, std::vector<bool>* gone) noexcept {
   std::int64_t count = 0;
   for (NodeId node = b;;) {
     while (blocks_[node].first_child >= 0) node = blocks_[node].first_child;
     const NodeId parent = blocks_[node].parent;
     pool_.forget(node);
+    if (gone) (*gone)[static_cast<std::size_t>(node)] = true;
     ++count;
     if (node == b) return count;
     node = parent;
   }
 }
 
-// Sequences that name the block go on, and none of what they have from there on, or will compute
-// from it, is to be found: they read what is to be forgotten.
-std::int64_t Sequences::forget_tables(BlockId b) noexcept {
-  std::int64_t count = 0;
-  for (Sequence& s : sequences_) {
-    const std::int32_t* t = table(s);
-    const std::int32_t* end = t + s.num_blocks;
-    const std::int32_t* at = std::find(t, end, b);
-    if (at == end) continue;
-    detach(s);
-    for (; at != end; ++at) {
-      if (blocks_[*at].keyed()) {
-        count += forget_chain(*at);
-      } else {
-        pool_.drop_twin(*at);
-      }
+// A sequence that reads something wrong goes on, and none of what it has from there on, or will
+// compute, is to be found. Whether that marks more blocks as wrong.
+bool Sequences::forget_table(Sequence& s, std::vector<bool>& wrong,
+                             std::int64_t& forgotten) noexcept {
+  const auto is_wrong = [&wrong](BlockId b) { return wrong[static_cast<std::size_t>(b)]; };
+  const std::int32_t* t = table(s);
+  const std::int32_t* end = t + s.num_blocks;
+  const std::int32_t* at = std::find_if(t, end, is_wrong);
+  if (at == end) return false;
+  detach(s);
+  bool more = false;
+  for (; at != end; ++at) {
+    more |= !is_wrong(*at);
+    if (blocks_[*at].keyed()) {
+      forgotten += forget_chain(*at, &wrong);
+    } else {
+      pool_.drop_twin(*at);
+      wrong[static_cast<std::size_t>(*at)] = true;
     }
   }
-  return count;
+  return more;
 }
 
 // A sequence that stood beside a forgotten block with one of its own computed that itself: its
@@ -54,11 +57,18 @@ std::int64_t Sequences::forget(const std::int64_t* ids, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) checked_block(ids[i], i);
   // The mark of what is not written yet would go with its key.
   for (const Sequence& s : sequences_) refuse_ahead(s, "forget blocks around");
+  std::vector<bool> wrong(static_cast<std::size_t>(blocks_.count));
   std::int64_t forgotten = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto b = static_cast<BlockId>(ids[i]);
-    if (blocks_[b].keyed()) forgotten += forget_chain(b);
-    if (blocks_[b].ref_count) forgotten += forget_tables(b);
+    wrong[static_cast<std::size_t>(b)] = true;
+    if (blocks_[b].keyed()) forgotten += forget_chain(b, &wrong);
+  }
+  // Where tables are append-only, another sequence may name what this one computed after a block
+  // that only this one has.
+  for (bool more = true; more;) {
+    more = false;
+    for (Sequence& s : sequences_) more |= forget_table(s, wrong, forgotten);
   }
   mend_chains();
   counters_.forgotten_blocks += forgotten;

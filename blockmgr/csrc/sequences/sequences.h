@@ -438,8 +438,8 @@ class Sequences : public Store {
   }
 
   // forgetting.cc
-  std::int64_t forget_chain(BlockId b) noexcept;
-  std::int64_t forget_tables(BlockId b) noexcept;
+  std::int64_t forget_chain(BlockId b, std::vector<bool>* gone = nullptr) noexcept;
+  bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;
 
   // withdrawal.cc
