@@ -380,7 +380,7 @@ def test_blocks_added_since_come_as_plain_ints(make_manager: MakeManager) -> Non
 
 
 def test_what_was_computed_after_a_forgotten_twin_is_not_found_by_way_of_another_sequence() -> None:
-    """With ``append_only`` a sequence may name what another one computed after a twin of its own."""
+    """With ``append_only`` a sequence may name what another computed after a twin of its own."""
     manager = BlockManager(16, 1, dedup="append_only")
     first = manager.admit([1, 2, 3])
     other = manager.admit([1, 9])
