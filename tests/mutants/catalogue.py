@@ -152,6 +152,7 @@ CORE = (
         "sequences/holding.cc",
         "    if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))\n",
         "    if (!blocks_[b].used() && !blocks_[b].keyed())\n",
+        times=4,
     ),
     Mutant(
         "releases_more_often_than_held",
@@ -176,13 +177,6 @@ CORE = (
         "sequences/forgetting.cc",
         "  detach(s);\n  bool more",
         "  bool more",
-    ),
-    Mutant(
-        "forgets_what_the_named_blocks_spoil_and_no_more",
-        "sequences/forgetting.cc",
-        "more |= forget_table(s, wrong, forgotten);",
-        "forget_table(s, wrong, forgotten);",
-        times=10,
     ),
     Mutant(
         "leaves_twins_of_what_is_forgotten",
@@ -228,16 +222,6 @@ CORE = (
         "sequences/withdrawal.cc",
         "      forget_chain(t[i]);\n",
         "      pool_.forget(t[i]);\n",
-        times=4,
-    ),
-    Mutant(
-        "takes_a_twin_for_written",
-        "sequences/promotion.cc",
-        "    note_unwritten(*promotion.sequence, logical, own);  // the key may pass",
-        (
-            "    if (blocks_[own].keyed())\n"
-            "      note_unwritten(*promotion.sequence, logical, own);  // the key may pass"
-        ),
         times=4,
     ),
     Mutant(
@@ -1253,6 +1237,23 @@ PYTHON = (
 
 # Where Python and the core meet: each takes a whole build.
 EXTENSION = (
+    Mutant(
+        "takes_a_twin_for_written",
+        "sequences/promotion.cc",
+        "    note_unwritten(*promotion.sequence, logical, own);  // the key may pass",
+        (
+            "    if (blocks_[own].keyed())\n"
+            "      note_unwritten(*promotion.sequence, logical, own);  // the key may pass"
+        ),
+        ("tests/unit/test_steps.py",),
+    ),
+    Mutant(
+        "forgets_what_the_named_blocks_spoil_and_no_more",
+        "sequences/forgetting.cc",
+        "more |= forget_table(s, wrong, forgotten);",
+        "forget_table(s, wrong, forgotten);",
+        ("tests/unit/test_blocks_by_id.py",),
+    ),
     Mutant(
         "waits_in_a_fork_for_who_is_not_there",
         "sequences/monitor.cc",

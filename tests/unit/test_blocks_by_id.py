@@ -379,20 +379,23 @@ def test_blocks_added_since_come_as_plain_ints(make_manager: MakeManager) -> Non
         manager.block_ids(handle)
 
 
-def test_what_was_computed_after_a_forgotten_twin_is_not_found_by_way_of_another_sequence() -> None:
+@pytest.mark.parametrize("third_has_an_earlier_row", [False, True])
+def test_what_was_computed_after_a_forgotten_twin_is_not_found_by_way_of_another_sequence(
+    third_has_an_earlier_row: bool,
+) -> None:
     """With ``append_only`` a sequence may name what another computed after a twin of its own."""
     manager = BlockManager(16, 1, dedup="append_only")
+    ended = manager.admit([8]) if third_has_an_earlier_row else None
     first = manager.admit([1, 2, 3])
     other = manager.admit([1, 9])
     manager.commit(other, 2)
-    manager.commit(
-        first, 3
-    )  # its first block is a twin, the others are cached after the cached one
+    manager.commit(first, 3)  # its first block is a twin; the others continue the cached one
+    if ended is not None:
+        manager.free(ended)
     third = manager.admit([1, 2, 3, 4])
-    assert manager.block_ids(third)[:3] == [
-        *manager.block_ids(other)[:1],
-        *manager.block_ids(first)[1:],
-    ]
+    assert (manager.row(third) < manager.row(first)) == third_has_an_earlier_row
+    shared = manager.block_ids(first)[1:]
+    assert manager.block_ids(third)[:3] == [manager.block_ids(other)[0], *shared]
     assert manager.forget(manager.block_ids(first)[:1]) == 2
     manager.commit(third, 4)  # computed from what must not be found
     assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 1

@@ -469,3 +469,19 @@ def test_decode_commits_the_forward_before_not_the_one_to_come(make_manager: Mak
     launch(manager)
     manager.decode([handle], [2])
     manager.free(handle)
+
+
+def test_a_key_that_passes_to_a_twin_within_the_step_is_not_taken_for_written(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(16, 2, dedup="append_only", early_commit=True, min_partial_tokens=1)
+    written = manager.admit([1, 2, 3])
+    manager.commit(written, 3)
+    launch(manager)
+    twin = manager.admit([1, 2, 4], read_cache=False)
+    manager.commit(twin, 3)  # this step's forward writes it
+    manager.free(written)
+    assert manager.is_cached(ids(manager.sequence(twin))[0])
+    assert manager.match([1, 9, 9]).num_cached_tokens == 0  # a copy would come before the forward
+    launch(manager)
+    assert manager.match([1, 9, 9]).num_cached_tokens == 1
