@@ -118,7 +118,7 @@ class Priority(enum.IntEnum):
     """How long a cached block is kept: no idle block goes while one of a lower priority is left."""
 
     LOW = 0
-    """Given up before all others."""
+    """Evicted before all others."""
 
     NORMAL = 1
     """Nobody said anything."""
@@ -130,7 +130,7 @@ class Priority(enum.IntEnum):
     """Worth keeping over what is expected."""
 
     PINNED = 4
-    """Covered by a pin: given up only when nothing else is left. Not for ``retain``."""
+    """Covered by a pin: evicted only when nothing else is left. Not for ``retain``."""
 
 
 class Pin(NamedTuple):
@@ -152,7 +152,7 @@ class BlockState(enum.IntEnum):
     """In use, and not to be found by others."""
 
     CACHED = 2
-    """In use, and found by prompts that begin alike."""
+    """In use, and found by prompts with the same prefix."""
 
     IDLE = 3
     """Not in use, and still to be found: evicted in order when nothing is free."""

@@ -30,7 +30,7 @@ MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
-"""Names of the orders in which idle blocks can be given up."""
+"""Names of the orders in which idle blocks can be evicted."""
 
 
 def _most_columns(block_size: int) -> int:
@@ -154,9 +154,9 @@ class ManagerConfig:
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
-        eviction: Order in which idle blocks are given up: one of ``EVICTION_POLICIES``, or a
+        eviction: Order in which idle blocks are evicted: one of ``EVICTION_POLICIES``, or a
             function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
-        retention: Whether blocks can be kept longer, or given up sooner, than the order says:
+        retention: Whether blocks can be kept longer, or evicted sooner, than the order says:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0

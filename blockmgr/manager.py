@@ -39,7 +39,7 @@ _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
-    It hands out blocks, shares them between sequences that begin alike, plans a copy only when
+    It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
     one of the sharers writes, keeps finished work findable, and evicts it in a good order. It
     works on integers alone: no tensor is needed, and none is touched.
 

@@ -66,10 +66,10 @@ class BlockCalls:
         self._core.acquire(blocks)
 
     def release(self, blocks: Blocks) -> None:
-        """Gives up holds on blocks, in this order: the first is evicted first.
+        """Releases holds on blocks, in this order: the first is evicted first.
 
         Args:
-            blocks: ``int[n]``, each as often as it is to be given up.
+            blocks: ``int[n]``, each as often as it is to be released.
 
         Raises:
             BlockStateError: A block is released more often than it is held.

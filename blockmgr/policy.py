@@ -22,7 +22,7 @@ class EvictionPolicy(Protocol):
     """What a manager calls. Block ids are ints; they name other content once uncached.
 
     The methods run inside a call of the manager, which finishes whatever they do: an exception, or
-    a victim that cannot be given up, is remembered and raised as ``PolicyError`` by
+    a victim that cannot be evicted, is remembered and raised as ``PolicyError`` by
     ``check_policy`` and ``check_invariants``. From there on the policy is left alone and the least
     recently used block goes first. A policy must not call its manager: that is refused with
     ``ReentrancyError``.

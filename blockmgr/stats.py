@@ -38,7 +38,7 @@ class Stats:
         promoted_blocks: Blocks that became findable.
         deduplicated_blocks: Full blocks found to be cached already.
         cached_tails: Partial tails kept when a sequence ended.
-        evicted_blocks: Idle blocks given up for new content.
+        evicted_blocks: Idle blocks evicted for new content.
         planned_copies: Copies recorded.
         cancelled_copies: Of those, copies dropped because nobody needed them any more.
         forks: Sequences made by ``fork``.
@@ -49,7 +49,7 @@ class Stats:
         pinned_blocks: Cached blocks that pins cover, each counted once; a gauge.
         pins: Pins held; a gauge.
         expired_blocks: Blocks whose retention ran out.
-        evicted_pinned_blocks: Pinned blocks given up because running work could have no other.
+        evicted_pinned_blocks: Pinned blocks evicted because running work could have no other.
         touched_blocks: Idle blocks that ``touch`` made the last to go.
         forgotten_blocks: Cached blocks that ``reset_prefix_cache`` made unfindable.
     """
@@ -137,7 +137,7 @@ class QuotaUsage:
         idle_blocks: In no use, holding content that can be found.
         fenced_blocks: Released, waiting for a launched step to complete.
         used_blocks: Named by a block table, or pinned.
-        evicted_blocks: Idle blocks given up for new content so far.
+        evicted_blocks: Idle blocks evicted for new content so far.
     """
 
     limit: int

@@ -15,7 +15,7 @@
 * ``fleet``, ``fleets`` and ``routers``: several replicas behind a router.
 * ``hints``: what a replay tells the manager of requests that end.
 * ``planning``: how many blocks, and how much memory, give a hit rate.
-* ``watch``: a replay that remembers when each block was filled, found and given up.
+* ``watch``: a replay that remembers when each block was filled, found and evicted.
 * ``mooncake``: any trace in Mooncake's format.
 * ``page``: all of it as one web page.
 * ``report`` and ``plot``: the results as a table, as JSON and as a picture.

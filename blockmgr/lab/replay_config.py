@@ -25,7 +25,7 @@ class ReplayConfig:
         min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
         dedup: The manager's: what happens to a block that is found to be cached already.
         digest: The manager's: name of the digest that finds candidates.
-        eviction: The manager's: order in which idle blocks are given up, or a policy of one's own.
+        eviction: The manager's: order in which idle blocks are evicted, or a policy of one's own.
             One with a method ``on_request_end`` is called with the ``Traits`` of each request that
             ends, ahead of the ``on_idle`` of its blocks.
         hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
@@ -95,7 +95,7 @@ class ReplayResult:
         query_tokens: Prompt tokens of all requests, rejected ones included.
         hit_tokens: Of those, tokens found in the cache.
         partial_hit_tokens: Of those, tokens found in part of a block.
-        evictions: Cached blocks given up for new content.
+        evictions: Cached blocks evicted for new content.
         copies: Block copies handed to the engine.
         deduplicated: Full blocks that turned out to be cached already when committed.
         peak_used_blocks: Most blocks in use at one time, idle ones not counted.

@@ -1,4 +1,4 @@
-"""A replay that remembers when each block was filled, found and given up.
+"""A replay that remembers when each block was filled, found and evicted.
 
 * A *reuse gap* is the time from one use of a block's content, which may be the computing of it, to
   the next time a prompt asks for it, whether it is still there or not.

@@ -25,7 +25,7 @@ namespace blockmgr {
 class Pool {
  public:
   // A pool of all blocks but the first num_reserved, with this many fence lists. Without a policy,
-  // idle blocks are given up least recently used first.
+  // idle blocks are evicted least recently used first.
   Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
        std::unique_ptr<Policy> policy);
   // Records needed past the last block: free list, idle list, pending copies, unwritten blocks,

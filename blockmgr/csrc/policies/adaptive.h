@@ -1,4 +1,4 @@
-// The adaptive policy: gives up the block that is least likely to be used again soon, as learned
+// The adaptive policy: evicts the block that is least likely to be used again soon, as learned
 // from blocks like it, and leaves the choice to LRU while that does better.
 #pragma once
 

@@ -11,7 +11,7 @@
 namespace blockmgr {
 
 // Two queues by recency, T1 of blocks that were never found and T2 of those that were, and ghosts
-// of what each gave up, B1 and B2. T1 gives up blocks while it is larger than its target; a block
+// of what each evicted, B1 and B2. T1 evicts blocks while it is larger than its target; a block
 // that comes back while its ghost is in B1 raises the target, one in B2 lowers it.
 //
 // A block that comes back is computed before it is cached, and room for it was made before that. So

@@ -1,4 +1,4 @@
-// Ghosts: what a policy remembers of blocks it has given up.
+// Ghosts: what a policy remembers of blocks it has evicted.
 //
 // A ghost is the first eight bytes of a block's digest. Two blocks with the same tag are one ghost,
 // which misleads a policy about the worth of a block and nothing else.

@@ -1,4 +1,4 @@
-// Eviction policies: which idle block is given up next.
+// Eviction policies: which idle block is evicted next.
 //
 // The default order, least recently used first, is the pool's own idle list: blocks arrive there
 // children before parents (see block.h), so its head never has a cached child. Any other order is a

@@ -99,9 +99,9 @@ class Queues {
   std::vector<int> sizes_;
 };
 
-// Finds what to give up when the block a policy chose has cached children: a leaf below it.
+// Finds what to evict when the block a policy chose has cached children: a leaf below it.
 //
-// A chain that is given up block by block would be walked from the top each time, so the way down
+// A chain that is evicted block by block would be walked from the top each time, so the way down
 // is remembered: the next search starts at the parent of the last leaf. A walk steps into each
 // block at most once while the choice stands, which makes it O(1) a victim.
 class LeafCursor {

@@ -51,7 +51,7 @@ class RetainingPolicy final : public Policy {
   };
   struct Counts {
     std::int64_t expired = 0;         // blocks whose retention ran out
-    std::int64_t pinned_evicted = 0;  // pinned blocks given up, for nothing else was left
+    std::int64_t pinned_evicted = 0;  // pinned blocks evicted because nothing else was left
   };
 
   RetainingPolicy(Blocks& blocks, const PrefixIndex& index, std::unique_ptr<Policy> base,

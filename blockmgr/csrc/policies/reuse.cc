@@ -284,7 +284,7 @@ void ReuseTracker::drop_oldest() noexcept {
 void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
   if (unused_ghost_ < 0) {
     ++num_forgotten_;
-    if (first_resolved_ < 0) return;  // only if blocks are given up in another order than promised
+    if (first_resolved_ < 0) return;  // only if blocks are evicted in another order than promised
     const std::int32_t oldest = first_resolved_;
     unlink_resolved(ghosts_[static_cast<std::size_t>(oldest)]);
     remove_ghost(oldest);

@@ -99,7 +99,7 @@ void ReuseSample::use(std::uint64_t tag, std::int64_t now) noexcept {
   }
   if (!e.in_learned) {
     e.in_learned = true;
-    // With everything in use there is nothing to give up, as in a pool that is full.
+    // With everything in use there is nothing to evict, as in a pool that is full.
     if (++num_learned_ > directory_ && !lists_.empty()) leave_learned(lists_.least());
   }
   make_newest(i);

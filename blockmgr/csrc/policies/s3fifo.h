@@ -48,7 +48,7 @@ class S3FifoPolicy : public Policy {
   };
   Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
 
-  int small_;  // size from which the small queue gives up blocks
+  int small_;  // size from which the small queue evicts blocks
   Queues queues_;
   ZeroedArray<Facts> facts_;
   GhostSet ghosts_;

@@ -120,7 +120,7 @@ void Sequences::set_time(double seconds) {
   policy.set_time(seconds);
 }
 
-// A conversation that goes on will use all its blocks. One that ends gives up what is its own: from
+// A conversation that goes on will use all its blocks. One that ends releases what is its own: from
 // its end up to a block that is in use by others, that others continue from, or that somebody else
 // has promised to use.
 void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {

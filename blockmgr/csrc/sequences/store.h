@@ -1,4 +1,4 @@
-// The store: what stands under whoever holds blocks, be it sequences with tables (sequences.h) or
+// The store: what stands under every holder of blocks: sequences with tables (sequences.h) or
 // callers who name single blocks (block_pool.h).
 //
 // Blocks, the prefix index, the pool with its partitions, copy-on-write and the steps are here and

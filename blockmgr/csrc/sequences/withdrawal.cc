@@ -5,7 +5,7 @@
 
 namespace blockmgr {
 
-// Before a sequence gives up its blocks. What the forward was to write into them must not be found
+// Before a sequence releases its blocks. What the forward was to write into them must not be found
 // afterwards; and whoever has found it already counts on it.
 void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* call) const {
   if (!withdraws) return refuse_ahead(s, call);

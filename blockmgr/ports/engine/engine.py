@@ -3,7 +3,7 @@
 Requests of any length run side by side. Each step decodes one token of every running sequence and
 computes as much of the waiting prompts as its token budget allows, in one forward. When blocks run
 out, the youngest job is preempted, and computed again later. What has been computed once is shared:
-between prompts that begin alike, between the samples of a prompt, and between beams.
+between prompts with a common prefix, between the samples of a prompt, and between beams.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Engine(NotCopied):
         """Forgets all K/V in the cache; to be called after a change of the model.
 
         K/V that was computed with other weights, with another adapter or by modules that have been
-        replaced would be found by the next prompt that begins alike.
+        replaced would be found by the next prompt with the same prefix.
 
         Raises:
             ReentrancyError: The engine is inside another call. Nothing is forgotten.

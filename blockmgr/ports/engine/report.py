@@ -27,7 +27,7 @@ class EngineReport:
         copies: Block copies that were applied.
         copied_tokens: Tokens whose K/V they copied.
         preemptions: Jobs that lost their blocks and were computed again.
-        evicted_blocks: Blocks of finished work given up for other content.
+        evicted_blocks: Blocks of finished work evicted for other content.
         deduplicated_blocks: Full blocks found to be cached already.
         peak_blocks: Most blocks in use at a time.
         peak_unshared_blocks: What the sequences of a step would have held without sharing, at most.

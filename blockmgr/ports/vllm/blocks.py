@@ -144,7 +144,7 @@ class BlockPool:
         self._manager.acquire([block.block_id for block in blocks if not block.is_null])
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
-        """Gives up holds, the first to be evicted first."""
+        """Releases holds, the first to be evicted first."""
         self._manager.release([block.block_id for block in ordered_blocks if not block.is_null])
 
     def evict_blocks(self, block_ids: set[int]) -> None:

@@ -48,7 +48,7 @@ class KVCacheManager(Lookups):
     """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
 
     Args:
-        options: What is said under ``blockmgr``.
+        options: The values given under ``blockmgr``.
         max_seqs: Requests that may have blocks at a time.
         kv_cache_config: As vLLM's has it; so are the others.
     """

@@ -26,7 +26,7 @@ def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, 
     """Why a configuration cannot run on blockmgr: a sentence for each; none if it can.
 
     Args:
-        options: What is said under ``blockmgr``.
+        options: The values given under ``blockmgr``.
         vllm_config: vLLM's configuration.
         arguments: What vLLM hands its own KV cache manager.
     """
