@@ -42,6 +42,8 @@ class World:
         self.second = manager.admit(LONG)
         self.preempted = manager.admit([7] * 3)
         manager.preempt(self.preempted)
+        self.kept = manager.block_ids(self.second)[:2]
+        manager.acquire(self.kept)
         self.sequence = manager.sequence(self.running)
         self.pin = manager.pin(PROMPT)
         self.ticket = manager.take_copies().ticket
@@ -140,6 +142,16 @@ own = name(b"")
 extras = keys({0: b"x", 1: b"y"})
 high = other(Priority.HIGH)
 held = ints(lambda w: w.held[2:5])
+kept = ints(lambda w: w.kept)
+off = other(False)
+
+
+def or_none(plain: int) -> Role:
+    """A number, or None for none."""
+    return Role("int", lambda world: plain, or_none=True)
+
+
+few = or_none(1)
 out = other(lambda w: w.out)
 
 CALLS: Final = (
@@ -151,8 +163,20 @@ CALLS: Final = (
         extras=extras,
         num_slots=number(8),
         read_cache=other(True),
+        match=other(None),
+        max_cached_tokens=few,
+        watermark_blocks=few,
     ),
-    method("manager", "BlockManager.match", tokens=prompt, namespace=own, extras=keys(None)),
+    method(
+        "manager",
+        "BlockManager.match",
+        tokens=prompt,
+        namespace=own,
+        extras=keys(None),
+        num_slots=or_none(8),
+        max_cached_tokens=few,
+        watermark_blocks=few,
+    ),
     method(
         "manager",
         "BlockManager.can_admit",
@@ -161,6 +185,9 @@ CALLS: Final = (
         extras=extras,
         num_slots=number(8),
         read_cache=other(True),
+        match=other(None),
+        max_cached_tokens=few,
+        watermark_blocks=few,
     ),
     method("manager", "BlockManager.explain", tokens=prompt, namespace=own, extras=extras),
     method("manager", "BlockManager.reserve", handle=handle, num_slots=number(9)),
@@ -175,8 +202,16 @@ CALLS: Final = (
     method("manager", "BlockManager.truncate", handle=handle, num_tokens=number(5)),
     method("manager", "BlockManager.fork", handle=handle, n=number(2)),
     method("manager", "BlockManager.reparent", handles=handles, parents=ints([1, 0])),
-    method("manager", "BlockManager.free", handle=handle, expect_reuse=other(True)),
-    method("manager", "BlockManager.preempt", handle=handle),
+    method("manager", "BlockManager.free", handle=handle, expect_reuse=other(True), withdraw=off),
+    method("manager", "BlockManager.preempt", handle=handle, withdraw=off),
+    # Blocks by their ids.
+    *(
+        method("manager", f"BlockManager.{call}", blocks=kept)
+        for call in ("acquire", "release", "touch_blocks", "forget")
+    ),
+    method("manager", "BlockManager.is_cached", block=number(lambda w: w.kept[0])),
+    method("manager", "BlockManager.ref_count", block=number(lambda w: w.kept[0])),
+    method("manager", "BlockManager.block_ids", handle=handle, start=number(1)),
     method(
         "manager",
         "BlockManager.resume",
@@ -337,6 +372,7 @@ BEHIND: Final = {"Core": BlockManager, "PoolCore": BlockPool}
 ELSEWHERE: Final = {
     "BlockManager.from_config": "a config has its own tests",
     "Core.free_expecting": "BlockManager.free",
+    "Core.block_ids_from": "BlockManager.block_ids",
     "Core.view": "BlockManager.sequence",
     "Core.view_pin": "BlockManager.pinned",
     "Core.block_ids": "Sequence.block_ids",

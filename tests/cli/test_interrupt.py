@@ -79,6 +79,11 @@ CALLS = (
 )
 
 
+def as_in_a_terminal() -> None:
+    """Tests may run in the background of a shell, which lets its commands ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupted(tmp_path: Path, where: str, moment: str) -> tuple[int, bytes]:
     (tmp_path / "sitecustomize.py").write_text(HOOK.format(where=where, moment=moment))
     paths = [str(tmp_path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -87,6 +92,7 @@ def interrupted(tmp_path: Path, where: str, moment: str) -> tuple[int, bytes]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         start_new_session=True,
+        preexec_fn=as_in_a_terminal,
         check=False,
     )
     return done.returncode, done.stderr
@@ -154,7 +160,13 @@ def test_other_programs_keep_their_handlers(tmp_path: Path) -> None:
         "import signal, blockmgr\n"
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        preexec_fn=as_in_a_terminal,
+        check=False,
+    )
     assert done.stdout == "True\n", done.stderr
 
 
