@@ -335,6 +335,7 @@ CORE = (
         "sequences/growth.cc",
         "      if (takes) refuse_uncopied(s, logical);\n",
         "",
+        times=4,
     ),
     Mutant(
         "takes_back_what_a_forward_under_way_writes",
