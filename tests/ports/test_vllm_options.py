@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from blockmgr import BlockManager
+from blockmgr.ports.drift import read_of
 from blockmgr.ports.vllm import OptionError, Options, UnsupportedConfigError
 from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
 from blockmgr.ports.vllm.coordinator import Coordinator, SingleTypeManager
 from blockmgr.ports.vllm.held import Held
-from blockmgr.ports.vllm.interface import called
 from blockmgr.ports.vllm.options import DECIDED_BY_VLLM, namespace_of
 
 
@@ -134,7 +134,7 @@ def test_blocks_a_request_still_takes_are_counted() -> None:
 
 def test_what_a_scheduler_asks_of_its_manager_is_read_off_its_source() -> None:
     source = "self.kv_cache_manager.free(r)\nkv_cache_manager.usage\nself.other.free_all()"
-    assert called(source) == {"free", "usage"}
+    assert read_of(source, ("kv_cache_manager", "cache_manager")) == {"free", "usage"}
 
 
 def test_the_reasons_against_a_configuration_survive_a_process_boundary() -> None:

@@ -1,0 +1,129 @@
+"""How far an engine's interface has moved since a port of it was last tried.
+
+A port says what it knows of the engine: parameters of methods, names of attributes, places where a
+name stands. Each is compared with the engine that is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+__all__ = ["Difference", "asked", "attributes", "methods", "places", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as it was.
+
+    Attributes:
+        place: Where, such as ``KVCacheManager.free``.
+        what: What differs.
+        is_fatal: Whether the port cannot work with it.
+    """
+
+    place: str
+    what: str
+    is_fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.what}"
+
+
+def _member(path: str) -> Any:
+    module, _, name = path.rpartition(":")
+    value = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _short(path: str) -> str:
+    return path.rpartition(":")[2]
+
+
+def methods(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
+    """Methods, as ``module:Class.method``, that take other parameters than these, or are gone."""
+    for path, names in expected.items():
+        try:
+            method = _member(path)
+        except (AttributeError, ImportError):
+            yield Difference(_short(path), "is gone", is_fatal=True)
+            continue
+        found = [name for name in inspect.signature(method).parameters if name != "self"]
+        added = [name for name in found if name not in names]
+        gone = [name for name in names if name not in found]
+        if added:
+            yield Difference(_short(path), f"also takes {', '.join(added)}", is_fatal=True)
+        if gone:
+            yield Difference(_short(path), f"no longer takes {', '.join(gone)}", is_fatal=False)
+
+
+def attributes(expected: Mapping[str, Iterable[str]]) -> Iterator[Difference]:
+    """Names that classes no longer have, nor mention."""
+    for path, names in expected.items():
+        try:
+            kind = _member(path)
+            source = inspect.getsource(kind)
+        except (AttributeError, ImportError):
+            yield Difference(_short(path), "is gone", is_fatal=True)
+            continue
+        for name in names:
+            if not hasattr(kind, name) and name not in source:
+                yield Difference(_short(path), f"has no {name}", is_fatal=True)
+
+
+def places(expected: Iterable[tuple[str, str]]) -> Iterator[Difference]:
+    """Names that modules no longer have."""
+    for module, name in expected:
+        try:
+            getattr(importlib.import_module(module), name)
+        except (AttributeError, ImportError):
+            yield Difference(f"{module}.{name}", "is gone", is_fatal=True)
+
+
+def asked(
+    modules: Iterable[str], names: Collection[str], known: Collection[str]
+) -> Iterator[Difference]:
+    """Attributes that modules read of whatever has one of these names, and that nobody knows."""
+    for module in modules:
+        path = inspect.getfile(importlib.import_module(module))
+        found = read_of(Path(path).read_text(encoding="utf-8"), names)
+        for name in sorted(found - set(known)):
+            yield Difference(module, f"asks for {name}", is_fatal=True)
+
+
+def read_of(source: str, names: Collection[str]) -> set[str]:
+    """Attributes of variables or attributes with these names in a module."""
+
+    def is_one(node: ast.expr) -> bool:
+        return (isinstance(node, ast.Attribute) and node.attr in names) or (
+            isinstance(node, ast.Name) and node.id in names
+        )
+
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and is_one(node.value)
+    }
+
+
+def report(engine: str, tried: str, looked_at: int, found: Iterable[Difference]) -> str:
+    """What was compared and what differs, for people.
+
+    Args:
+        engine: Its name and version.
+        tried: Whether the port was tried with it, in words.
+        looked_at: How many things were compared.
+        found: What differs.
+    """
+    rows = [f"{'FATAL ' if d.is_fatal else 'differs'}  {d}" for d in found]
+    first = f"{engine} ({tried}): {looked_at} signatures and names compared, {len(rows)} differ"
+    return "\n".join([first, *rows])

@@ -1,0 +1,261 @@
+"""SGLang's prefix cache on a ``BlockPool``: which pages of slots hold which tokens."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    BasePrefixCache,
+    DecLockRefParams,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+    InsertParams,
+    InsertResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from blockmgr.errors import BlockStateError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.sglang.keys import Prompt, prompt_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["Node", "PrefixCache"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """The end of a cached prefix, as SGLang hands it about.
+
+    Attributes:
+        pages: ``int32[num_pages]`` from the first page of the prompt on; empty for the root.
+        generation: Of the last page: another one once its content is gone.
+    """
+
+    pages: npt.NDArray[np.int32]
+    generation: int
+
+    def __repr__(self) -> str:
+        return f"Node({len(self.pages)} pages)"
+
+
+class PrefixCache(BasePrefixCache):  # type: ignore[misc]
+    """What SGLang's scheduler asks of a tree cache, for full attention.
+
+    A page of SGLang's slots is a block of the pool. Blocks that are not cached count as the
+    caller's: free slots are in SGLang's allocator, and slots of a request in its row. A cached
+    block without a lock is idle, and goes back to the allocator when it is evicted. Page 0 is
+    SGLang's target for padded writes, and is never cached.
+
+    Args:
+        params: SGLang's ``CacheInitParams``, of a configuration that is supported.
+    """
+
+    def __init__(self, params: Any) -> None:
+        self.disable = params.disable
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+        self.page_size: int = params.page_size
+        self.sliding_window_size = None
+        self.device = torch.device(self.token_to_kv_pool_allocator.device)
+        self._offsets = torch.arange(self.page_size, device=self.device)
+        self.reset()
+        if params.enable_metrics:
+            self.init_metrics_collector()
+
+    def reset(self) -> None:
+        """Forgets everything. SGLang calls it when nothing runs, and frees every slot itself."""
+        num_pages = self.token_to_kv_pool_allocator.size // self.page_size + 1
+        self.pool = BlockPool(num_pages, self.page_size)
+        self.pool.take(num_pages)
+        self.root_node = Node(np.empty(0, np.int32), 0)
+
+    # What is cached.
+
+    def supports_prefix_sharing(self) -> bool:
+        """Whether it caches anything: not with ``--disable-radix-cache``."""
+        return not self.disable
+
+    def supports_fast_match_prefix(self) -> bool:
+        """Whether the scheduler may look up every waiting request in each step."""
+        return True
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """The longest cached prefix, in whole pages; takes no reference and no turn."""
+        node = self.root_node
+        if not self.disable and len(params.key) >= self.page_size:
+            node = self._node(self._find(prompt_of(params.key, self.page_size)))
+        return MatchResult(len(node.pages) * self.page_size, node, node, node)
+
+    def touch_prefix(self, key: RadixKey) -> None:
+        """A waiting request will use this prefix: it is evicted later."""
+        pages = self._find(prompt_of(key, self.page_size))
+        if len(pages):
+            self.pool.touch(pages[-1:])
+
+    def path_device_indices(self, node: Node) -> torch.Tensor:
+        """``int64[num_pages * page_size]`` on the device: the slots of a prefix."""
+        pages = torch.from_numpy(node.pages.astype(np.int64)).to(self.device)
+        slots: torch.Tensor = pages[:, None] * self.page_size + self._offsets
+        return slots.reshape(-1)
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Caches whole pages, whose slots become the cache's.
+
+        Of those that are cached already the slots stay the caller's, who frees them:
+        ``prefix_len`` tokens.
+        """
+        prompt = prompt_of(params.key, self.page_size)
+        found = self._find(prompt)
+        known = len(found)
+        num_pages = len(prompt.tokens) // self.page_size
+        slots = params.value[known * self.page_size : num_pages * self.page_size : self.page_size]
+        # On a GPU this waits for the device. The pool is on the host, and so are page numbers.
+        own = (slots.cpu().numpy() // self.page_size).astype(np.int32)
+        if len(own):
+            self._promote(own, prompt.after(known, self.page_size), found)
+        elif known:
+            self.pool.touch(found[-1:])
+        return InsertResult(
+            prefix_len=known * self.page_size,
+            last_device_node=self._node(np.concatenate([found, own])),
+        )
+
+    def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
+        """Caches what a request has computed, and has its row name the cache's slots."""
+        if self.disable:
+            return
+        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        key = RadixKey(
+            req.full_untruncated_fill_ids[:up_to], req.extra_key, cache_salt=req.cache_salt
+        )
+        have = req.kv.cache_protected_len
+        result = self.insert(InsertParams(key=key, value=row[:up_to]))
+        node = result.last_device_node
+        length = len(node.pages) * self.page_size
+        req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, length)
+        if length <= have:
+            return
+        self.token_to_kv_pool_allocator.free_segment(
+            row[have : max(have, result.prefix_len)], start_pos=have
+        )
+        slots = self.path_device_indices(node)[have:].to(row.dtype)
+        self.req_to_token_pool.write((req.kv.req_pool_idx, slice(have, length)), slots)
+        req.kv.cache_protected_len = length
+        before, req.lock = req.lock, self.lock(node)
+        self.unlock(before)
+        req.last_node = node
+
+    # Locks and room.
+
+    def inc_lock_ref(self, node: Node) -> IncLockRefResult:
+        """Keeps a prefix from being evicted.
+
+        Raises:
+            BlockStateError: It was evicted since it was found.
+        """
+        if len(node.pages):
+            last = int(node.pages[-1])
+            if self.pool.generation(last) != node.generation:
+                raise BlockStateError(last, f"{node} was evicted after it was found")
+            self.pool.acquire([last])
+        return IncLockRefResult(delta=0)
+
+    def dec_lock_ref(self, node: Node, params: DecLockRefParams | None = None) -> DecLockRefResult:
+        """Takes one such lock back."""
+        del params
+        if len(node.pages):
+            self.pool.release(node.pages[-1:])
+        return DecLockRefResult(delta=0)
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Gives slots back to the allocator: as many as asked in whole pages, or all there are."""
+        start = time.perf_counter()
+        count = min(-(-params.num_tokens // self.page_size), self.pool.num_idle)
+        if count <= 0:
+            return EvictResult()
+        slots = self.path_device_indices(Node(self.pool.evict(count), 0))
+        self.token_to_kv_pool_allocator.free_segment(slots, start_pos=0)
+        self.update_eviction_metrics(len(slots), start)
+        return EvictResult(num_tokens_evicted=len(slots))
+
+    def evictable_size(self) -> int:
+        """Tokens that are cached and not locked."""
+        return self.pool.num_idle * self.page_size
+
+    def full_evictable_size(self) -> int:
+        """The same: all layers are of full attention."""
+        return self.evictable_size()
+
+    def protected_size(self) -> int:
+        """Tokens that are cached and locked."""
+        return (self.pool.num_cached - self.pool.num_idle) * self.page_size
+
+    def full_protected_size(self) -> int:
+        """The same: all layers are of full attention."""
+        return self.protected_size()
+
+    def total_size(self) -> int:
+        """Tokens that are cached."""
+        return self.pool.num_cached * self.page_size
+
+    # For schedulers, checks and people.
+
+    def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
+        """Requests by the tree of what was found for them, the most wanted branches first.
+
+        Cost: O(pages of all of them).
+        """
+        chains = [node.pages.tolist() for node in node_handles]
+        weights = Counter(page for chain in chains for page in chain)
+        # Where one chain ends, those that go on come first.
+        ends = (1, 0)
+        keys = [[*((-weights[page], page) for page in chain), ends] for chain in chains]
+        return sorted(range(len(chains)), key=keys.__getitem__)
+
+    def all_values_flatten(self) -> torch.Tensor:
+        """``int64[n]`` on the device: every slot that is cached."""
+        every = np.arange(self.pool.num_blocks, dtype=np.int32)
+        return self.path_device_indices(Node(every[self.pool.are_cached(every)], 0))
+
+    def pretty_print(self) -> None:
+        """Says how full the cache is."""
+        print(self.pool)
+
+    def sanity_check(self) -> None:
+        """Recomputes every fact of the pool.
+
+        Raises:
+            InvariantError: Something does not hold, which is a bug here.
+        """
+        self.pool.check_invariants()
+
+    def _find(self, prompt: Prompt) -> npt.NDArray[np.int32]:
+        return self.pool.find(prompt.tokens, namespace=prompt.namespace, extras=prompt.extras)
+
+    def _promote(
+        self, own: npt.NDArray[np.int32], rest: Prompt, found: npt.NDArray[np.int32]
+    ) -> None:
+        parent = int(found[-1]) if len(found) else -1
+        namespace = b"" if len(found) else rest.namespace
+        self.pool.promote_chain(
+            own, rest.tokens, parent=parent, namespace=namespace, extras=rest.extras
+        )
+        self.pool.release(own)
+
+    def _node(self, pages: npt.NDArray[np.int32]) -> Node:
+        if not len(pages):
+            return self.root_node
+        return Node(pages, self.pool.generation(int(pages[-1])))

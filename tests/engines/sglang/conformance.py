@@ -1,0 +1,44 @@
+"""``python -m tests.engines.sglang.conformance``: the installed SGLang against what is known of it.
+
+Exit code 1 if something differs in a version that was tried, or cannot work in any.
+"""
+
+from __future__ import annotations
+
+from tests.engines.sglang import stand_ins  # noqa: F401  isort: skip  before anything of SGLang
+
+import inspect
+import sys
+
+from blockmgr.ports.sglang import interface
+from blockmgr.ports.sglang.cache import PrefixCache
+from blockmgr.ports.sglang.expected import CACHE, METHODS
+
+
+def lacking() -> list[str]:
+    """Methods that take other parameters here than SGLang passes."""
+    found = []
+    for path, expected in METHODS.items():
+        kind, _, name = path.rpartition(".")
+        if kind != CACHE:
+            continue
+        parameters = inspect.signature(getattr(PrefixCache, name)).parameters.values()
+        takes = tuple(p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD)
+        asked = tuple(name for name in expected if name != "kwargs")
+        if takes != asked:
+            found.append(f"PrefixCache.{name} takes {takes}, not {asked}")
+    return found
+
+
+def main() -> int:
+    """Compare and say what was found."""
+    found = lacking()
+    print(interface.report())
+    print("\n".join(f"LACKING  {line}" for line in found) or "nothing is lacking here")
+    differences = interface.differences()
+    fatal = any(difference.is_fatal for difference in differences)
+    return int(bool(found) or fatal or (interface.is_tried() and bool(differences)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
