@@ -28,7 +28,8 @@ ARGUMENTS = "tests/arguments"
 MACHINE = "tests/stateful/test_machine.py"
 STRESS = "tests/stateful/test_stress.py"
 POLICIES = (
-    f"{UNIT}/test_adaptive.py tests/property/test_policies.py tests/conformance/test_policies.py"
+    f"tests/golden/test_policies.py {UNIT}/test_adaptive.py tests/property/test_policies.py"
+    " tests/conformance/test_policies.py"
 )
 ENGINE = (
     "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py",
@@ -58,13 +59,15 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
     "csrc/bindings/*": (
         CORE,
-        f"{INPUT} {UNIT}/test_adaptive.py",
+        f"{INPUT} {UNIT}/test_adaptive.py {UNIT}/test_cache_calls.py",
         f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
         ARGUMENTS,
     ),
     # The core, after its own programs.
     "csrc/sequences/block_pool*": (POOL,),
-    "csrc/sequences/copy_order*": ("tests/kv/test_copy_order.py", f"{UNIT}/test_copies.py"),
+    "csrc/sequences/copy_order*": (
+        f"tests/kv/test_copy_order.py tests/kv/test_copy_checker.py {UNIT}/test_copies.py",
+    ),
     "csrc/policies/reuse_model*": (POLICIES,),
     "csrc/policies/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
     "csrc/sequences/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),

@@ -32,6 +32,7 @@ SKIPPED = {
     "static_assert_declaration", "preproc_include", "preproc_def", "preproc_function_def",
     "preproc_call", "preproc_defined", "throw_statement", "attribute_declaration", "ERROR",
 }  # fmt: skip
+SIGNATURE = b"nb::sig("
 SCOPES = {"class_specifier", "struct_specifier", "enum_specifier"}
 
 
@@ -143,11 +144,16 @@ def boolean(node: Node) -> Iterator[Change]:
 
 
 def arguments(node: Node) -> Iterator[Change]:
-    """Two neighbours among a call's arguments; the compiler refuses those of types that differ."""
+    """Two neighbours among a call's arguments; the compiler refuses those of types that differ.
+
+    What annotates a function of the extension has no order: the signature may stand anywhere.
+    """
     if node.type != "argument_list":
         return
     given = [child for child in node.named_children if child.type != "comment"]
     for one, other in pairwise(given):
+        if text(one).startswith(SIGNATURE) or text(other).startswith(SIGNATURE):
+            continue
         between = text(node)[one.end_byte - node.start_byte : other.start_byte - node.start_byte]
         if text(one) != text(other):
             yield one.start_byte, other.end_byte, text(other) + between + text(one)
