@@ -93,10 +93,13 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return True
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """The longest cached prefix, in whole pages; takes no reference and no turn."""
+        """The longest cached prefix, in whole pages. To be found counts as a use, as in SGLang."""
         node = self.root_node
         if not self.disable and len(params.key) >= self.page_size:
-            node = self._node(self._find(prompt_of(params.key, self.page_size)))
+            pages = self._find(prompt_of(params.key, self.page_size))
+            if len(pages):
+                self.pool.touch(pages[-1:])
+            node = self._node(pages)
         return MatchResult(len(node.pages) * self.page_size, node, node, node)
 
     def touch_prefix(self, key: RadixKey) -> None:
