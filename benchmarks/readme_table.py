@@ -1,7 +1,7 @@
-"""Which numbers does the README show? Those of the newest results, written by this script.
+"""Which numbers do README and docs/costs.md show? Those of the newest results.
 
-python -m benchmarks.readme_table          # rewrites the table between README's markers
-python -m benchmarks.readme_table --check  # exits with 1 if that would change it
+python -m benchmarks.readme_table          # rewrites what stands between the markers of both pages
+python -m benchmarks.readme_table --check  # exits with 1 if that would change one of them
 """
 
 import argparse
@@ -13,8 +13,9 @@ from pathlib import Path
 from benchmarks.budgets import RESULTS
 from benchmarks.peers.results import Result, newest
 
-README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- benchmark-table:begin -->", "<!-- benchmark-table:end -->"
+ROOT = Path(__file__).parent.parent
+README, COSTS = ROOT / "README.md", ROOT / "docs" / "costs.md"
+SUMMARY, TABLE = "benchmark-summary", "benchmark-table"
 
 # Operation in the results, words for it, and the key of its row among the peers' results.
 ROWS = (
@@ -50,7 +51,7 @@ def _ratio(result: Result, key: str | None, begin: str, end: str) -> float | Non
 
 
 def table() -> str:
-    """The README's table and the line under it."""
+    """The table of docs/costs.md and the line under it."""
     budgets, peers = _budgets(), Result(newest("peers") or {})
     measured = {row["name"]: row for row in budgets["results"]}
     lines = [
@@ -59,11 +60,10 @@ def table() -> str:
     ]
     for name, words, key in ROWS:
         row = measured[name]
-        unit = row["unit"].removesuffix("/block").replace("bytes", "B")
-        cells = [words, f"{row['minimum']:,.1f} {unit}", f"{row['budget']:,.0f} {unit}"]
+        cells = [words, _amount(row), f"{row['budget']:,.0f} {_unit(row)}"]
         for peer in PEERS.values():
             ratio = _ratio(peers, key, *peer)
-            cells.append("" if ratio is None else f"{ratio:.{1 if ratio < 10 else 0}f} x")
+            cells.append("" if ratio is None else f"{_times(ratio)} x")
         lines.append("| " + " | ".join(cells) + " |")
     about = budgets["machine"]
     lines += [
@@ -74,23 +74,65 @@ def table() -> str:
         f"Python {about['versions']['python']}.",
         "What a peer takes is a ratio of minima of the same run; vLLM with its fastest hash,",
         "SGLang with its Rust tree and its allocator, on the CPU.",
-        "[Every row and every peer](docs/benchmarks.md).",
+        "[Every row and every peer](benchmarks.md).",
     ]
     return "\n".join(lines)
 
 
+def summary() -> str:
+    """README's sentences: a hit and a decode step, beside what the peers take for them."""
+    budgets, peers = _budgets(), Result(newest("peers") or {})
+    measured = {row["name"]: row for row in budgets["results"]}
+    match, decode = ROWS[0], ROWS[4]
+    taken = {
+        (row, peer): _times(ratio)
+        for row in (match, decode)
+        for peer, ends in PEERS.items()
+        if (ratio := _ratio(peers, row[2], *ends)) is not None
+    }
+    others = "; ".join(
+        f"{peer} takes {taken[match, peer]} and {taken[decode, peer]} times as long"
+        for peer in PEERS
+    )
+    return "\n".join(
+        [
+            f"A hit takes {_amount(measured[match[0]])} a block, and a decode step of 1,024",
+            f"sequences {_amount(measured[decode[0]])}. {others}",
+            "([how this was measured](docs/costs.md)).",
+        ]
+    )
+
+
+def _unit(row: dict) -> str:
+    return row["unit"].removesuffix("/block").replace("bytes", "B")
+
+
+def _amount(row: dict) -> str:
+    return f"{row['minimum']:,.1f} {_unit(row)}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{1 if ratio < 10 else 0}f}"
+
+
+def _rewritten(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, rest = text.split(begin)
+    _, tail = rest.split(end)
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
 def main() -> None:
-    """Rewrites the table, or checks it."""
+    """Rewrites both pages, or checks them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing")
     arguments = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    wanted = f"{head}{BEGIN}\n{table()}\n{END}{tail}"
-    if arguments.check and wanted != text:
-        sys.exit("README's numbers are not those of benchmarks/results; run it without --check")
-    README.write_text(wanted, encoding="utf-8")
+    for page, name, content in ((README, SUMMARY, summary()), (COSTS, TABLE, table())):
+        text = page.read_text(encoding="utf-8")
+        wanted = _rewritten(text, name, content)
+        if arguments.check and wanted != text:
+            sys.exit(f"the numbers of {page.name} are not those of benchmarks/results")
+        page.write_text(wanted, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,12 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
+    "sphinx_copybutton",
 ]
+
+# A copied example has neither prompts nor output.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.peers import verdicts
+from benchmarks.peers import facts
 from benchmarks.peers.results import RESULTS, Result, RowResult, newest
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ NONE = "\u2013"
 HEAD = """\
 # Benchmarks
 
-What the bookkeeping of a KV cache costs the host, for blockmgr and for the systems people would
-otherwise use, in one process and one run: every system does the same work through one small
-interface, in turns.
+The host time of KV-cache management, for blockmgr and for other systems. All systems run in one
+process and one run, and take turns at the same work through one small interface.
 
 <!-- Written by `python -m benchmarks.peers.page` from benchmarks/results. Do not edit. -->
 """
@@ -35,37 +34,37 @@ interface, in turns.
 HOW = """\
 ## How to read the tables
 
-A ratio is how many times as long as blockmgr a system took: above 1 it is slower. Times are
-minima, in nanoseconds for a block of 16 tokens, a step or a call; on a shared machine all above
-the minimum is the noise of others. Each run is checked: tokens found, blocks taken, blocks free
-again. Timed is what an engine on that system would call for the operation, and one Python call
-around it; prompts come to each in the form that it likes best, made outside the timed part.
-blockmgr takes arrays; its line *from lists* has what a list of ints costs more, and enters no
-verdict. Garbage collection is off while a call is timed.
+A ratio is the time of a system over the time of blockmgr: above 1 the system is slower. Times are
+minima, in nanoseconds for a block of 16 tokens, a step or a call; on a shared machine, longer
+times are mostly noise. Each run is checked: tokens found, blocks taken, blocks free again. The
+timed part is the call that an engine on that system would make, and one Python call around it.
+Each system gets prompts in the form that it reads fastest, made outside the timed part. blockmgr
+gets arrays; its line *from lists* shows the extra time for a list of ints, and is not part of
+the summary. Garbage collection is off while a call is timed.
 
-*Alone* is SGLang's tree without its allocator, which is less than an admission needs. *As it is*
-means a port of the algorithm with the data structures that its source describes, *tuned* the same
-algorithm with the best ones we know of. Neither project's code is in the tree.
+*Alone* is SGLang's tree without its allocator, which is only a part of an admission. *As it is*
+is a port of the algorithm with the data structures that its source describes; *tuned* is the same
+algorithm with the best data structures we know. The repository has no code of these projects.
 """
 
 NOT_SHOWN = """\
 ## What the numbers do not show
 
-- **Whole engines.** No scheduler, no model, no tensor, no GPU work. What a step gains depends on
-  how much of it was host time.
-- **SGLang on a GPU.** Its allocator works on tensors; here they are the CPU's, which costs its
-  short calls some hundred microseconds. On a GPU it would launch kernels instead. Its layers of
-  Python between scheduler and tree are left out, in its favour.
+- **Whole engines.** There is no scheduler, no model, no tensor and no GPU work. The gain of a step
+  depends on its share of host time.
+- **SGLang on a GPU.** Its allocator works on tensors, here on the CPU, which costs its short calls
+  some hundred microseconds. On a GPU it would launch kernels instead. Its Python layers between
+  scheduler and tree are left out, in its favour.
 - **Identity.** vLLM trusts its hashes; blockmgr and the trees compare tokens. blockmgr proves a
   hit block by block.
-- **A prompt as one node.** A radix tree keeps a prompt that nobody parted from as one node,
-  whatever its length: one comparison, one lock. That is its best case, and the one timed here,
-  but for the trace, where prompts part.
-- **Threads.** One thread calls, and torch has one. Several managers in one process are another
-  question.
+- **A prompt as one node.** A radix tree keeps a prompt from which no other prompt diverges as one
+  node of any length, with one comparison and one lock. That is its best case, and the one timed
+  here, except in the trace, where prompts diverge.
+- **Threads.** One thread calls, and torch has one.
 - **Hit rates.** Systems evict in different orders; `blockmgr replay` compares orders at equal
   work.
-- **Other machines.** One machine, named above. Ratios move with the size of its caches.
+- **Other machines.** All numbers come from one machine, named above. Ratios depend on the size of
+  its caches.
 """
 
 
@@ -174,12 +173,16 @@ def _replay(result: Result) -> str:
     return "\n".join(parts)
 
 
-def _verdicts(result: Result) -> str:
-    return _table(("promise", "measured", "verdict"), verdicts.promises(result))
+def _summary(result: Result) -> str:
+    return _table(("comparison", "measured"), facts.comparisons(result))
+
+
+def _budgets(result: Result) -> str:
+    return _table(("work", "measured", "budget"), facts.budgets(result))
 
 
 def _gaps(result: Result) -> str:
-    lines = list(verdicts.gaps(result))
+    lines = list(facts.gaps(result))
     if not lines:
         return "Every other row is at least twice as fast as the fastest system that can do it.\n"
     return _table(("work", "fastest other system", "ratio", "why"), lines)
@@ -218,9 +221,10 @@ def page(folder: Path = RESULTS) -> str:
     parts = [
         HEAD,
         _about(result),
-        "## Verdicts\n",
-        _verdicts(result),
-        "### Rows that are not twice as fast\n",
+        "## Summary\n",
+        _summary(result),
+        _budgets(result),
+        "### Rows with a ratio below 2\n",
         _gaps(result),
         "## Every row, against the fastest system that can do it\n",
         _fastest(result.compared),

@@ -27,10 +27,10 @@ __all__ = ["TransformersBatching"]
 
 _CANNOT = {
     Operation.EVICTING_ADMIT: (
-        "gives up all that is cached once it runs short, so no admission evicts what it needs"
+        "evicts all cached blocks when it runs short, so no admission evicts only what it needs"
     ),
     Operation.COPY_ON_WRITE: (
-        "copies a block that is not full when it forks, and never when somebody writes"
+        "copies a block that is not full when it forks, and never on a write"
     ),
 }
 _UNBOUNDED = 1 << 62

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.peers import page, verdicts
+from benchmarks.peers import facts, page
 from benchmarks.peers.__main__ import command
 from benchmarks.peers.adapter import Operation
 from benchmarks.peers.registry import load
@@ -197,13 +197,17 @@ def test_a_row_less_than_twice_as_fast_is_named_with_its_ratio() -> None:
 
     rows = [row("match/usual", 10.0, 15.0), row("other", 10.0, 20.0)]
     result = Result({"rows": rows, "scattered": [], "replay": [], "growth": []})
-    gaps = list(verdicts.gaps(result))
+    gaps = list(facts.gaps(result))
     assert [gap[:3] for gap in gaps] == [("match/usual", "A Rust tree", "1.50")]
-    (_, measured, verdict), _, tree, scattered_tree, warm, *_ = verdicts.promises(result)
-    assert (measured, verdict) == ("1 of 2 rows", "missed: see below")
-    assert tree[2] == warm[2] == "kept"
-    assert scattered_tree[1] == "not measured"
+    (_, ahead), _, (_, tree), (_, scattered_tree), _ = facts.comparisons(result)
+    assert ahead == "blockmgr is at least 2 times as fast in 1 of 2 rows, and slower in 0"
+    assert tree == "the tree takes 1.50 (match/usual) to 2.00 (other) times as long"
+    assert scattered_tree == "not measured"
+    warm, cold, *_ = facts.budgets(result)
+    assert warm[1:] == ("10.0 ns", "10 ns")
+    assert cold[1:] == ("not measured", "100 ns")
     scattered = [row("match/usual/scattered", 10.0, 9.0)]
     result = Result({"rows": rows, "scattered": scattered, "replay": [], "growth": []})
-    _, _, tree, scattered_tree, *_ = verdicts.promises(result)
-    assert (tree[2], scattered_tree[2]) == ("kept", "missed")
+    (_, ahead), _, _, (_, scattered_tree), _ = facts.comparisons(result)
+    assert ahead.endswith("in 1 of 3 rows, and slower in 1")
+    assert "0.90 (match/usual/scattered)" in scattered_tree

@@ -17,7 +17,7 @@ from tests.sentences import ROOT
 GUIDE = (ROOT / "docs" / "guides" / "hit-rate.md").read_text(encoding="utf-8")
 SHOWN = [
     ("plan", r"^    (blockmgr plan .*)$"),
-    ("explain", r"`(blockmgr explain chat\s--capacity 10%)`"),
+    ("explain", r"`(blockmgr\sexplain\schat\s--capacity\s10%)`"),
 ]
 
 

@@ -1,0 +1,53 @@
+"""Every file in examples/ runs, and prints what examples/README.md shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blockmgr.ports.vllm.options import Options
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+SHOWN = dict(
+    re.findall(
+        r"^    python examples/(\w+\.py)$\n\n```text\n(.*?)```",
+        PAGE,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+)
+NEEDS_MORE = {"vllm_on_blockmgr.py"}
+
+
+def test_the_page_names_every_example_and_shows_what_those_that_run_here_print() -> None:
+    files = {path.name for path in EXAMPLES.glob("*.py")}
+    assert set(re.findall(r"^## \[(\w+\.py)\]", PAGE, flags=re.MULTILINE)) == files
+    assert set(SHOWN) == files - NEEDS_MORE
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_prints_what_the_page_shows(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == SHOWN[name]
+
+
+def test_the_scheduler_has_sixty_lines() -> None:
+    assert len((EXAMPLES / "scheduler.py").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_vllm_example_uses_options_that_exist() -> None:
+    tree = ast.parse((EXAMPLES / "vllm_on_blockmgr.py").read_text(encoding="utf-8"))
+    [given] = [
+        ast.literal_eval(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "additional_config"
+    ]
+    assert Options.read(given["blockmgr"]).report_every
