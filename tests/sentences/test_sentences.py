@@ -10,7 +10,7 @@ import pytest
 from tests.sentences import VERDICTS, found, has_test, key, paragraphs, register, sentences
 
 # So many have nobody's word yet. The number may only fall.
-MOST_OPEN = 24
+MOST_OPEN = 4
 
 
 def test_every_sentence_that_claims_something_is_in_the_register() -> None:

@@ -62,6 +62,14 @@ def test_a_longer_digest_adds_what_it_is_longer() -> None:
     assert bytes_a_block(digest="sha256") - bytes_a_block() == 32 - 16
 
 
+def test_as_many_ghosts_as_blocks_cost_what_the_design_says() -> None:
+    with_ghosts, without = (
+        BlockManager(MANY, 16, max_seqs=1, max_blocks_per_seq=8, ghost_blocks=count).memory_usage()
+        for count in (MANY, 0)
+    )
+    assert 110 <= (with_ghosts - without) / MANY <= 119
+
+
 def test_memory_does_not_grow_with_the_sequences_served() -> None:
     manager = BlockManager(512, 4, max_seqs=4, max_blocks_per_seq=32)
 

@@ -40,6 +40,8 @@ ENGINE = (
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
 REST = (CORE, INPUT)
+# Under sanitizers: what is read of arguments and written into arrays.
+MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_checker.py")
 
 BY_FILE: dict[str, tuple[str, ...]] = {
     # Between Python and the core.

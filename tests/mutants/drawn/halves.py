@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.core.__main__ import CORE as SOURCES
 from tests.mutants.drawn import cpp, python
-from tests.mutants.drawn.chosen import tests_of
+from tests.mutants.drawn.chosen import MISREAD, tests_of
 from tests.mutants.drawn.harness import (
     BRIEF,
     LONG,
@@ -50,6 +50,7 @@ class Hunt:
         self._harness = Harness(folder / "harness", cxx, jobs)
         self._sanitized = Harness(folder / "sanitized", cxx, jobs, SANITIZERS)
         self._package = Package(folder / "package", cxx)
+        self._sanitized_package = Package(folder / "sanitized-package", cxx, SANITIZERS)
         self._prepared: set[str] = set()
 
     def result(self, site: Site, half: str) -> Result:
@@ -106,9 +107,21 @@ class Hunt:
         self._once("extension", self._prepare_extension)
         extension = self._package.extension(site, folder)
         state, by = self._with_tests(site, {"_core.abi3.so": extension})
-        if state == SURVIVED and self._package.is_the_same(site, folder):
+        if state != SURVIVED:
+            return state, by
+        if self._package.is_the_same(site, folder):
             return SAME, ""
-        return state, by
+        return self._with_sanitized_tests(site, folder / "sanitized")
+
+    def _with_sanitized_tests(self, site: Site, folder: Path) -> State:
+        """Bytes read or written beyond an argument are no test's, but a sanitizer's to notice."""
+        self._once("sanitized package", self._prepare_sanitized_package)
+        folder.mkdir()
+        package = self._sanitized_package
+        extension = package.extension(site, folder)
+        if found := package.first_found(MISREAD, {"_core.abi3.so": extension}):
+            return KILLED, f"{found[0]} under sanitizers: {found[1].how}"
+        return SURVIVED, ""
 
     def _python(self, site: Site, folder: Path) -> State:
         self._once("package", self._package.prepare)
@@ -135,6 +148,15 @@ class Hunt:
         self._once("harness", self._prepare_harness)
         self._once("package", self._package.prepare)
         self._package.prepare_extension(self._harness.core)
+
+    def _prepare_sanitized_package(self) -> None:
+        self._once("sanitized", lambda: self._sanitized.prepare(SANITIZED))
+        package = self._sanitized_package
+        package.prepare()
+        package.prepare_extension(self._sanitized.core)
+        # The extension as it is has no sanitizers in it: one is linked to be tested as it is.
+        package.replace_extension()
+        package.check_clean(MISREAD)
 
     def _once(self, what: str, prepare: Callable[[], None]) -> None:
         if what not in self._prepared:

@@ -8,13 +8,15 @@ file that includes it.
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tests.arguments.__main__ import LIBRARIES, OPTIONS, library
 from tests.core.__main__ import CORE as SOURCES
 from tests.mutants.core import object_name
 from tests.mutants.drawn.harness import QUICK, DoesNotCompile, within
@@ -23,6 +25,7 @@ from tests.mutants.drawn.site import Site
 from tests.mutants.python import BARE, ROOT
 
 MOST_MEMORY = 24 << 30  # torch asks for much more address space than it uses
+ANY_MEMORY = resource.RLIM_INFINITY  # sanitizers ask for more address space than there is memory
 SLOWER = 5
 SECONDS = 30  # of processor time any run of tests may take, however fast it is without a bug
 REFUSALS = (1, 2, 3, 4)  # of pytest: a test failed, or a module could not be imported
@@ -30,11 +33,26 @@ INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 
 class Package:
-    """A folder with the package, in which a module or the extension can be replaced."""
+    """A folder with the package, in which a module or the extension can be replaced.
 
-    def __init__(self, folder: Path, cxx: str) -> None:
+    Args:
+        folder: Where; it is made.
+        cxx: The compiler.
+        sanitizers: Its options for them. With any, tests run in an interpreter that loads them.
+    """
+
+    def __init__(self, folder: Path, cxx: str, sanitizers: Sequence[str] = ()) -> None:
         self.folder = folder
         self._cxx = cxx
+        self._sanitizers = tuple(sanitizers)
+        self._loaded = (
+            {
+                **OPTIONS,
+                "LD_PRELOAD": " ".join(library(name, cxx) for name in LIBRARIES),
+            }
+            if sanitizers
+            else {}
+        )
         self._seconds: dict[str, float] = {}
         self._objects: dict[Path, Path] = {}
         self._extension = folder / "blockmgr" / "_core.abi3.so"
@@ -62,6 +80,12 @@ class Package:
             out = common.parent / object_name(source)
             self._objects[source] = self._compile(source, out, "-include", str(common))
         self._objects.update(core)
+
+    def replace_extension(self) -> None:
+        """Puts what was compiled in place of the extension as it is installed."""
+        self._extension.unlink()
+        parts = [*map(str, self._objects.values()), "-o", str(self._extension)]
+        subprocess.run([self._cxx, "-shared", *self._sanitizers, *parts], check=True)
 
     def first_found(
         self, tests: Iterable[str], replaced: Mapping[str, str | Path]
@@ -117,7 +141,7 @@ class Package:
                     objects[path] = self._compile(own, out, folder=sources)
         extension = folder / "_core.abi3.so"
         parts = [*map(str, objects.values()), "-o", str(extension)]
-        subprocess.run([self._cxx, "-shared", *parts], check=True)
+        subprocess.run([self._cxx, "-shared", *self._sanitizers, *parts], check=True)
         return extension
 
     def is_the_same(self, site: Site, folder: Path) -> bool:
@@ -150,10 +174,10 @@ class Package:
             "MUTANT": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
+            **self._loaded,
         }
-        return run(
-            command, seconds, MOST_MEMORY, self.folder, variables=variables, refusals=REFUSALS
-        )
+        most = ANY_MEMORY if self._sanitizers else MOST_MEMORY
+        return run(command, seconds, most, self.folder, variables=variables, refusals=REFUSALS)
 
     def _compile(self, source: Path, out: Path, *options: str, folder: Path | None = None) -> Path:
         import nanobind
@@ -163,7 +187,8 @@ class Package:
                  sysconfig.get_paths()["include"])  # fmt: skip
         names = ("NB_BACKEND_MODULE=nanobind_backend", "NB_BACKEND_PYPI=nanobind-backend",
                  "Py_LIMITED_API=0x30b0000", "_core_EXPORTS", "NDEBUG")  # fmt: skip
-        flags = ["-std=c++20", "-w", "-fPIC", QUICK, *(f"-D{name}" for name in names)]
+        defined = (f"-D{name}" for name in names)
+        flags = ["-std=c++20", "-w", "-fPIC", QUICK, *self._sanitizers, *defined]
         folders = [f"-I{folder}" for folder in where]
         command = [self._cxx, *flags, *folders, *options, "-c", str(source), "-o", str(out)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
