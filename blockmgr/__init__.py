@@ -64,6 +64,7 @@ from blockmgr.errors import (
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
+from blockmgr.vllm_keys import vllm_extras
 
 __all__ = [
     "PAD_SLOT",
@@ -109,6 +110,7 @@ __all__ = [
     "UnknownSequenceError",
     "UnsupportedModelError",
     "namespace_key",
+    "vllm_extras",
 ]
 
 

@@ -28,6 +28,10 @@ def int_array(numbers: object, name: str, /) -> numpy.typing.NDArray[numpy.int64
 
 def order_copies(sources: object, destinations: object, num_blocks: object, sequential: bool, /) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int32]]: ...
 
+def cbor_of(keys: object, /) -> bytes: ...
+
+def cbor_items(data: bytes, /) -> object: ...
+
 class Core:
     """Block ids, tokens and tables; documented as blockmgr.BlockManager."""
 

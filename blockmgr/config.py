@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas", "spells_options"]
+__all__ = [
+    "DIGEST_NAMES",
+    "EVICTION_POLICIES",
+    "ManagerConfig",
+    "ManagerOptions",
+    "Quotas",
+    "spells_options",
+]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
@@ -31,6 +38,9 @@ MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be evicted."""
+
+DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
+"""Names of digests; ``blockmgr.digest`` has what is behind them."""
 
 
 def _most_columns(block_size: int) -> int:
@@ -148,8 +158,9 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, a ``KeyedDigest``, or any function from the bytes of a
-            block to a digest of constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
+            same tokens; see ``vllm_extras``), a ``KeyedDigest``, or any function from the bytes of
+            a block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
@@ -230,7 +241,7 @@ class ManagerConfig:
         if not callable(self.eviction):
             self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
-            self._one_of("digest", ("xxh3_128", "sha256"))
+            self._one_of("digest", DIGEST_NAMES)
 
     @property
     def capacity(self) -> int:

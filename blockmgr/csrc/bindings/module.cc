@@ -584,6 +584,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate_errors);
   bind_shared_memory(m);
   bind_copies(m);
+  bind_cbor(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.

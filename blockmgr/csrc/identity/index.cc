@@ -8,6 +8,7 @@ namespace blockmgr {
 PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
     : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
+  if (digester_) digest_root({}, roots_[0].digest.data());
 }
 
 std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
@@ -25,15 +26,6 @@ std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
   return root;
 }
 
-void PrefixIndex::digest_root(std::string_view name, std::uint8_t* out) {
-  if (name.empty()) {
-    std::memset(out, 0, static_cast<std::size_t>(blocks_.digest_size));
-    return;
-  }
-  std::memcpy(digester_->message(name.size()), name.data(), name.size());
-  digester_->digest(name.size(), out);
-}
-
 void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.retain(root); }
 
 void PrefixIndex::release_root(std::uint32_t root) noexcept {
@@ -44,28 +36,6 @@ void PrefixIndex::release_root(std::uint32_t root) noexcept {
 
 RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
-}
-
-void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
-                         std::uint8_t* out) {
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
-  const std::size_t length = digest_size + keys.size() + token_bytes;
-  std::uint8_t* message = digester_->message(length);
-  std::memcpy(message, parent, digest_size);
-  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
-  std::uint8_t* at = message + digest_size + keys.size();
-  const std::uint16_t probe = 1;
-  std::uint8_t little_endian;
-  std::memcpy(&little_endian, &probe, 1);
-  if (little_endian) {
-    std::memcpy(at, tokens, token_bytes);
-  } else {
-    for (int i = 0; i < blocks_.block_size; ++i)
-      for (int byte = 0; byte < 4; ++byte)
-        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
-  }
-  digester_->digest(length, out);
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
