@@ -128,6 +128,8 @@ class ManagerOptions(TypedDict, total=False):
     null_block: bool
     ghost_blocks: int
     hit_rate_window: int
+    events: bool
+    event_blocks: int | None
     debug: int
 
 
@@ -186,6 +188,12 @@ class ManagerConfig:
             and costs nothing. With ``num_blocks``, 2**30 at most.
         hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
             each.
+        events: Whether what becomes findable, and what stops being so, is kept for
+            ``take_events``.
+        event_blocks: Blocks that may wait for ``take_events``; what does not fit is counted as
+            lost. ``None`` for four times ``num_blocks``, at least 256 and at most 65,536. Memory
+            is reserved at once, ``4 * block_size + 64`` bytes a block and two digests, and used
+            as far as events wait.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -213,10 +221,12 @@ class ManagerConfig:
     null_block: bool = False
     ghost_blocks: int = 0
     hit_rate_window: int = 1000
+    events: bool = False
+    event_blocks: int | None = None
     debug: int = 0
 
     def __post_init__(self) -> None:
-        for flag in ("prefix_caching", "retention", "early_commit", "null_block"):
+        for flag in ("prefix_caching", "retention", "early_commit", "null_block", "events"):
             value = getattr(self, flag)
             if not isinstance(value, bool):
                 raise TypeError(f"{flag} must be a bool, got {value!r}")
@@ -235,6 +245,8 @@ class ManagerConfig:
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
         self._whole("hit_rate_window", 0, MAX_WINDOW)
+        if self.event_blocks is not None:
+            self._whole("event_blocks", 1, MAX_PLACES)
         self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
@@ -252,6 +264,13 @@ class ManagerConfig:
     def row_width(self) -> int:
         """Columns of the block table array."""
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that may wait for ``take_events``; 0 without ``events``."""
+        if not self.events:
+            return 0
+        return self.event_blocks or min(65_536, max(256, 4 * self.num_blocks))
 
     def _whole(self, name: str, low: int, high: int) -> None:
         object.__setattr__(self, name, whole(name, getattr(self, name), low, high))

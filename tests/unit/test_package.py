@@ -12,7 +12,7 @@ import pytest
 import blockmgr
 from blockmgr import _core
 
-HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax")
+HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax", "msgspec", "zmq", "uvicorn")
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -17,7 +17,8 @@ std::uint8_t* put(std::string_view bytes, std::uint8_t* out) {
 // put_head of a token, without branches: ids of many sizes come in no order that could be predicted.
 // Writes nine bytes, of which those past the returned place mean nothing.
 std::uint8_t* put_token(std::uint64_t token, std::uint8_t* out) {
-  const unsigned wide = (token >= 24) + (token >> 8 != 0) + (token >> 16 != 0);
+  const auto wide =
+      static_cast<unsigned>((token >= 24) + (token >> 8 != 0) + (token >> 16 != 0));
   const unsigned more = wide + (wide == 3);  // bytes after the first: 0, 1, 2 or 4
   *out = static_cast<std::uint8_t>(wide ? 23 + wide : token);
   const std::uint64_t first = token << 1 << (63 - 8 * more);  // the top byte comes first

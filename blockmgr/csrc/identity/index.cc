@@ -125,6 +125,8 @@ void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) 
   link_child(b, key, blocks_.block_size);
   set_hint(key.parent, b);
   std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
+  if (log_) [[unlikely]]
+    log_stored(b, key, digest);
   buckets_.insert(b, digest);
 }
 
@@ -134,7 +136,11 @@ void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcep
 
 void PrefixIndex::erase(BlockId b) noexcept {
   Block& block = blocks_[b];
-  if (block.key_tokens == blocks_.block_size) buckets_.erase(b, blocks_.digest(b));
+  if (block.key_tokens == blocks_.block_size) {
+    buckets_.erase(b, blocks_.digest(b));
+    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]
+      log_->removed(blocks_.digest(b));
+  }
   const NodeId parent = block.parent;
   if (block.prev_sibling >= 0) {
     blocks_[block.prev_sibling].next_sibling = block.next_sibling;
@@ -185,10 +191,58 @@ void PrefixIndex::move(BlockId from, BlockId to) noexcept {
   }
   source.parent = kNoBlock;
   ++source.generation;
+  if (log_) [[unlikely]]
+    log_->moved(from, to);
+}
+
+BlockId PrefixIndex::with_digest(const std::uint8_t* digest) const {
+  const auto size = static_cast<std::size_t>(blocks_.digest_size);
+  return buckets_.find(
+      digest, [&](BlockId b) { return std::memcmp(blocks_.digest(b), digest, size) == 0; });
+}
+
+// A digest that stands for two blocks, which only a collision brings about, was stored with the
+// first of them and is removed with the last.
+void PrefixIndex::log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  const bool first = is_root(key.parent);
+  const std::uint32_t root = first ? root_index(key.parent) : log_->root_of(key.parent);
+  log_->set_root(b, root);
+  if (with_digest(digest) >= 0) return;
+  const EventLog::Recorded recorded =
+      log_->stored(b, key.parent, first ? nullptr : blocks_.digest(key.parent), digest,
+                   blocks_.tokens(b), key.extras);
+  if (recorded == EventLog::kLost) return;
+  if (recorded == EventLog::kNewRun) retain_root(root);
+  extras_.retain(key.extras);
+}
+
+void PrefixIndex::drop(EventLog& log) noexcept {
+  for (const EventRun& run : log)
+    if (run.kind == EventKind::kStored) release_root(run.root);
+  for (std::int64_t i = 0; i < log.num_extras(); ++i) extras_.release(log.extras()[i].id);
+  log.drop();
+}
+
+// The log is put aside: what is forgotten one by one is not told of.
+PrefixIndex::Clearing::Clearing(PrefixIndex& index) noexcept
+    : index_(index), log_(std::move(index.log_)) {
+  if (!log_) return;
+  if (log_->overtaken()) index.drop(*log_);
+  log_->cleared();
+}
+
+PrefixIndex::Clearing::~Clearing() { index_.log_ = std::move(log_); }
+
+bool PrefixIndex::drop_events(std::int64_t version) noexcept {
+  if (!log_) return true;
+  if (log_->version() != version) return false;
+  drop(*log_);
+  return true;
 }
 
 std::size_t PrefixIndex::memory() const {
   std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
+  if (log_) total += log_->bytes();
   total += roots_.capacity() * sizeof(Root);
   for (const Root& root : roots_) total += root.digest.capacity();
   return total;
