@@ -42,6 +42,7 @@ from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
     CopyError,
+    EndpointError,
     ForkError,
     InvariantError,
     LayoutError,
@@ -61,9 +62,11 @@ from blockmgr.errors import (
     UnknownSequenceError,
     UnsupportedModelError,
 )
+from blockmgr.event_columns import Event, EventKind, Events, Tier
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
+from blockmgr.vllm_keys import vllm_extras
 
 __all__ = [
     "PAD_SLOT",
@@ -76,6 +79,10 @@ __all__ = [
     "BlockStateError",
     "CopyError",
     "CopyPlan",
+    "EndpointError",
+    "Event",
+    "EventKind",
+    "Events",
     "Explanation",
     "ForkError",
     "HitRateCurve",
@@ -104,11 +111,13 @@ __all__ = [
     "Stats",
     "StepError",
     "TicketError",
+    "Tier",
     "TraceFormatError",
     "UnknownPinError",
     "UnknownSequenceError",
     "UnsupportedModelError",
     "namespace_key",
+    "vllm_extras",
 ]
 
 

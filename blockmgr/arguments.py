@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
-__all__ = ["MOST", "extras_pairs", "integer", "real", "whole"]
+__all__ = ["MOST", "extras_pairs", "integer", "positive", "real", "whole"]
 
 MOST = 2**31 - 1
 """Bound of numbers that nothing else bounds."""
@@ -100,4 +100,20 @@ def real(name: str, value: float) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
+    return value
+
+
+def positive(name: str, value: float) -> float:
+    """The value, which must be a finite number above 0.
+
+    Args:
+        name: Of the argument, for the error.
+        value: What was given.
+
+    Raises:
+        ValueError: It is not above 0, or not finite.
+        TypeError: It is no number.
+    """
+    if not 0 < real(name, value) < float("inf"):
+        raise ValueError(f"{name} must be above 0 and finite, got {value}")
     return value

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["EVICTION_POLICIES", "ManagerConfig", "ManagerOptions", "Quotas", "spells_options"]
+__all__ = [
+    "DIGEST_NAMES",
+    "EVICTION_POLICIES",
+    "ManagerConfig",
+    "ManagerOptions",
+    "Quotas",
+    "spells_options",
+]
 
 # Block ids are int32, token counts within a block uint16, fence queues uint8.
 MAX_BLOCKS = 2**31 - 512
@@ -31,6 +38,9 @@ MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
 """Names of the orders in which idle blocks can be evicted."""
+
+DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
+"""Names of digests; ``blockmgr.digest`` has what is behind them."""
 
 
 def _most_columns(block_size: int) -> int:
@@ -118,6 +128,8 @@ class ManagerOptions(TypedDict, total=False):
     null_block: bool
     ghost_blocks: int
     hit_rate_window: int
+    events: bool
+    event_blocks: int | None
     debug: int
 
 
@@ -148,8 +160,9 @@ class ManagerConfig:
             has. The array takes 4 bytes an entry, and pages of it that are never used cost
             address space only.
         prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
-        digest: ``"xxh3_128"``, ``"sha256"``, a ``KeyedDigest``, or any function from the bytes of a
-            block to a digest of constant length, 8 to 64 bytes.
+        digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
+            same tokens; see ``vllm_extras``), a ``KeyedDigest``, or any function from the bytes of
+            a block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
             the sequence at it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
@@ -175,6 +188,12 @@ class ManagerConfig:
             and costs nothing. With ``num_blocks``, 2**30 at most.
         hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
             each.
+        events: Whether what becomes findable, and what stops being so, is kept for
+            ``take_events``.
+        event_blocks: Blocks that may wait for ``take_events``; what does not fit is counted as
+            lost. ``None`` for four times ``num_blocks``, at least 256 and at most 65,536. Memory
+            is reserved at once, ``4 * block_size + 64`` bytes a block and two digests, and used
+            as far as events wait.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -202,10 +221,12 @@ class ManagerConfig:
     null_block: bool = False
     ghost_blocks: int = 0
     hit_rate_window: int = 1000
+    events: bool = False
+    event_blocks: int | None = None
     debug: int = 0
 
     def __post_init__(self) -> None:
-        for flag in ("prefix_caching", "retention", "early_commit", "null_block"):
+        for flag in ("prefix_caching", "retention", "early_commit", "null_block", "events"):
             value = getattr(self, flag)
             if not isinstance(value, bool):
                 raise TypeError(f"{flag} must be a bool, got {value!r}")
@@ -224,13 +245,15 @@ class ManagerConfig:
         self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
         self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
         self._whole("hit_rate_window", 0, MAX_WINDOW)
+        if self.event_blocks is not None:
+            self._whole("event_blocks", 1, MAX_PLACES)
         self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         if not callable(self.eviction):
             self._one_of("eviction", EVICTION_POLICIES)
         if not callable(self.digest):
-            self._one_of("digest", ("xxh3_128", "sha256"))
+            self._one_of("digest", DIGEST_NAMES)
 
     @property
     def capacity(self) -> int:
@@ -241,6 +264,13 @@ class ManagerConfig:
     def row_width(self) -> int:
         """Columns of the block table array."""
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
+
+    @property
+    def waiting_blocks(self) -> int:
+        """Blocks that may wait for ``take_events``; 0 without ``events``."""
+        if not self.events:
+            return 0
+        return self.event_blocks or min(65_536, max(256, 4 * self.num_blocks))
 
     def _whole(self, name: str, low: int, high: int) -> None:
         object.__setattr__(self, name, whole(name, getattr(self, name), low, high))

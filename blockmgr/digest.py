@@ -5,9 +5,10 @@ The digest of a full block is::
     H( parent digest ‖ extra keys ‖ tokens as little-endian uint32 )
 
 where the parent of a first block is as many zero bytes as a digest has, or the digest of the
-namespace if there is one. A digest finds a candidate and is never trusted: a hit is proved on
-parent, tokens and extra keys, so the choice decides speed and who else can compute the same
-digests, not whether an answer is right.
+namespace if there is one. ``sha256_cbor`` is laid out as vLLM has it instead: SHA-256 of the
+canonical CBOR of ``[parent digest, [tokens], extra keys]``, with vLLM's root. A digest finds a
+candidate and is never trusted: a hit is proved on parent, tokens and extra keys, so the choice
+decides speed and who else can compute the same digests, not whether an answer is right.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def _sha256(message: bytes) -> bytes:
 
 
 DIGESTS: Mapping[str, DigestFunction] = MappingProxyType(
-    {"xxh3_128": xxhash.xxh3_128_digest, "sha256": _sha256}
+    {"xxh3_128": xxhash.xxh3_128_digest, "sha256": _sha256, "sha256_cbor": _sha256}
 )
-"""Named digest functions: bytes in, digest out."""
+"""Named digest functions: bytes in, digest out. What the bytes of a block are is the core's."""
 
 _SHORTEST, _LONGEST = 8, 64
 _SHORTEST_KEY = 16
 _KEYED_SIZE = 16
+_SHA256_SIZE = 32
 
 
 class KeyedDigest:
@@ -142,6 +144,60 @@ def _xxh3_address() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+_EVP = (
+    "EVP_MD_CTX_new",
+    "EVP_MD_CTX_free",
+    "EVP_DigestInit_ex",
+    "EVP_DigestUpdate",
+    "EVP_DigestFinal_ex",
+)
+
+
+@functools.cache
+def _evp_addresses() -> tuple[int, ...] | None:
+    """Where OpenSSL's EVP functions and its SHA-256 are, or None if they cannot be found.
+
+    They are those of the library that ``hashlib`` itself stands on: the one that ``_hashlib`` was
+    linked with, or the interpreter. They are trusted only after they have given the same digests
+    as ``hashlib`` for messages of every number of blocks that matters.
+    """
+    spec = importlib.util.find_spec("_hashlib")
+    if spec is None:
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin if spec.has_location else None)
+        make, free, init, update, final = (getattr(library, name) for name in _EVP)
+        sha256 = library.EVP_sha256
+    except (AttributeError, OSError):
+        return None
+    pointer = ctypes.c_void_p
+    make.restype = sha256.restype = pointer
+    make.argtypes = sha256.argtypes = ()
+    free.argtypes, free.restype = (pointer,), None
+    init.argtypes = (pointer, pointer, pointer)
+    update.argtypes = (pointer, ctypes.c_char_p, ctypes.c_size_t)
+    final.argtypes = (pointer, ctypes.c_char_p, pointer)
+    method, context = sha256(), make()
+    if not method or not context:
+        return None
+    try:
+        right = init(context, method, None) == 1
+        digest = ctypes.create_string_buffer(_SHA256_SIZE)
+        for length in (0, 1, 55, 56, 64, 80, 119, 120, 128, 1024, 2065):
+            message = bytes(i * 151 % 256 for i in range(length))
+            right = right and (
+                init(context, None, None) == 1
+                and update(context, message, length) == 1
+                and final(context, digest, None) == 1
+                and digest.raw == hashlib.sha256(message).digest()
+            )
+    finally:
+        free(context)
+    functions = (make, free, init, update, final)
+    found = (ctypes.cast(function, pointer).value or 0 for function in functions)
+    return (*found, method) if right else None
+
+
 def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[str, Any]:
     """What the core has to know of a digest."""
     function = digest_function(digest)
@@ -149,7 +205,9 @@ def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[s
         "digest": function,
         "digest_is_trusted": isinstance(digest, str | KeyedDigest),
         "digest_size": digest_size(function) if prefix_caching else 0,
+        "digest_is_cbor": isinstance(digest, str) and digest == "sha256_cbor",
         "xxh3_address": _xxh3_address() if digest == "xxh3_128" else 0,
+        "evp": _evp_addresses() if function is _sha256 else None,
     }
 
 

@@ -21,6 +21,7 @@
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
     ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
+    ├── EndpointError        (also OSError)         an address that cannot be listened on
     ├── MissingExtraError    (also ImportError)     names the extra to install
     └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
 
@@ -32,6 +33,7 @@ __all__ = [
     "BlockMgrError",
     "BlockStateError",
     "CopyError",
+    "EndpointError",
     "ForkError",
     "InvariantError",
     "LayoutError",
@@ -261,6 +263,23 @@ class TraceFormatError(BlockMgrError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int, int, str, str]]:
         return type(self), (self.path, self.line, self.column, self.found, self.expected)
+
+
+class EndpointError(BlockMgrError, OSError):
+    """An address that cannot be listened on: its port is taken, say.
+
+    Attributes:
+        endpoint: The address.
+        problem: What the system says.
+    """
+
+    def __init__(self, endpoint: str, problem: str) -> None:
+        self.endpoint = endpoint
+        self.problem = problem
+        super().__init__(f"cannot listen on {endpoint}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.endpoint, self.problem)
 
 
 class MissingExtraError(BlockMgrError, ImportError):

@@ -17,6 +17,7 @@ from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
+from blockmgr.manager_events import EventCalls
 from blockmgr.manager_retention import RetentionCalls
 from blockmgr.policy import policy_of
 from blockmgr.sequence import Sequence
@@ -36,7 +37,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
+class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
@@ -109,6 +110,7 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
             "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
             "ghost_blocks": config.ghost_blocks,
             "hit_rate_window": config.hit_rate_window,
+            "event_blocks": config.waiting_blocks,
             "python_policy": policy_of(
                 config.eviction,
                 config.capacity,

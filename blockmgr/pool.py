@@ -19,6 +19,7 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
+from blockmgr.manager_events import EventCalls
 from blockmgr.uncopied import NotCopied
 
 __all__ = ["BlockPool"]
@@ -33,7 +34,7 @@ Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArr
 of ``uint32`` is fastest. Of a subclass of ``list`` or ``tuple`` its own items count."""
 
 
-class BlockPool(NotCopied):
+class BlockPool(EventCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     ``BlockManager`` is what an engine calls. This is for adapters that keep block tables of their
@@ -49,6 +50,8 @@ class BlockPool(NotCopied):
         prefix_caching: Off, nothing is found, hashed or kept, behind the same interface.
         digest: As in ``ManagerConfig``.
         null_block: Keep block 0 back as a target for padded writes.
+        events: As in ``ManagerConfig``.
+        event_blocks: As in ``ManagerConfig``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -63,7 +66,9 @@ class BlockPool(NotCopied):
     (True, 2)
     """
 
-    __slots__ = ("__weakref__", "_core", "block_size", "capacity", "num_blocks")
+    __slots__ = ("__weakref__", "_config", "_core", "block_size", "capacity", "num_blocks")
+
+    _core: _core.PoolCore
 
     num_blocks: int
     """Physical blocks, the null block included."""
@@ -84,6 +89,8 @@ class BlockPool(NotCopied):
         prefix_caching: bool = True,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         null_block: bool = False,
+        events: bool = False,
+        event_blocks: int | None = None,
     ) -> None:
         config = ManagerConfig(
             num_blocks=num_blocks,
@@ -91,7 +98,10 @@ class BlockPool(NotCopied):
             prefix_caching=prefix_caching,
             digest=digest,
             null_block=null_block,
+            events=events,
+            event_blocks=event_blocks,
         )
+        self._config = config
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
         self.capacity = config.capacity
@@ -100,6 +110,7 @@ class BlockPool(NotCopied):
             "block_size": config.block_size,
             "prefix_caching": config.prefix_caching,
             "null_block": config.null_block,
+            "event_blocks": config.waiting_blocks,
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.PoolCore(options)

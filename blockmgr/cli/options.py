@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from blockmgr.cli.common import READING
-from blockmgr.config import EVICTION_POLICIES
+from blockmgr.config import DIGEST_NAMES, EVICTION_POLICIES
 from blockmgr.lab.choices import hint, parse_policies, pick
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
@@ -293,7 +293,7 @@ _HOW: Final = {
     ),
     "digest": click.option(
         "--digest",
-        type=click.Choice(["xxh3_128", "sha256"]),
+        type=click.Choice(DIGEST_NAMES),
         default="xxh3_128",
         show_default=True,
         help="What finds candidates; hits are proved either way.",

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import BlockState
+from blockmgr.config import DIGEST_NAMES
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from blockmgr.manager import BlockManager
 from blockmgr.stress.habits import Habits
+from blockmgr.stress.mirror import Mirror
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.oracle import Device, Step, Work
 
@@ -113,6 +115,8 @@ class LockStep:
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
+        self.mirror = Mirror() if config.get("events") else None
+        self.distinct = config.get("digest", "xxh3_128") in DIGEST_NAMES
         self.habits = habits or Habits()
         self.skip_steps(self.habits.first_step)
 
@@ -189,6 +193,8 @@ class LockStep:
         for entry in self.entries:
             view = self.manager.sequence(entry.handle)
             entry.start = min(entry.start, view.num_computed_tokens)
+        if self.mirror is not None:
+            self.mirror.follow(self.manager)
         if self.model is not None:
             self.compare()
 
@@ -202,6 +208,8 @@ class LockStep:
             different = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k]}
             raise DivergenceError(f"stats (manager, model): {different}")
         self.compare_sums()
+        if self.mirror is not None:
+            self.compare_mirror(self.mirror)
         if set(self.manager.handles()) != {e.handle for e in self.entries}:
             raise DivergenceError("live handles")
         owner = {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
@@ -228,6 +236,18 @@ class LockStep:
             for block_id, block in zip(view.block_ids.tolist(), expected.blocks, strict=True):
                 self.pair(block, block_id, owner)
             self.compare_row(entry, view)
+
+    def compare_mirror(self, mirror: Mirror) -> None:
+        """What events alone say can be found, beside the full blocks that the model finds."""
+        due = {
+            block.content
+            for block in self.model.live
+            if block.content is not None and len(block.tokens) == self.size
+        }
+        seen = mirror.contents
+        # Where all digests are the same, one stands for all blocks.
+        if set(seen.values()) != due if self.distinct else len(seen) != bool(due):
+            raise DivergenceError(f"the mirror has {set(seen.values())}, expected {due}")
 
     def compare_blocks(self, owner: dict[int, Block]) -> None:
         raise NotImplementedError

@@ -155,4 +155,6 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
         "null_block": null_block,
         "debug": rng.choice([0, 0, 0, 1]),
         "hit_rate_window": rng.choice([0, 1, 5, 1000]),
+        "events": rng.random() < 0.5,
+        "event_blocks": rng.choice([None, None, 1, 3, 10]),
     }

@@ -380,6 +380,12 @@ ELSEWHERE: Final = {
     "Core.set_debug": "BlockManager.debug, which is a property",
     "Core.take_copies": "takes a class",
     "Core.take_remaps": "takes a class",
+    "Core.take_events": "takes a class",
+    "Core.take_snapshot": "takes a class",
+    "Core.resident_events": "takes a class",
+    "PoolCore.resident_events": "takes a class",
+    "PoolCore.take_events": "takes a class",
+    "PoolCore.take_snapshot": "takes a class",
     "PoolCore.take_copies": "takes a class",
 }
 

@@ -236,6 +236,7 @@ void construct_all(Tallies& tallies) {
     config.row_width = 8;
     config.steps_in_flight = 2;
     config.eviction = eviction;
+    config.event_blocks = 4;
     construct("manager", tallies, [&] {
       const Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
     });

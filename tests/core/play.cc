@@ -181,6 +181,8 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   draw_levels(bytes, profile, capacity, settings);
   config.hit_rate_window = bytes.below(4);
   settings.scribbles = bytes.one_in(4);
+  // Not drawn, so that other choices stay what they were: some keep a log that is always too small.
+  config.event_blocks = config.num_blocks % 2 ? 0 : config.num_blocks % 3 ? 256 : 3;
   settings.habits = draw_habits(bytes);
   // As most managers are, which take short cuts: nobody has to hear of a block that changes hands.
   if (bytes.one_in(4) || profile.plain) {

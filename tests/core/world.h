@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -276,6 +277,7 @@ class World {
   bool can_withdraw(const Entry& entry) const;
   void note_moved(const std::vector<bool>& was_keyed);
   void check_holds();
+  void check_mirror();
   void begin_early(Entry& entry) const;
   std::int64_t settled(const Entry& entry) const;
   std::int64_t kept(const Entry& entry) const;
@@ -331,6 +333,7 @@ class World {
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;
+  std::set<std::string> mirror_;  // digests, kept by events alone
   unsigned touched_ = 0;      // partitions the next call may change; 0: any
   std::vector<bool> tables_;  // blocks named by a table after the last call
 };

@@ -1,5 +1,6 @@
 // Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "world.h"
@@ -276,9 +277,39 @@ void World::check() {
   check_ghosts();
   check_tails();
   check_holds();
+  check_mirror();
   if (!config_.retention) return;
   const std::string wrong = levels_.wrong();
   EXPECT(wrong.empty(), wrong);
+}
+
+// What a mirror that knows nothing but events has, and what can be found.
+void World::check_mirror() {
+  if (!config_.event_blocks) return;
+  const auto size = static_cast<std::size_t>(core_.blocks().digest_size);
+  const auto apply = [&](const EventColumns& events) {
+    for (const EventRun& run : events.runs) {
+      if (run.kind == EventKind::kCleared) mirror_.clear();
+      for (std::int64_t i = run.first; i < run.first + run.num_blocks; ++i) {
+        const std::uint8_t* digest = events.digests.data() + static_cast<std::size_t>(i) * size;
+        const std::string key(digest, digest + size);
+        const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
+                                                            : mirror_.erase(key) == 1;
+        EXPECT(changed, "an event says what a mirror knows already");
+      }
+    }
+    EXPECT(core_.drop_events(events.version), "events came while they were read");
+  };
+  const EventColumns events = core_.events();
+  apply(events);
+  if (events.num_lost) apply(core_.residents());
+  std::set<std::string> findable;
+  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+    if (core_.blocks()[b].key_tokens != config_.block_size) continue;
+    const std::uint8_t* digest = core_.blocks().digest(b);
+    findable.emplace(digest, digest + size);
+  }
+  EXPECT(mirror_ == findable, "a mirror fed by events differs from what can be found");
 }
 
 void World::check_calls(bool on) {

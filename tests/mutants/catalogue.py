@@ -30,6 +30,43 @@ class Mutant:
 
 
 CORE = (
+    # Events.
+    Mutant(
+        "removes_a_digest_that_another_block_has",
+        "identity/index.cc",
+        "    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]\n",
+        "    if (log_) [[unlikely]]\n",
+    ),
+    Mutant(
+        "logs_a_block_that_took_over_a_key_in_its_old_namespace",
+        "identity/index.cc",
+        "    log_->moved(from, to);\n",
+        "    log_->set_step(0);\n",
+    ),
+    Mutant(
+        "logs_a_namespace_without_holding_it",
+        "identity/index.cc",
+        "  if (recorded == EventLog::kNewRun) retain_root(root);\n",
+        "",
+    ),
+    Mutant(
+        "clears_without_saying_so",
+        "identity/index.cc",
+        "  log_->cleared();\n",
+        "",
+    ),
+    Mutant(
+        "goes_on_with_a_run_after_another_event",
+        "events/log.cc",
+        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoBlock;\n",
+        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n",
+    ),
+    Mutant(
+        "goes_on_logging_after_a_loss",
+        "events/log.cc",
+        "  if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;\n",
+        "  if (full_of_runs() || num_blocks_ == capacity_) return false;\n",
+    ),
     # What callers are shown.
     Mutant(
         "releases_what_the_shown_table_says",

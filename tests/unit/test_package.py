@@ -14,7 +14,7 @@ import blockmgr
 import blockmgr.stress
 from blockmgr import _core
 
-HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax")
+HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax", "msgspec", "zmq", "uvicorn")
 
 
 def test_import_loads_nothing_heavy() -> None:

@@ -281,6 +281,8 @@ void bind_block_pool(nb::module_& m);
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
 void bind_adaptive(nb::module_& m);
+// Adds cbor_of and cbor_items.
+void bind_cbor(nb::module_& m);
 void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr

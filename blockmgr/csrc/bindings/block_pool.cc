@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/digest.h"
+#include "bindings/events.h"
 #include "memory/errors.h"
 #include "sequences/block_pool.h"
 
@@ -16,9 +17,10 @@ using IdArray = IntArray<std::int64_t>;
 
 // One pool: the core, and buffers that the conversions of its calls reuse.
 struct PoolCore {
-  PoolCore(int num_blocks, int block_size, bool null_block, DigestOption option)
+  PoolCore(int num_blocks, int block_size, bool null_block, std::int64_t event_blocks,
+           DigestOption option)
       : digest(option.python),
-        core(num_blocks, block_size, null_block, std::move(option.digester)) {}
+        core(num_blocks, block_size, null_block, std::move(option.digester), event_blocks) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the pool.
@@ -43,7 +45,9 @@ void init_pool(PoolCore* self, nb::dict options) {
   const bool null_block = nb::cast<bool>(options["null_block"]);
   const int num_blocks = int_option(options, "num_blocks", 1 + null_block, kMaxBlocks);
   const int block_size = int_option(options, "block_size", 1, kMaxBlockSize);
-  new (self) PoolCore(num_blocks, block_size, null_block, digest_option(options, block_size));
+  const int event_blocks = int_option(options, "event_blocks", 0, kMaxEventBlocks);
+  new (self)
+      PoolCore(num_blocks, block_size, null_block, event_blocks, digest_option(options, block_size));
 }
 
 // Block ids, read. A block may stand among them as often as it is held, so any number will do; but
@@ -335,6 +339,14 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("evict", evict, nb::sig("def evict(self, n: object, /) -> " BM_IDS), any())
       .def("forget", forget, nb::sig("def forget(self, n: object, /) -> " BM_IDS), any())
+      .def("take_events", take_events<PoolCore>,
+           nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
+      .def("resident_events", resident_events<PoolCore>,
+           nb::sig("def resident_events(self, make: typing.Callable[..., typing.Any], /) -> "
+                   "typing.Any"))
+      .def("take_snapshot", take_snapshot<PoolCore>,
+           nb::sig(
+               "def take_snapshot(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
       .def("reset", reset)
       .def("take_copies", take_copies,
            nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "

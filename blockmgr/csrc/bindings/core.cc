@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "bindings/events.h"
+
 namespace blockmgr {
 
 namespace {
@@ -95,6 +97,7 @@ void init_core(Core* self, nb::dict options) {
         {std::string(bytes_argument(quota[0], "quotas", 0)), static_cast<int>(blocks)});
   }
   config.ghost_blocks = whole("ghost_blocks", 0, std::max(0, kMaxPlaces - config.num_blocks));
+  config.event_blocks = whole("event_blocks", 0, kMaxEventBlocks);
   config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
   new (self)
       Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));

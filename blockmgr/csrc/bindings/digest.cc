@@ -1,10 +1,14 @@
 #include "bindings/digest.h"
 
 #include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "identity/cbor.h"
 #include "identity/index.h"
 
 namespace blockmgr {
@@ -44,6 +48,65 @@ class NativeXxh3 : public Digester {
   Function function_;
   std::vector<std::uint8_t> message_;
 };
+
+// SHA-256 through OpenSSL's EVP, from the library that the interpreter's own hashlib stands on. Its
+// functions are found at run time, so nothing is linked.
+class EvpSha256 : public Digester {
+ public:
+  static constexpr int kSize = 32;
+  // Opaque here, as in OpenSSL.
+  struct Context;
+  struct Method;
+  struct Functions {
+    Context* (*make)();
+    void (*free)(Context*);
+    int (*init)(Context*, const Method*, void* engine);
+    int (*update)(Context*, const void*, std::size_t);
+    int (*final)(Context*, unsigned char*, unsigned int*);
+    const Method* method;
+  };
+
+  EvpSha256(const Functions& functions, std::size_t plain_length)
+      : functions_(functions), context_(functions.make(), functions.free), message_(plain_length) {
+    if (!context_) throw std::bad_alloc();
+    // Looked up here, once: without a method, init starts anew with the one that is there.
+    if (!functions_.init(context_.get(), functions_.method, nullptr)) fail();
+  }
+  int size() const override { return kSize; }
+  std::uint8_t* message(std::size_t length) override {
+    if (message_.size() < length) message_.resize(length);
+    return message_.data();
+  }
+  void digest(std::size_t length, std::uint8_t* out) override {
+    if (!functions_.init(context_.get(), nullptr, nullptr) ||
+        !functions_.update(context_.get(), message_.data(), length) ||
+        !functions_.final(context_.get(), out, nullptr))
+      fail();
+  }
+
+ private:
+  [[noreturn]] static void fail() { throw std::runtime_error("OpenSSL refuses to compute SHA-256"); }
+
+  Functions functions_;
+  std::unique_ptr<Context, void (*)(Context*)> context_;
+  std::vector<std::uint8_t> message_;
+};
+
+// The addresses that blockmgr.digest has found, or none.
+EvpSha256::Functions evp_functions(nb::handle addresses) {
+  EvpSha256::Functions functions{};
+  if (addresses.is_none()) return functions;
+  const auto at = [&](std::size_t i) {
+    return static_cast<std::uintptr_t>(int_argument(addresses[i], "evp"));
+  };
+  functions.make = reinterpret_cast<decltype(functions.make)>(at(0));
+  functions.free = reinterpret_cast<decltype(functions.free)>(at(1));
+  functions.init = reinterpret_cast<decltype(functions.init)>(at(2));
+  functions.update = reinterpret_cast<decltype(functions.update)>(at(3));
+  functions.final = reinterpret_cast<decltype(functions.final)>(at(4));
+  functions.method = reinterpret_cast<decltype(functions.method)>(at(5));
+  return functions;
+}
 
 }  // namespace
 
@@ -103,11 +166,19 @@ DigestOption digest_option(const nb::dict& options, int block_size) {
     const auto function = reinterpret_cast<NativeXxh3::Function>(address);
     return {std::make_unique<NativeXxh3>(function, plain_length), nullptr};
   }
-  auto python = std::make_unique<PythonDigest>(nb::borrow(options["digest"]),
-                                               nb::cast<bool>(options["digest_is_trusted"]), size,
-                                               plain_length);
-  PythonDigest* const called = python.get();
-  return {std::move(python), called};
+  DigestOption option;
+  if (const EvpSha256::Functions functions = evp_functions(options["evp"]); functions.make) {
+    option.digester = std::make_unique<EvpSha256>(functions, plain_length);
+  } else {
+    auto python = std::make_unique<PythonDigest>(nb::borrow(options["digest"]),
+                                                 nb::cast<bool>(options["digest_is_trusted"]), size,
+                                                 plain_length);
+    option.python = python.get();
+    option.digester = std::move(python);
+  }
+  if (nb::cast<bool>(options["digest_is_cbor"]))
+    option.digester = std::make_unique<CborDigester>(std::move(option.digester));
+  return option;
 }
 
 }  // namespace blockmgr

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bindings/core.h"
+#include "bindings/events.h"
 
 namespace blockmgr {
 namespace {
@@ -584,6 +585,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate_errors);
   bind_shared_memory(m);
   bind_copies(m);
+  bind_cbor(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.
@@ -715,6 +717,14 @@ NB_MODULE(_core, m) {
            nb::sig("def take_remaps(self, make: type[blockmgr.blocks.Remap], /) -> "
                    "list[blockmgr.blocks.Remap]"),
            any())
+      .def("take_events", take_events<Core>,
+           nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
+      .def("resident_events", resident_events<Core>,
+           nb::sig("def resident_events(self, make: typing.Callable[..., typing.Any], /) -> "
+                   "typing.Any"))
+      .def("take_snapshot", take_snapshot<Core>,
+           nb::sig(
+               "def take_snapshot(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
       .def("view", view,
            nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
       .def("block_ids", block_ids,

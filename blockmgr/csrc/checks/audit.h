@@ -72,6 +72,7 @@ class BlockAudit {
   void check_partition(int number);
   void check_index();
   void check_children();
+  void check_log();
   void check_order();
   static std::uint32_t counted(const std::map<std::uint32_t, std::uint32_t>& refs,
                                std::uint32_t id) {
@@ -98,6 +99,7 @@ void put_numbers(std::string& out, Values... values) {
 
 // Every fact about the blocks that a caller could ever observe, as bytes; guesses (hints) and
 // scratch left out.
-std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const CopyTracker& copies);
+std::string block_fingerprint(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+                              const CopyTracker& copies);
 
 }  // namespace blockmgr

@@ -200,11 +200,39 @@ void BlockAudit::check_children() {
     BLOCKMGR_EXPECT(listed == expected,
                     "the children of node " + std::to_string(node) + " are wrong");
   }
+  check_log();
   // All there are, not only those somebody accounts for: one that nobody holds must be gone.
   for (std::uint32_t root = 1; root < index_.num_roots(); ++root)
     BLOCKMGR_EXPECT(index_.root_refs(root) == counted(roots_, root), "a namespace is miscounted");
   for (std::uint32_t id = 1; id < index_.extras().size(); ++id)
     BLOCKMGR_EXPECT(index_.extras().refs(id) == counted(extras_, id), "extra keys are miscounted");
+}
+
+// What the log of events holds on to; and that its columns are as long as its runs say.
+void BlockAudit::check_log() {
+  const EventLog* const log = index_.log();
+  if (!log) return;
+  std::int64_t blocks = 0;
+  std::int64_t stored = 0;
+  for (const EventRun& run : *log) {
+    BLOCKMGR_EXPECT(run.first == blocks, "an event begins at another block");
+    blocks += run.num_blocks;
+    if (run.kind != EventKind::kStored) continue;
+    stored += run.num_blocks;
+    ++roots_[run.root];
+  }
+  BLOCKMGR_EXPECT(blocks == log->num_blocks() && stored == log->num_stored(),
+                  "the log of events does not add up");
+  for (std::int64_t i = 0; i < log->num_extras(); ++i) {
+    BLOCKMGR_EXPECT(log->extras()[i].block < stored, "extra keys of no block are logged");
+    ++extras_[log->extras()[i].id];
+  }
+  for (BlockId b = 0; b < count_; ++b) {
+    if (blocks_[b].key_tokens != size_) continue;
+    const NodeId parent = blocks_[b].parent;
+    const std::uint32_t root = is_root(parent) ? root_index(parent) : log->root_of(parent);
+    BLOCKMGR_EXPECT(log->root_of(b) == root, name(b) + " is logged in another namespace");
+  }
 }
 
 void BlockAudit::check_order() {
@@ -217,8 +245,11 @@ void BlockAudit::check_order() {
   }
 }
 
-std::string block_fingerprint(const Blocks& blocks, const Pool& pool, const CopyTracker& copies) {
+std::string block_fingerprint(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+                              const CopyTracker& copies) {
   std::string out;
+  if (const EventLog* log = index.log())
+    put_numbers(out, log->num_runs(), log->num_blocks(), log->num_lost());
   for (BlockId b = 0; b < blocks.count; ++b) {
     const Block& k = blocks[b];
     put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,

@@ -130,7 +130,7 @@ class Audit : private BlockAudit {
 std::vector<std::string> Sequences::violations() const { return Audit(*this).run(); }
 
 std::string Sequences::fingerprint() const {
-  std::string out = block_fingerprint(blocks_, pool_, copies_);
+  std::string out = block_fingerprint(blocks_, index_, pool_, copies_);
   for (const Sequence& s : sequences_) {
     put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
@@ -163,7 +163,7 @@ std::vector<std::string> BlockPool::violations() const {
 }
 
 std::string BlockPool::fingerprint() const {
-  std::string out = block_fingerprint(blocks_, pool_, copies_);
+  std::string out = block_fingerprint(blocks_, index_, pool_, copies_);
   put_numbers(out, last_ticket_);
   return out;
 }

@@ -4,6 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+
+#include "memory/block.h"
 
 namespace blockmgr {
 
@@ -16,6 +19,13 @@ class Digester {
   virtual std::uint8_t* message(std::size_t length) = 0;
   // Writes the digest of the message to out. May throw; then nothing was written.
   virtual void digest(std::size_t length, std::uint8_t* out) = 0;
+
+  // What stands for a namespace before its first block: zeros for the empty one, else the digest of
+  // its name. May throw, as below.
+  virtual void digest_root(std::string_view name, std::uint8_t* out);
+  // The digest of a block, given its parent's: parent || extras || tokens as little-endian u32.
+  virtual void digest_block(const std::uint8_t* parent, std::string_view extras,
+                            const Token* tokens, int num_tokens, std::uint8_t* out);
 };
 
 }  // namespace blockmgr

@@ -8,6 +8,7 @@ namespace blockmgr {
 PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
     : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
+  if (digester_) digest_root({}, roots_[0].digest.data());
 }
 
 std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
@@ -25,15 +26,6 @@ std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
   return root;
 }
 
-void PrefixIndex::digest_root(std::string_view name, std::uint8_t* out) {
-  if (name.empty()) {
-    std::memset(out, 0, static_cast<std::size_t>(blocks_.digest_size));
-    return;
-  }
-  std::memcpy(digester_->message(name.size()), name.data(), name.size());
-  digester_->digest(name.size(), out);
-}
-
 void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.retain(root); }
 
 void PrefixIndex::release_root(std::uint32_t root) noexcept {
@@ -44,28 +36,6 @@ void PrefixIndex::release_root(std::uint32_t root) noexcept {
 
 RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
-}
-
-void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
-                         std::uint8_t* out) {
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
-  const std::size_t length = digest_size + keys.size() + token_bytes;
-  std::uint8_t* message = digester_->message(length);
-  std::memcpy(message, parent, digest_size);
-  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
-  std::uint8_t* at = message + digest_size + keys.size();
-  const std::uint16_t probe = 1;
-  std::uint8_t little_endian;
-  std::memcpy(&little_endian, &probe, 1);
-  if (little_endian) {
-    std::memcpy(at, tokens, token_bytes);
-  } else {
-    for (int i = 0; i < blocks_.block_size; ++i)
-      for (int byte = 0; byte < 4; ++byte)
-        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
-  }
-  digester_->digest(length, out);
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
@@ -155,6 +125,8 @@ void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) 
   link_child(b, key, blocks_.block_size);
   set_hint(key.parent, b);
   std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
+  if (log_) [[unlikely]]
+    log_stored(b, key, digest);
   buckets_.insert(b, digest);
 }
 
@@ -164,7 +136,11 @@ void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcep
 
 void PrefixIndex::erase(BlockId b) noexcept {
   Block& block = blocks_[b];
-  if (block.key_tokens == blocks_.block_size) buckets_.erase(b, blocks_.digest(b));
+  if (block.key_tokens == blocks_.block_size) {
+    buckets_.erase(b, blocks_.digest(b));
+    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]
+      log_->removed(blocks_.digest(b));
+  }
   const NodeId parent = block.parent;
   if (block.prev_sibling >= 0) {
     blocks_[block.prev_sibling].next_sibling = block.next_sibling;
@@ -215,10 +191,58 @@ void PrefixIndex::move(BlockId from, BlockId to) noexcept {
   }
   source.parent = kNoBlock;
   ++source.generation;
+  if (log_) [[unlikely]]
+    log_->moved(from, to);
+}
+
+BlockId PrefixIndex::with_digest(const std::uint8_t* digest) const {
+  const auto size = static_cast<std::size_t>(blocks_.digest_size);
+  return buckets_.find(
+      digest, [&](BlockId b) { return std::memcmp(blocks_.digest(b), digest, size) == 0; });
+}
+
+// A digest that stands for two blocks, which only a collision brings about, was stored with the
+// first of them and is removed with the last.
+void PrefixIndex::log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+  const bool first = is_root(key.parent);
+  const std::uint32_t root = first ? root_index(key.parent) : log_->root_of(key.parent);
+  log_->set_root(b, root);
+  if (with_digest(digest) >= 0) return;
+  const EventLog::Recorded recorded =
+      log_->stored(b, key.parent, first ? nullptr : blocks_.digest(key.parent), digest,
+                   blocks_.tokens(b), key.extras);
+  if (recorded == EventLog::kLost) return;
+  if (recorded == EventLog::kNewRun) retain_root(root);
+  extras_.retain(key.extras);
+}
+
+void PrefixIndex::drop(EventLog& log) noexcept {
+  for (const EventRun& run : log)
+    if (run.kind == EventKind::kStored) release_root(run.root);
+  for (std::int64_t i = 0; i < log.num_extras(); ++i) extras_.release(log.extras()[i].id);
+  log.drop();
+}
+
+// The log is put aside: what is forgotten one by one is not told of.
+PrefixIndex::Clearing::Clearing(PrefixIndex& index) noexcept
+    : index_(index), log_(std::move(index.log_)) {
+  if (!log_) return;
+  if (log_->overtaken()) index.drop(*log_);
+  log_->cleared();
+}
+
+PrefixIndex::Clearing::~Clearing() { index_.log_ = std::move(log_); }
+
+bool PrefixIndex::drop_events(std::int64_t version) noexcept {
+  if (!log_) return true;
+  if (log_->version() != version) return false;
+  drop(*log_);
+  return true;
 }
 
 std::size_t PrefixIndex::memory() const {
   std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
+  if (log_) total += log_->bytes();
   total += roots_.capacity() * sizeof(Root);
   for (const Root& root : roots_) total += root.digest.capacity();
   return total;

@@ -9,9 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "events/log.h"
 #include "identity/digest.h"
 #include "identity/interning.h"
 #include "memory/block.h"
@@ -53,10 +56,12 @@ class PrefixIndex {
 
   // The digest that stands for a namespace before its first block. May throw what the digest
   // function throws.
-  void digest_root(std::string_view name, std::uint8_t* out);
+  void digest_root(std::string_view name, std::uint8_t* out) { digester_->digest_root(name, out); }
   // The digest of a block with this key, given its parent's digest; likewise.
   void digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
-              std::uint8_t* out);
+              std::uint8_t* out) {
+    digester_->digest_block(parent, extras, tokens, blocks_.block_size, out);
+  }
   void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
               std::uint8_t* out) {
     digest(parent, extras_.bytes(extras), tokens, out);
@@ -126,6 +131,30 @@ class PrefixIndex {
            same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size);
   }
 
+  // Has all that becomes findable by its digest, or stops being so, written to a log. Before
+  // anything is cached.
+  void follow(std::unique_ptr<EventLog> log) { log_ = std::move(log); }
+  EventLog* log() { return log_.get(); }
+  const EventLog* log() const { return log_.get(); }
+  // Forgets what stands in the log, if that is still the same.
+  bool drop_events(std::int64_t version) noexcept;
+  // While it lives, all that is cached is forgotten, which is one event.
+  class Clearing {
+   public:
+    explicit Clearing(PrefixIndex& index) noexcept;
+    ~Clearing();
+    Clearing(const Clearing&) = delete;
+    Clearing& operator=(const Clearing&) = delete;
+
+   private:
+    PrefixIndex& index_;
+    std::unique_ptr<EventLog> log_;
+  };
+  // Of the full blocks with one digest, whether this is the one that is told of. Others there are
+  // only by collisions.
+  bool stands_for_digest(BlockId b) const { return with_digest(blocks_.digest(b)) == b; }
+  std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
+
   Interner& extras() { return extras_; }
   const Interner& extras() const { return extras_; }
   int num_keyed() const { return num_keyed_; }
@@ -145,6 +174,10 @@ class PrefixIndex {
   };
 
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
+  // A full block with this digest, whatever else its key is, or kNoBlock.
+  BlockId with_digest(const std::uint8_t* digest) const;
+  void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  void drop(EventLog& log) noexcept;
   // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
   // all. kTokens: the block size, if it is the usual one, or 0.
   template <int kTokens>
@@ -156,6 +189,7 @@ class PrefixIndex {
   Interner extras_;
   std::vector<Root> roots_;
   Buckets buckets_;
+  std::unique_ptr<EventLog> log_;  // nullptr: nobody follows
   int num_keyed_ = 0;
 };
 

@@ -10,8 +10,9 @@ namespace blockmgr {
 
 namespace {
 
-StoreConfig plain(int num_blocks, int block_size, bool null_block) {
+StoreConfig plain(int num_blocks, int block_size, bool null_block, std::int64_t event_blocks) {
   StoreConfig config;
+  config.event_blocks = event_blocks;
   config.num_blocks = num_blocks;
   config.block_size = block_size;
   config.null_block = null_block;
@@ -21,8 +22,8 @@ StoreConfig plain(int num_blocks, int block_size, bool null_block) {
 }  // namespace
 
 BlockPool::BlockPool(int num_blocks, int block_size, bool null_block,
-                     std::unique_ptr<Digester> digester)
-    : Store(plain(num_blocks, block_size, null_block), std::move(digester), "pool"),
+                     std::unique_ptr<Digester> digester, std::int64_t event_blocks)
+    : Store(plain(num_blocks, block_size, null_block, event_blocks), std::move(digester), "pool"),
       first_(null_block ? 1 : 0),
       marks_(static_cast<std::size_t>(num_blocks)) {}
 
@@ -289,6 +290,7 @@ void BlockPool::reset() {
     while (!blocks_[b].used()) ++b;
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
+  const PrefixIndex::Clearing clearing(index_);
   while (pool_.num_idle()) pool_.forget(pool_.victim());
 }
 

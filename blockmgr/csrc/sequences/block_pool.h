@@ -28,7 +28,8 @@ struct ChainKey {
 
 class BlockPool : public Store {
  public:
-  BlockPool(int num_blocks, int block_size, bool null_block, std::unique_ptr<Digester> digester);
+  BlockPool(int num_blocks, int block_size, bool null_block, std::unique_ptr<Digester> digester,
+            std::int64_t event_blocks = 0);
 
   void check_take(std::int64_t count) const;
   void take(std::int64_t count, BlockId* out);

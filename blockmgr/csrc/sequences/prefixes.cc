@@ -22,6 +22,7 @@ std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
   for (Sequence& s : sequences_)
     if (s.state == Sequence::kRunning) detach(s);
   const std::int64_t count = index_.num_keyed();
+  const PrefixIndex::Clearing clearing(index_);
   for (BlockId first = 0; first < blocks_.count; ++first)
     for (NodeId b = first; b >= 0 && blocks_[b].keyed() && blocks_[b].first_child < 0;) {
       const NodeId parent = blocks_[b].parent;

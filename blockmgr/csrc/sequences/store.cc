@@ -46,6 +46,8 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
     pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
                                                 !pool_.policy()));
   if (!config.remap && digester_) pool_.keep_twins();
+  if (config.event_blocks)
+    index_.follow(std::make_unique<EventLog>(blocks_, config.event_blocks));
   set_apart(config);
 }
 
@@ -107,6 +109,12 @@ void Store::copies_applied(std::int64_t ticket) {
     blocks_[b].unwritten = 0;
   unwritten_.clear();
   ++step_;
+  if (EventLog* log = index_.log()) log->set_step(step_);
+}
+
+bool Store::drop_events(std::int64_t version) {
+  const Held held(monitor_);
+  return index_.drop_events(version);
 }
 
 void Store::abort_copies(std::int64_t ticket) noexcept {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "identity/digest.h"
+#include "identity/event_columns.h"
 #include "identity/index.h"
 #include "memory/block.h"
 #include "memory/errors.h"
@@ -38,6 +39,7 @@ struct StoreConfig {
   int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
   bool retention = false;
   int max_pinned_blocks = 0;
+  std::int64_t event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
 };
 
@@ -65,6 +67,13 @@ class Store {
   // For a caller that could not pass the plan on: as if it had never been taken.
   void return_copies(std::int64_t ticket) noexcept;
   void complete(std::int64_t ticket);
+
+  // What became findable and what stopped being so since the last drop, and what is findable now.
+  // Whoever reads holds the monitor.
+  EventColumns events() const { return pending_events(index_, blocks_); }
+  EventColumns residents() const { return resident_events(index_, blocks_, step_); }
+  // Once they are passed on. False: there are others by now, and nothing is dropped.
+  bool drop_events(std::int64_t version);
 
  protected:
   // what: the kind of holder, for messages. make: makes a policy of the caller's own; empty: the

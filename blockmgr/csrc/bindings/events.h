@@ -1,0 +1,42 @@
+// Events as Python sees them: columns, handed to the class that keeps them.
+#pragma once
+
+#include "bindings/bindings.h"
+#include "identity/event_columns.h"
+
+namespace blockmgr {
+
+// make(digest size, kinds, numbers of blocks, has_parent, parents, digests, tokens, extras, namespaces, steps,
+// number lost), with digests as bytes and extras as a dict by stored block.
+nb::object made_of_columns(const EventColumns& columns, nb::handle make);
+
+// Events are passed on before they are dropped: making objects can fail, and can run code that calls
+// the holder, and so adds others.
+template <class Holder, class Read>
+nb::object pass_on_events(Holder& self, nb::handle make, Read read) {
+  for (;;) {
+    const EventColumns columns = self.read(read);
+    nb::object events = made_of_columns(columns, make);
+    if (self.core.drop_events(columns.version)) return events;
+  }
+}
+
+template <class Holder>
+nb::object take_events(Holder& self, nb::handle make) {
+  return pass_on_events(self, make, [](const auto& core) { return core.events(); });
+}
+
+template <class Holder>
+nb::object take_snapshot(Holder& self, nb::handle make) {
+  return pass_on_events(self, make, [](const auto& core) { return core.residents(); });
+}
+
+// What waits stays: whoever has been told of it and applies it again has the same in the end.
+template <class Holder>
+nb::object resident_events(Holder& self, nb::handle make) {
+  return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);
+}
+
+inline constexpr int kMaxEventBlocks = 1 << 30;
+
+}  // namespace blockmgr

@@ -1,0 +1,97 @@
+#include "events/log.h"
+
+namespace blockmgr {
+
+EventLog::EventLog(const Blocks& blocks, std::int64_t capacity)
+    : digest_size_(static_cast<std::size_t>(blocks.digest_size)),
+      block_size_(static_cast<std::size_t>(blocks.block_size)),
+      capacity_(capacity),
+      runs_(static_cast<std::size_t>(capacity)),
+      digests_(static_cast<std::size_t>(capacity) * digest_size_),
+      parents_(static_cast<std::size_t>(capacity) * digest_size_),
+      tokens_(static_cast<std::size_t>(capacity) * block_size_),
+      extras_(static_cast<std::size_t>(capacity)),
+      roots_(static_cast<std::size_t>(blocks.count)) {}
+
+bool EventLog::add_run(EventKind kind) noexcept {
+  ++version_;
+  if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;
+  runs_[static_cast<std::size_t>(num_runs_++)] = {kind, false, 0, step_, num_blocks_, 0};
+  return true;
+}
+
+void EventLog::add_block(const std::uint8_t* digest) noexcept {
+  std::memcpy(&digests_[static_cast<std::size_t>(num_blocks_) * digest_size_], digest,
+              digest_size_);
+  ++num_blocks_;
+  ++runs_[static_cast<std::size_t>(num_runs_ - 1)].num_blocks;
+}
+
+EventLog::Recorded EventLog::stored(BlockId b, NodeId parent, const std::uint8_t* parent_digest,
+                                    const std::uint8_t* digest, const Token* tokens,
+                                    std::uint32_t extras) noexcept {
+  const bool extends = last_ != kNoBlock && last_ == parent && num_blocks_ < capacity_ &&
+                       runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_;
+  if (extends) {
+    ++version_;
+  } else {
+    last_ = kNoBlock;
+    if (!add_run(EventKind::kStored)) {
+      ++num_lost_;
+      return kLost;
+    }
+    EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
+    run.root = root_of(b);
+    run.has_parent = parent_digest != nullptr;
+    if (parent_digest)
+      std::memcpy(&parents_[static_cast<std::size_t>(num_runs_ - 1) * digest_size_], parent_digest,
+                  digest_size_);
+  }
+  add_block(digest);
+  std::memcpy(&tokens_[static_cast<std::size_t>(num_stored_) * block_size_], tokens,
+              block_size_ * sizeof(Token));
+  if (extras) extras_[static_cast<std::size_t>(num_extras_++)] = {num_stored_, extras};
+  ++num_stored_;
+  last_ = b;
+  return extends ? kExtended : kNewRun;
+}
+
+void EventLog::removed(const std::uint8_t* digest) noexcept {
+  last_ = kNoBlock;
+  if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
+    const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
+    if (run.kind == EventKind::kRemoved && run.step == step_) {
+      ++version_;
+      add_block(digest);
+      return;
+    }
+  }
+  if (add_run(EventKind::kRemoved)) {
+    add_block(digest);
+  } else {
+    ++num_lost_;
+  }
+}
+
+void EventLog::cleared() noexcept {
+  last_ = kNoBlock;
+  if (!add_run(EventKind::kCleared)) ++num_lost_;
+}
+
+void EventLog::moved(BlockId from, BlockId to) noexcept {
+  set_root(to, root_of(from));
+  if (last_ == from) last_ = to;
+}
+
+void EventLog::drop() noexcept {
+  ++version_;
+  num_runs_ = num_blocks_ = num_stored_ = num_extras_ = num_lost_ = 0;
+  last_ = kNoBlock;
+}
+
+std::size_t EventLog::bytes() const {
+  return runs_.bytes() + digests_.bytes() + parents_.bytes() + tokens_.bytes() + extras_.bytes() +
+         roots_.bytes();
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,103 @@
+// What became findable and what stopped being so, in order, until somebody takes it.
+//
+//   num_blocks <= capacity      num_runs <= capacity      num_lost > 0: nothing is added any more
+//
+// Whoever mirrors a cache learns of runs: blocks that were stored one after the other, each the
+// parent of the next, are one event, and so are blocks that were removed one after the other. All
+// memory is there from the start and nothing here fails. What does not fit is counted as lost, and
+// so is all that comes after it: with a hole, the rest would say something wrong.
+//
+// The log knows no names and no keys, only their numbers. The index holds a reference to each as
+// long as it stands here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "memory/block.h"
+
+namespace blockmgr {
+
+enum class EventKind : std::uint8_t { kStored, kRemoved, kCleared };
+
+struct EventRun {
+  EventKind kind;
+  bool has_parent;         // stored: it continues another block
+  std::uint32_t root;      // stored: number of the namespace
+  std::int64_t step;       // steps whose copies had been applied
+  std::int64_t first;      // the first of its blocks among all blocks of the log
+  std::int64_t num_blocks;
+};
+
+struct EventExtras {
+  std::int64_t block;  // among the stored blocks of the log
+  std::uint32_t id;
+};
+
+class EventLog {
+ public:
+  EventLog(const Blocks& blocks, std::int64_t capacity);
+
+  // A full block became findable. parent: digest of the block before it, nullptr for the first of a
+  // prompt. Whether the index has to hold on to the namespace (kNewRun) and to the extra keys.
+  enum Recorded { kLost, kExtended, kNewRun };
+  Recorded stored(BlockId b, NodeId parent, const std::uint8_t* parent_digest,
+                  const std::uint8_t* digest, const Token* tokens, std::uint32_t extras) noexcept;
+  void removed(const std::uint8_t* digest) noexcept;
+  // All that was findable is no more. True: what stood here before has to be dropped first, because
+  // some was lost; from here on, nothing is missing.
+  bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }
+  void cleared() noexcept;
+  // The block has another place.
+  void moved(BlockId from, BlockId to) noexcept;
+  // The namespace of a block without a parent, and that of any other.
+  void set_root(BlockId b, std::uint32_t root) { roots_[static_cast<std::size_t>(b)] = root; }
+  std::uint32_t root_of(BlockId b) const { return roots_[static_cast<std::size_t>(b)]; }
+  void set_step(std::int64_t step) noexcept { step_ = step; }
+
+  // Forgets what stands here, once somebody has it.
+  void drop() noexcept;
+
+  const EventRun* begin() const { return runs_.data(); }
+  const EventRun* end() const { return runs_.data() + num_runs_; }
+  std::int64_t num_runs() const { return num_runs_; }
+  std::int64_t num_blocks() const { return num_blocks_; }
+  std::int64_t num_stored() const { return num_stored_; }
+  // Blocks and clearings that did not fit. More than 0: only a snapshot says what there is.
+  std::int64_t num_lost() const { return num_lost_; }
+  // Grows with every change.
+  std::int64_t version() const { return version_; }
+  const std::uint8_t* digests() const { return digests_.data(); }
+  const std::uint8_t* parents() const { return parents_.data(); }  // one a run
+  const Token* tokens() const { return tokens_.data(); }           // of stored blocks
+  const EventExtras* extras() const { return extras_.data(); }
+  std::int64_t num_extras() const { return num_extras_; }
+  std::size_t bytes() const;
+
+ private:
+  bool full_of_runs() const { return num_runs_ == capacity_; }
+  bool add_run(EventKind kind) noexcept;
+  void add_block(const std::uint8_t* digest) noexcept;
+
+  std::size_t digest_size_;
+  std::size_t block_size_;
+  std::int64_t capacity_;
+  ZeroedArray<EventRun> runs_;
+  ZeroedArray<std::uint8_t> digests_;
+  ZeroedArray<std::uint8_t> parents_;
+  ZeroedArray<Token> tokens_;
+  ZeroedArray<EventExtras> extras_;
+  ZeroedArray<std::uint32_t> roots_;
+  std::int64_t num_runs_ = 0;
+  std::int64_t num_blocks_ = 0;
+  std::int64_t num_stored_ = 0;
+  std::int64_t num_extras_ = 0;
+  std::int64_t num_lost_ = 0;
+  std::int64_t step_ = 0;
+  std::int64_t version_ = 0;
+  BlockId last_ = kNoBlock;  // the last block of a run that its children may extend
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,32 @@
+// Events as columns, copied out of the index: what its log holds, or what a mirror that knows
+// nothing has to be told.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "events/log.h"
+#include "identity/index.h"
+
+namespace blockmgr {
+
+struct EventColumns {
+  std::int64_t version = 0;  // of the log, when this was read off it
+  std::int64_t num_lost = 0;
+  int digest_size = 0;
+  std::vector<EventRun> runs;
+  std::vector<std::uint8_t> digests;  // of each block of each run
+  std::vector<std::uint8_t> parents;  // one a run, zeros if it has none
+  std::vector<Token> tokens;          // of each block of each stored run
+  std::vector<std::pair<std::int64_t, std::string>> extras;  // by stored block
+  std::vector<std::string> names;     // the namespace of each run
+};
+
+// What waits in the log. Empty without one.
+EventColumns pending_events(const PrefixIndex& index, const Blocks& blocks);
+// A clearing, and then every block that can be found by its digest, parents before children.
+EventColumns resident_events(const PrefixIndex& index, const Blocks& blocks, std::int64_t step);
+
+}  // namespace blockmgr

@@ -1,0 +1,188 @@
+"""What ``take_events`` returns: what became findable and what stopped being so, as columns."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
+
+
+class EventKind(enum.IntEnum):
+    """What happened to blocks."""
+
+    STORED = 0
+    """They can be found."""
+
+    REMOVED = 1
+    """The last of their copies in the tier can be found no more."""
+
+    CLEARED = 2
+    """Nothing that was found in the tier before can be found any more."""
+
+
+class Tier(enum.IntEnum):
+    """Where K/V lies."""
+
+    DEVICE = 0
+    """In the memory that the attention kernels read."""
+
+    HOST = 1
+    """In the memory of the same machine."""
+
+    DISK = 2
+    """In a file."""
+
+    REMOTE = 3
+    """On another machine."""
+
+
+class Event(NamedTuple):
+    """One event: a run of blocks that share its fields."""
+
+    kind: EventKind
+    digests: Sequence[bytes]
+    """Of its blocks; of stored ones, each the parent of the next. Empty if the tier is cleared."""
+    parent: bytes | None
+    """Digest of the block that the first one continues; None if it begins a prompt."""
+    tokens: npt.NDArray[np.uint32]
+    """``uint32[blocks, block_size]`` on the host, of stored blocks; else empty."""
+    extras: Mapping[int, bytes]
+    """Extra keys of stored blocks that have any, by position in the run."""
+    group: int
+    tier: Tier
+    namespace: bytes
+    """Of stored blocks."""
+    step: int
+    """Steps whose copies had been applied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Events in order, as columns: one row an event, and one row a block. All on the host.
+
+    Blocks that are stored one after the other, each the parent of the next, are one event; so are
+    blocks that are removed one after the other.
+
+    Attributes:
+        kind: ``uint8[events]``: an ``EventKind``.
+        start: ``int64[events + 1]``: where the blocks of each event begin among all blocks.
+        digests: ``uint8[blocks, digest_size]``: of the blocks of all events.
+        has_parent: ``bool[events]``: whether stored blocks continue another block.
+        parent: ``uint8[events, digest_size]``: its digest, or zeros.
+        tokens: ``uint32[stored blocks, block_size]``: of the blocks of all stored events.
+        extras: Extra keys of stored blocks that have any, by row of ``tokens``.
+        group: ``uint8[events]``: number of the group of layers.
+        tier: ``uint8[events]``: a ``Tier``.
+        namespace: Of the blocks of each stored event, else empty.
+        step: ``int64[events]``: steps whose copies had been applied.
+        num_lost: Blocks whose events did not fit. If there are any, they came after all events
+            here, and only ``take_snapshot`` tells what can be found.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    start: npt.NDArray[np.int64]
+    digests: npt.NDArray[np.uint8]
+    has_parent: npt.NDArray[np.bool_]
+    parent: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[np.uint32]
+    extras: Mapping[int, bytes]
+    group: npt.NDArray[np.uint8]
+    tier: npt.NDArray[np.uint8]
+    namespace: Sequence[bytes]
+    step: npt.NDArray[np.int64]
+    num_lost: int
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all events."""
+        return len(self.digests)
+
+    def __iter__(self) -> Iterator[Event]:
+        size = self.digests.shape[1]
+        raw, parents = self.digests.tobytes(), self.parent.tobytes()
+        starts, kinds = self.start.tolist(), self.kind.tolist()
+        groups, tiers, steps = self.group.tolist(), self.tier.tolist(), self.step.tolist()
+        parented = self.has_parent.tolist()
+        extras = sorted(self.extras.items())
+        row = 0
+        for i, kind in enumerate(kinds):
+            first, last = starts[i], starts[i + 1]
+            stored = kind == EventKind.STORED
+            rows = last - first if stored else 0
+            own: dict[int, bytes] = {}
+            while extras and extras[0][0] < row + rows:
+                block, key = extras.pop(0)
+                own[block - row] = key
+            yield Event(
+                EventKind(kind),
+                [raw[at : at + size] for at in range(first * size, last * size, size)],
+                parents[i * size : (i + 1) * size] if parented[i] else None,
+                self.tokens[row : row + rows],
+                own,
+                groups[i],
+                Tier(tiers[i]),
+                self.namespace[i],
+                steps[i],
+            )
+            row += rows
+
+
+def events_of(  # noqa: PLR0917  (the core calls it)
+    block_size: int,
+    digest_size: int,
+    kind: npt.NDArray[np.uint8],
+    counts: npt.NDArray[np.int64],
+    has_parent: npt.NDArray[np.bool_],
+    parents: bytes,
+    digests: bytes,
+    tokens: npt.NDArray[np.uint32],
+    extras: Mapping[int, bytes],
+    namespaces: Sequence[bytes],
+    step: npt.NDArray[np.int64],
+    num_lost: int,
+    /,
+) -> Events:
+    """The events that the core hands over.
+
+    Args:
+        block_size: Tokens per block.
+        digest_size: Bytes per digest; 0 without prefix caching.
+        kind: As in ``Events``.
+        counts: ``int64[events]``: blocks of each event.
+        has_parent: As in ``Events``.
+        parents: ``digest_size`` bytes for each event.
+        digests: ``digest_size`` bytes for each block.
+        tokens: ``uint32[stored blocks * block_size]``.
+        extras: As in ``Events``.
+        namespaces: As in ``Events``.
+        step: As in ``Events``.
+        num_lost: As in ``Events``.
+    """
+    start = np.zeros(len(kind) + 1, np.int64)
+    np.add.accumulate(counts, out=start[1:])
+    zeros = np.zeros(len(kind), np.uint8)
+    return Events(
+        kind=kind,
+        start=start,
+        digests=np.frombuffer(digests, np.uint8).reshape(-1, max(1, digest_size)),
+        has_parent=has_parent,
+        parent=np.frombuffer(parents, np.uint8).reshape(len(kind), digest_size),
+        tokens=tokens.reshape(-1, block_size),
+        extras=extras,
+        group=zeros,
+        tier=zeros,
+        namespace=namespaces,
+        step=step,
+        num_lost=num_lost,
+    )

@@ -1,0 +1,212 @@
+"""Events as the bytes that vLLM's clients read, and such bytes as events."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from blockmgr.event_columns import Event, EventKind
+from blockmgr.events import wire
+from blockmgr.vllm_keys import vllm_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["LOW_BITS", "AnyBatch", "Encoder", "anonymous", "decode", "short"]
+
+AnyBatch = wire.Batch | wire.OldBatch
+
+LOW_BITS = 2**64 - 1
+MOST_BLOCKS = 8192
+"""Blocks of a batch, so that none takes long to encode or to apply."""
+
+_maps = msgspec.msgpack.Decoder(wire.Batch)
+_arrays = msgspec.msgpack.Decoder(wire.OldBatch)
+
+
+def short(digest: bytes) -> int:
+    """A digest as vLLM publishes it: its low 64 bits.
+
+    >>> short(bytes([7] * 24) + bytes(6) + bytes([1, 2]))
+    258
+    """
+    return int.from_bytes(digest, "big") & LOW_BITS
+
+
+def anonymous(namespace: bytes) -> str:
+    """What stands for a namespace outside: it may hold a tenant's secret.
+
+    >>> anonymous(b"tenant") == anonymous(b"tenant") != anonymous(b"other")
+    True
+    """
+    return hashlib.sha256(namespace).hexdigest()[:16]
+
+
+class Encoder:
+    """Encodes events as vLLM's batches.
+
+    Namespaces leave the process as a part of their SHA-256, among the extra keys of first blocks.
+    Extra keys that ``vllm_extras`` has made are published as vLLM publishes them; others as bytes.
+
+    Args:
+        block_size: Tokens per block.
+        hashes: ``"int"`` for the low 64 bits of digests, which is vLLM's default; ``"bytes"`` for
+            all of them.
+        layout: ``"maps"``, or ``"arrays"`` for the events of older versions.
+        rank: Data-parallel rank; None for an engine without ranks.
+        epoch: When the publisher started; None leaves out all that vLLM's batches do not have.
+
+    Raises:
+        ValueError: ``hashes`` or ``layout`` is none of these.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        hashes: Literal["int", "bytes"] = "int",
+        layout: Literal["maps", "arrays"] = "maps",
+        rank: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        if hashes not in ("int", "bytes"):
+            raise ValueError(f"hashes must be 'int' or 'bytes', got {hashes!r}")
+        if layout not in ("maps", "arrays"):
+            raise ValueError(f"layout must be 'maps' or 'arrays', got {layout!r}")
+        self.block_size = block_size
+        self._int = hashes == "int"
+        self._old = layout == "arrays"
+        self._rank = rank
+        self._epoch = epoch
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
+        """Encoded batches, each of a bounded number of blocks.
+
+        Args:
+            events: What to encode, in order.
+            ts: Time of the events, in seconds.
+        """
+        for made in self._parts(events):
+            yield self._batch(made, ts, None if self._epoch is None else wire.About(self._epoch))
+
+    def snapshot(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
+        """Likewise, as the parts of a snapshot: one at least.
+
+        Args:
+            events: All that can be found, after a clearing.
+            ts: Time of the events, in seconds.
+        """
+        parts = list(self._parts(events)) or [[]]
+        for index, made in enumerate(parts):
+            about = wire.About(self._epoch or 0, snapshot=True, last=index + 1 == len(parts))
+            yield self._batch(made, ts, about)
+
+    def _batch(self, made: list[Any], ts: float, about: wire.About | None) -> bytes:
+        if about is None:
+            return self._encoder.encode(wire.PlainBatch(ts, made, self._rank))
+        make = wire.OldBatch if self._old else wire.Batch
+        return self._encoder.encode(make(ts, made, self._rank, about))
+
+    def _parts(self, events: Iterable[Event]) -> Iterator[list[Any]]:
+        part: list[Any] = []
+        size = 0
+        for event in events:
+            for piece in _pieces(event):
+                if size + len(piece.digests) > MOST_BLOCKS and part:
+                    yield part
+                    part, size = [], 0
+                part.append(self.event(piece))
+                size += len(piece.digests)
+        if part:
+            yield part
+
+    def event(self, event: Event) -> Any:
+        """One event as the structure that is encoded."""
+        medium = wire.MEDIA[event.tier]
+        old = self._old
+        if event.kind is EventKind.CLEARED:
+            return wire.OldBlocksCleared(medium) if old else wire.AllBlocksCleared(medium)
+        hashes: list[Any] = self._hashes(event.digests)
+        if event.kind is EventKind.REMOVED:
+            if old:
+                return wire.OldBlockRemoved(hashes, medium)
+            return wire.BlockRemoved(hashes, medium, event.group)
+        parent = None if event.parent is None else self._hashes([event.parent])[0]
+        tokens = event.tokens.ravel().tolist()
+        if old:
+            return wire.OldBlockStored(hashes, parent, tokens, self.block_size, None, medium)
+        lora, keys = _extra_keys(event)
+        return wire.BlockStored(
+            hashes,
+            parent,
+            tokens,
+            self.block_size,
+            None,
+            medium,
+            lora,
+            keys,
+            event.group,
+            wire.FULL_ATTENTION,
+        )
+
+    def _hashes(self, digests: Iterable[bytes]) -> list[Any]:
+        if not self._int:
+            return list(digests)
+        return [int.from_bytes(digest[-8:], "big") for digest in digests]
+
+
+def _pieces(event: Event) -> Iterator[Event]:
+    """An event cut into ones of a bounded number of blocks."""
+    count = len(event.digests)
+    if count <= MOST_BLOCKS:
+        yield event
+        return
+    for start in range(0, count, MOST_BLOCKS):
+        stop = min(count, start + MOST_BLOCKS)
+        yield event._replace(
+            digests=event.digests[start:stop],
+            parent=event.digests[start - 1] if start else event.parent,
+            tokens=event.tokens[start:stop],
+            extras={at - start: key for at, key in event.extras.items() if start <= at < stop},
+        )
+
+
+def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
+    """The adapter, and the extra keys of each block without the tags they are digested with."""
+    if not event.extras and not event.namespace:
+        return None, None
+    lora = None
+    keys: list[Any] = [None] * len(event.digests)
+    for index, extras in event.extras.items():
+        untagged = []
+        try:
+            tagged: Any = vllm_keys(extras)
+        except ValueError:
+            tagged = ()
+        for key in tagged or (("bytes", extras),):
+            kind = key[0] if isinstance(key, tuple) and len(key) > 1 else "bytes"
+            value: Any = key[1:] if kind == "mm" else key[1] if kind != "bytes" else extras
+            lora = value if kind == "lora" else lora
+            untagged.append(value)
+        keys[index] = tuple(untagged)
+    if event.namespace and event.parent is None:
+        keys[0] = (anonymous(event.namespace), *(keys[0] or ()))
+    return lora, keys if any(keys) else None
+
+
+def decode(payload: bytes) -> AnyBatch:
+    """The batch behind what was published, in the layout of today or the older one.
+
+    Raises:
+        ValueError: These bytes are no batch of events.
+    """
+    try:
+        return _maps.decode(payload)
+    except msgspec.DecodeError as error:
+        try:
+            return _arrays.decode(payload)
+        except msgspec.DecodeError:
+            raise ValueError(f"payload must be a batch of events: {error}") from None

@@ -1,0 +1,235 @@
+"""Publishes what a manager caches, as vLLM's clients read it, with replay and snapshots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
+
+import zmq
+
+from blockmgr.arguments import positive, whole
+from blockmgr.events.codec import Encoder
+from blockmgr.events.endpoints import bind, endpoint_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from blockmgr.event_columns import Events
+
+__all__ = ["END", "SNAPSHOT", "Publisher"]
+
+END: Final = (-1).to_bytes(8, "big", signed=True)
+"""Number of the message that ends a replay."""
+
+SNAPSHOT: Final = b"blockmgr snapshot"
+"""What a client asks for in place of a number."""
+
+_MOST_BATCHES: Final = 2**24
+
+
+class HasEvents(Protocol):
+    """A manager or pool with events."""
+
+    def take_events(self) -> Events:
+        """What happened since the last call."""
+
+    def take_snapshot(self) -> Events:
+        """All that can be found, in place of what waits."""
+
+    def resident_events(self) -> Events:
+        """All that can be found, changing nothing."""
+
+
+class Publisher:
+    """Sends the events of one manager to whoever subscribes.
+
+    ``publish`` sends what has happened since the last time; call it after each step. A thread of
+    its own answers replay requests at once, and publishes what the engine leaves when it is idle.
+    Nothing here waits for a reader: a slow one misses batches, and asks for them again.
+
+    What vLLM's publisher does not have stands where its clients do not look: an epoch in each
+    batch, which tells a restart from a gap; snapshots for readers that come late; the tier of a
+    clearing. Events that the manager has lost are made up for by a snapshot in the stream.
+
+    Args:
+        manager: Built with ``events=True``.
+        block_size: Tokens per block, as the manager has it.
+        endpoint: Where to publish: bound, with ``rank`` added to the port. Port 0 is any.
+        replay_endpoint: Where to answer requests, likewise; None answers none.
+        topic: First frame of each message.
+        rank: Data-parallel rank; None for an engine without ranks.
+        hashes: As ``Encoder`` has it.
+        layout: As ``Encoder`` has it.
+        buffer_batches: Batches that are kept for replay.
+        max_queued: Batches that wait for a slow reader, before it misses some.
+        flush_s: Longest time that events wait while nobody calls ``publish``.
+        clock: Time in seconds, for time stamps.
+
+    Raises:
+        EndpointError: An address is taken.
+        ValueError: A value is out of its bounds, or the manager has no events.
+        TypeError: A value is of the wrong type.
+    """
+
+    def __init__(
+        self,
+        manager: HasEvents,
+        block_size: int,
+        endpoint: str = "tcp://127.0.0.1:5557",
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        rank: int | None = None,
+        hashes: Literal["int", "bytes"] = "int",
+        layout: Literal["maps", "arrays"] = "maps",
+        buffer_batches: int = 10_000,
+        max_queued: int = 100_000,
+        flush_s: float = 0.005,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._topic = topic.encode()
+        number = 0 if rank is None else whole("rank", rank, 0, 2**16)
+        self.epoch = time.time_ns()
+        self._encoder = Encoder(
+            whole("block_size", block_size, 1, 2**16 - 1),
+            hashes=hashes,
+            layout=layout,
+            rank=rank,
+            epoch=self.epoch,
+        )
+        self._kept: deque[tuple[int, bytes]] = deque(
+            maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)
+        )
+        self._flush_ms = max(1, round(positive("flush_s", flush_s) * 1000))
+        manager.take_events()  # what happened before nobody could have heard
+        self._waiting: Events | None = manager.take_snapshot()
+        self._next = 0
+        self._lock = threading.Lock()
+        self._context = zmq.Context()
+        try:
+            self._pub = self._context.socket(zmq.PUB)
+            self._pub.set_hwm(whole("max_queued", max_queued, 1, _MOST_BATCHES))
+            self._pub.linger = 0
+            self.endpoint = bind(self._pub, endpoint_of_rank(endpoint, number))
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.linger = 0
+            self.replay_endpoint = None
+            if replay_endpoint is not None:
+                self.replay_endpoint = bind(self._router, endpoint_of_rank(replay_endpoint, number))
+            self._stop = self._context.socket(zmq.PAIR)
+            self._stop.bind(f"inproc://stop-{id(self)}")
+            self._stopper = self._context.socket(zmq.PAIR)
+            self._stopper.connect(f"inproc://stop-{id(self)}")
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="blockmgr-events", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def num_published(self) -> int:
+        """Batches so far: the number of the next one."""
+        return self._next
+
+    def publish(self) -> int:
+        """Sends what has happened since the last time. Never waits for a reader.
+
+        Returns:
+            The number of blocks that were told of.
+
+        Raises:
+            ValueError: The publisher is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ValueError("the publisher is closed")
+            return self._publish()
+
+    def _publish(self) -> int:
+        told = 0
+        if self._waiting is not None:
+            told += self._send(self._waiting)
+            self._waiting = None
+        events = self._manager.take_events()
+        told += self._send(events)
+        if events.num_lost:
+            told += self._send(self._manager.take_snapshot())
+        return told
+
+    def _send(self, events: Events) -> int:
+        for payload in self._encoder.batches(events, self._clock()):
+            number, self._next = self._next, self._next + 1
+            self._kept.append((number, payload))
+            self._pub.send_multipart((self._topic, number.to_bytes(8, "big"), payload), copy=False)
+        return events.num_blocks
+
+    def close(self) -> None:
+        """Publishes what is left and stops. Closing twice is closing once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._publish()
+            self._closed = True
+            self._stopper.send(b"")
+        self._thread.join()
+        for socket in (self._pub, self._router, self._stop, self._stopper):
+            socket.close(linger=200 if socket is self._pub else 0)
+        self._context.term()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._stop, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(self._flush_ms))
+            if self._stop in ready:
+                return
+            with self._lock:
+                if self._closed:
+                    return
+                self._publish()
+            if self._router in ready:
+                self._answer()
+
+    def _answer(self) -> None:
+        """One request: all batches from a number on, or a snapshot.
+
+        The engine may publish meanwhile. This thread alone uses the socket.
+        """
+        frames = self._router.recv_multipart()
+        if len(frames) != 3 or frames[1]:
+            return
+        client, request = frames[0], frames[2]
+        if request == SNAPSHOT:
+            with self._lock:
+                number = self._next - 1
+                events = self._manager.resident_events()
+            for payload in self._encoder.snapshot(events, self._clock()):
+                self._reply(client, self._topic, number.to_bytes(8, "big", signed=True), payload)
+        elif len(request) == 8:
+            start = int.from_bytes(request, "big")
+            with self._lock:
+                kept = [(number, payload) for number, payload in self._kept if number >= start]
+            for number, payload in kept:
+                self._reply(client, self._topic, number.to_bytes(8, "big"), payload)
+        self._reply(client, b"", END, b"")
+
+    def _reply(self, client: bytes, topic: bytes, number: bytes, payload: bytes) -> None:
+        self._router.send_multipart((client, b"", topic, number, payload), copy=False)

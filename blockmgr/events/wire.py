@@ -1,0 +1,163 @@
+"""vLLM's batches of events as msgspec structures, and what blockmgr adds to them.
+
+A batch is an array, and its events are maps with a ``type``. What is added stands where vLLM's own
+decoder does not look: a fourth item of the batch, and a key of ``AllBlocksCleared``.
+
+Source: ``vllm/distributed/kv_events.py`` of vLLM 0.33, for names, order and defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+
+from blockmgr.event_columns import Tier
+
+__all__ = [
+    "FULL_ATTENTION",
+    "MEDIA",
+    "TIERS",
+    "About",
+    "AllBlocksCleared",
+    "Batch",
+    "BlockHash",
+    "BlockRemoved",
+    "BlockStored",
+    "OldBatch",
+    "OldBlockRemoved",
+    "OldBlockStored",
+    "OldBlocksCleared",
+    "PlainBatch",
+]
+
+BlockHash: TypeAlias = bytes | int
+"""A digest, or the low 64 bits of one."""
+
+MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "STORAGE"}
+"""What vLLM calls each tier. It has one name for all storage."""
+
+TIERS = {
+    "GPU": Tier.DEVICE,
+    "CPU": Tier.HOST,
+    "CPU_PINNED": Tier.HOST,
+    "STORAGE": Tier.DISK,
+    "DISK": Tier.DISK,
+    "EXTERNAL": Tier.REMOTE,
+}
+"""The tier behind each name that vLLM and SGLang use."""
+
+FULL_ATTENTION = "full_attention"
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Blocks that can be found, each the parent of the next."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Blocks of which no copy in the tier can be found any more."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Nothing can be found any more: in the tier that is named, or in any."""
+
+    medium: str | None = None
+
+
+class About(msgspec.Struct, omit_defaults=True, gc=False):
+    """What a batch says of itself and vLLM's do not.
+
+    Attributes:
+        epoch: When the publisher started, in nanoseconds: larger after each restart.
+        snapshot: Part of a snapshot: what was known before is to be forgotten, once, at its first.
+        last: No more parts follow.
+    """
+
+    epoch: int
+    snapshot: bool = False
+    last: bool = False
+
+
+class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What is published at once."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+    about: About | None = None
+
+
+class PlainBatch(msgspec.Struct, array_like=True, gc=False):
+    """What vLLM publishes: a batch that says nothing of itself, in either layout."""
+
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None
+
+
+class OldBlockStored(
+    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="BlockStored"
+):
+    """As versions wrote it whose events are arrays."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+
+    lora_name: ClassVar[str | None] = None
+    extra_keys: ClassVar[list[Any] | None] = None
+    group_idx: ClassVar[int | None] = None
+    kv_cache_spec_kind: ClassVar[str | None] = None
+
+
+class OldBlockRemoved(
+    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="BlockRemoved"
+):
+    """Likewise."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+
+    group_idx: ClassVar[int | None] = None
+
+
+class OldBlocksCleared(
+    msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag="AllBlocksCleared"
+):
+    """Likewise."""
+
+    medium: str | None = None
+
+
+class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Likewise."""
+
+    ts: float
+    events: list[OldBlockStored | OldBlockRemoved | OldBlocksCleared]
+    data_parallel_rank: int | None = None
+    about: About | None = None

@@ -1,0 +1,84 @@
+"""The calls about events: a part of ``BlockManager`` and of ``BlockPool``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.event_columns import Events, events_of
+
+if TYPE_CHECKING:
+    from blockmgr.config import ManagerConfig
+
+__all__ = ["EventCalls"]
+
+
+class EventCalls:
+    """What became findable and what stopped being so, for routers and other mirrors."""
+
+    __slots__ = ()
+
+    _core: Any  # of a manager or of a pool
+    _config: ManagerConfig
+
+    def take_events(self) -> Events:
+        """What became findable, and what stopped being so, since the last call.
+
+        Whoever applies them in order to a set of digests has, after each call, exactly the full
+        blocks that can be found. A partial tail has no digest and no events. A block counts as
+        stored when it is committed, with ``early_commit`` before its K/V is written; if it is taken
+        back, it is removed.
+
+        With ``num_lost`` above 0 the mirror is stale: ``take_snapshot`` mends it.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(blocks of the events).
+
+        >>> from blockmgr import BlockManager
+        >>> manager = BlockManager(num_blocks=8, block_size=2, events=True)
+        >>> handle = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(handle, 5)
+        >>> [event] = manager.take_events()
+        >>> event.kind.name, event.tokens.tolist(), event.parent
+        ('STORED', [[1, 2], [3, 4]], None)
+        >>> len(manager.take_events())
+        0
+        """
+        events: Events = self._core.take_events(self._make_events("take_events"))
+        return events
+
+    def take_snapshot(self) -> Events:
+        """All that can be found, for a mirror that knows nothing or has lost events.
+
+        The first event clears the device's tier; then come the blocks, parents before children.
+        Events that waited for ``take_events`` are dropped: the snapshot has their outcome, and what
+        happens after it comes with the next ``take_events``.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(cached blocks).
+        """
+        events: Events = self._core.take_snapshot(self._make_events("take_snapshot"))
+        return events
+
+    def resident_events(self) -> Events:
+        """All that can be found, as ``take_snapshot`` says it; changes nothing.
+
+        For one mirror among several. Events that wait for ``take_events`` are part of it and come
+        again: a set of digests that they are applied to ends as it should.
+
+        Raises:
+            ValueError: The manager or pool was built without ``events``.
+
+        Cost: O(cached blocks).
+        """
+        events: Events = self._core.resident_events(self._make_events("resident_events"))
+        return events
+
+    def _make_events(self, call: str) -> partial[Events]:
+        if not self._config.events:
+            raise ValueError(f"{call} needs events=True")
+        return partial(events_of, self._config.block_size)

@@ -1,0 +1,46 @@
+"""A mirror of a manager's cache that knows nothing but its events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.event_columns import EventKind
+
+if TYPE_CHECKING:
+    from blockmgr.event_columns import Events
+    from blockmgr.stress.model_pool import Content
+
+__all__ = ["Mirror"]
+
+
+class Mirror:
+    """The prefixes that can be found, by digest, kept up by events alone."""
+
+    def __init__(self) -> None:
+        self.contents: dict[bytes, Content] = {}
+
+    def follow(self, manager: Any) -> None:
+        """Applies what has happened since the last time."""
+        events = manager.take_events()
+        self.apply(events)
+        if events.num_lost:
+            self.apply(manager.take_snapshot())
+
+    def apply(self, events: Events) -> None:
+        """Applies events in their order; one that says what is known already is an error."""
+        for event in events:
+            if event.kind is EventKind.CLEARED:
+                self.contents.clear()
+            elif event.kind is EventKind.REMOVED:
+                for digest in event.digests:
+                    del self.contents[digest]
+            else:
+                before: Content = (event.namespace, ())
+                if event.parent is not None:
+                    before = self.contents[event.parent]
+                rows = zip(event.digests, event.tokens.tolist(), strict=True)
+                for index, (digest, tokens) in enumerate(rows):
+                    chunk = event.extras.get(index, b""), tuple(tokens)
+                    before = before[0], (*before[1], chunk)
+                    if self.contents.setdefault(digest, before) is not before:
+                        raise ValueError(f"digest {digest.hex()} was stored twice")

@@ -1,0 +1,343 @@
+"""Publisher and subscriber: order, gaps, restarts, and what is no event at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockManager, EndpointError
+from tests.unit.engine import cache, step
+
+pytest.importorskip("msgspec", reason="the extra 'events'")
+pytest.importorskip("zmq", reason="the extra 'events'")
+
+import msgspec
+import zmq
+
+from blockmgr.events import Encoder, Publisher, Subscriber, Verdict
+from blockmgr.events.endpoints import endpoint_of_rank
+from blockmgr.events.publisher import END
+from blockmgr.events.stream import Stream
+
+ANY = "tcp://127.0.0.1:0"
+
+
+class Mirror:
+    """What a sink learns: hashes, by worker."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, set[Any]] = {}
+        self.resets = 0
+
+    def reset(self, worker: str) -> None:
+        self.known[worker] = set()
+        self.resets += 1
+
+    def apply(self, worker: str, batch: Any) -> None:
+        known = self.known.setdefault(worker, set())
+        for event in batch.events:
+            kind = type(event).__name__.removeprefix("Old")
+            if kind == "BlockStored":
+                known.update(event.block_hashes)
+            elif kind == "BlockRemoved":
+                known.difference_update(event.block_hashes)
+            else:
+                known.clear()
+
+
+def truth(manager: BlockManager) -> set[int]:
+    digests = [digest for event in manager.resident_events() for digest in event.digests]
+    return {int.from_bytes(digest[-8:], "big") for digest in digests}
+
+
+def until(condition: Callable[[], bool], reader: Subscriber, tries: int = 200) -> None:
+    """Polls until something holds; each poll waits for a message, not for time."""
+    for _ in range(tries):
+        if condition():
+            return
+        reader.poll(0.05)
+    raise AssertionError(f"never came to hold; {dict(reader.counts)}")
+
+
+@pytest.fixture
+def manager() -> BlockManager:
+    return BlockManager(64, 2, events=True)
+
+
+@pytest.fixture
+def publisher(manager: BlockManager) -> Iterator[Publisher]:
+    with Publisher(manager, 2, ANY, ANY) as made:
+        yield made
+
+
+def reader_of(publisher: Publisher, sink: Any, **options: Any) -> Subscriber:
+    return Subscriber(
+        "w", publisher.endpoint, publisher.replay_endpoint, sink,
+        **{"retry_s": 0.02, "timeout_s": 2.0, **options},
+    )  # fmt: skip
+
+
+def test_a_reader_has_what_the_manager_has(manager: BlockManager, publisher: Publisher) -> None:
+    """One that came before, and one that comes late, which asks for a snapshot."""
+    early = Mirror()
+    with reader_of(publisher, early) as reader:
+        until(lambda: reader.is_current, reader)
+        for prompt in range(20):
+            cache(manager, [prompt] * 9)
+            publisher.publish()
+        until(lambda: early.known.get("w") == truth(manager) != set(), reader)
+        late = Mirror()
+        with reader_of(publisher, late) as other:
+            until(lambda: late.known.get("w") == truth(manager), other)
+            assert other.counts["snapshots"] == 1
+        manager.reset_prefix_cache()
+        until(lambda: early.known.get("w") == set(), reader)
+
+
+def test_what_an_idle_engine_leaves_is_flushed(manager: BlockManager, publisher: Publisher) -> None:
+    """Nobody calls publish: a reset reaches the readers all the same."""
+    mirror = Mirror()
+    with reader_of(publisher, mirror) as reader:
+        cache(manager, [1] * 5)
+        until(lambda: bool(mirror.known.get("w")), reader)
+        manager.reset_prefix_cache()
+        until(lambda: mirror.known.get("w") == set(), reader)
+
+
+def test_events_that_a_manager_lost_are_made_up_for() -> None:
+    manager = BlockManager(64, 2, events=True, event_blocks=2)
+    with Publisher(manager, 2, ANY, ANY, flush_s=60) as publisher:
+        mirror = Mirror()
+        with reader_of(publisher, mirror) as reader:
+            until(lambda: reader.is_current, reader)
+            cache(manager, [1] * 21)
+            publisher.publish()
+            until(lambda: mirror.known.get("w") == truth(manager), reader)
+            assert len(truth(manager)) == 10
+
+
+def test_replay_begins_where_a_client_of_vllm_asks(
+    manager: BlockManager, publisher: Publisher
+) -> None:
+    """With a REQ socket, as its example has it: three frames, and an end that it knows."""
+    for prompt in range(3):
+        cache(manager, [prompt] * 3)
+        publisher.publish()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(str(publisher.replay_endpoint))
+        client.send_multipart((b"", (publisher.num_published - 2).to_bytes(8, "big")))
+        answers = []
+        while True:
+            assert client.poll(5000)
+            frames = client.recv_multipart()
+            answers.append(frames)
+            if frames[2] == END:
+                break
+    assert [len(frames) for frames in answers] == [4, 4, 4]
+    numbers = [int.from_bytes(frames[2], "big") for frames in answers[:-1]]
+    assert numbers == [publisher.num_published - 2, publisher.num_published - 1]
+    assert answers[-1] == [b"", b"", END, b""]
+
+
+class Script:
+    """A publisher of single messages, good or bad, under the control of a test."""
+
+    def __init__(self, *, replays: bool = True) -> None:
+        self.context = zmq.Context()
+        self.pub = self.context.socket(zmq.XPUB)
+        self.pub.linger = 0
+        self.pub.bind(ANY)
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.linger = 0
+        self.router.bind(ANY)
+        self.asked: list[bytes] = []
+        self.endpoint = self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay = self.router.getsockopt_string(zmq.LAST_ENDPOINT) if replays else None
+
+    def send(self, number: int, payload: bytes, topic: bytes = b"") -> None:
+        self.pub.send_multipart((topic, number.to_bytes(8, "big"), payload))
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    made = Script(replays=False)
+    yield made
+    made.close()
+
+
+def batch(hashes: list[int], epoch: int | None = None) -> bytes:
+    event = {
+        "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
+        "token_ids": [0] * len(hashes), "block_size": 1, "lora_id": None, "medium": "GPU",
+        "lora_name": None,
+    }  # fmt: skip
+    about = [] if epoch is None else [{"epoch": epoch}]
+    return msgspec.msgpack.encode([0.0, [event], None, *about])
+
+
+def listening(script: Script, mirror: Mirror) -> Subscriber:
+    reader = Subscriber("w", script.endpoint, None, mirror, retry_s=0.02)
+    assert script.pub.poll(5000)  # the subscription has arrived
+    script.pub.recv()
+    return reader
+
+
+def test_a_batch_that_comes_twice_or_late_is_applied_once(script: Script) -> None:
+    mirror = Mirror()
+    with listening(script, mirror) as reader:
+        for number in (0, 1, 1, 0, 2):
+            script.send(number, batch([number], epoch=5))
+        until(lambda: mirror.known.get("w") == {0, 1, 2}, reader)
+        assert (reader.counts["apply"], reader.counts["duplicate"]) == (3, 2)
+
+
+def test_a_gap_that_nobody_can_fill_leaves_nothing_that_may_be_gone(script: Script) -> None:
+    mirror = Mirror()
+    with listening(script, mirror) as reader:
+        script.send(0, batch([1]))
+        script.send(5, batch([2]))
+        until(lambda: mirror.known.get("w") == {2}, reader)
+        assert reader.counts["gap"] == 1
+
+
+def test_a_larger_epoch_is_a_restart_and_a_smaller_one_is_ignored(script: Script) -> None:
+    mirror = Mirror()
+    with listening(script, mirror) as reader:
+        script.send(0, batch([1], epoch=5))
+        script.send(0, batch([2], epoch=9))
+        script.send(1, batch([3], epoch=5))
+        script.send(1, batch([4], epoch=9))
+        until(lambda: mirror.known.get("w") == {2, 4}, reader)
+        assert (reader.counts["restarted"], reader.counts["outdated"]) == (1, 1)
+
+
+def test_what_is_no_event_is_counted_and_logged_once(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Frames of others, truncated batches, numbers that are none: nothing of it is believed."""
+    mirror = Mirror()
+    with listening(script, mirror) as reader, caplog.at_level(logging.WARNING):
+        script.send(0, b"\xc1")
+        script.send(0, batch([7])[:-3])
+        script.pub.send_multipart((b"", b"short", batch([7])))
+        script.pub.send_multipart((b"", batch([7])))
+        script.send(0, msgspec.msgpack.encode([0.0, [{"type": "BlockMoved"}]]))
+        script.send(0, batch([1]))
+        until(lambda: mirror.known.get("w") == {1}, reader)
+        assert reader.counts["foreign"] == 5
+    assert len(caplog.records) == 1
+    assert "others like it are only counted" in caplog.text
+
+
+def test_a_killed_publisher_takes_what_is_known_of_it_along(manager: BlockManager) -> None:
+    """And a worker that comes back at the same address is known anew, by its epoch."""
+    mirror = Mirror()
+    publisher = Publisher(manager, 2, ANY, ANY)
+    addresses = publisher.endpoint, publisher.replay_endpoint
+    with reader_of(publisher, mirror, timeout_s=0.2) as reader:
+        cache(manager, [1] * 5)
+        until(lambda: bool(mirror.known.get("w")), reader)
+        publisher.close()
+        until(lambda: reader.counts["lost"] > 0, reader)
+        assert mirror.known["w"] == set()
+        again = BlockManager(64, 2, events=True)
+        cache(again, [2] * 7)
+        with Publisher(again, 2, addresses[0], addresses[1]):
+            until(lambda: mirror.known["w"] == truth(again), reader)
+
+
+def test_a_publisher_that_forgot_what_is_missing_is_asked_for_a_snapshot() -> None:
+    """Not in a loop: one replay that does not go on where the reader is, then the snapshot."""
+    manager = BlockManager(64, 2, events=True)
+    with Publisher(manager, 2, ANY, ANY, buffer_batches=1, flush_s=60) as publisher:
+        mirror = Mirror()
+        with reader_of(publisher, mirror) as reader:
+            until(lambda: reader.is_current, reader)
+            publisher.publish()
+            until(lambda: reader._stream.next == publisher.num_published, reader)
+            before = reader.counts["snapshots"]
+            for prompt in range(4):
+                cache(manager, [prompt] * 5)
+                publisher.publish()
+                assert reader._sub.poll(5000)
+                reader._sub.recv_multipart()  # lost on the way
+            cache(manager, [9] * 5)
+            publisher.publish()
+            until(lambda: mirror.known.get("w") == truth(manager), reader)
+            assert reader.counts["snapshots"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("known", "epoch", "number", "verdict"),
+    [
+        ((None, None), None, 0, Verdict.APPLY),
+        ((None, None), 4, 3, Verdict.GAP),
+        ((4, 3), 4, 3, Verdict.APPLY),
+        ((4, 3), 4, 2, Verdict.DUPLICATE),
+        ((4, 3), 4, 0, Verdict.DUPLICATE),
+        ((4, 3), 4, 7, Verdict.GAP),
+        ((4, 3), 5, 0, Verdict.RESTARTED),
+        ((4, 3), 3, 3, Verdict.OUTDATED),
+        ((None, 3), None, 0, Verdict.RESTARTED),
+        ((None, 3), None, 2, Verdict.DUPLICATE),
+    ],
+)
+def test_what_a_batch_is_to_a_reader(
+    known: tuple[int | None, int | None], epoch: int | None, number: int, verdict: Verdict
+) -> None:
+    stream = Stream()
+    stream.epoch, stream.next = known
+    assert stream.judge(epoch, number) is verdict
+
+
+def test_an_address_that_is_taken_is_named(manager: BlockManager, publisher: Publisher) -> None:
+    with pytest.raises(EndpointError, match="cannot listen on tcp://127") as caught:
+        Publisher(BlockManager(8, 2, events=True), 2, publisher.endpoint)
+    assert caught.value.endpoint == publisher.endpoint
+    with pytest.raises(ValueError, match="needs events=True"):
+        Publisher(BlockManager(8, 2), 2, ANY)
+    with pytest.raises(ValueError, match="endpoint must be an address to connect to"):
+        Subscriber("w", "nowhere", None, Mirror())
+
+
+def test_ranks_publish_at_ports_in_a_row_and_say_who_they_are() -> None:
+    assert endpoint_of_rank("tcp://*:5557", 3) == "tcp://*:5560"
+    with pytest.raises(ValueError, match="endpoint must be tcp:// with a port"):
+        endpoint_of_rank("ipc:///somewhere", 1)
+    managers = [BlockManager(16, 2, events=True) for _ in range(2)]
+    publishers = [Publisher(each, 2, ANY, ANY, rank=rank) for rank, each in enumerate(managers)]
+    ranks = []
+    for manager, made in zip(managers, publishers, strict=True):
+
+        class Ranks(Mirror):
+            def apply(self, worker: str, batch: Any) -> None:
+                ranks.append(batch.data_parallel_rank)
+
+        cache(manager, [1, 2, 3])
+        with reader_of(made, Ranks()) as reader:
+            until(lambda: reader.is_current, reader)
+        made.close()
+    assert set(ranks) == {0, 1}
+    assert ranks == sorted(ranks)
+
+
+def test_a_closed_publisher_says_so(manager: BlockManager) -> None:
+    publisher = Publisher(manager, 2, ANY)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(ValueError, match="the publisher is closed"):
+        publisher.publish()
+
+
+def test_an_encoder_and_a_step_agree_on_the_time(manager: BlockManager) -> None:
+    manager.admit([1, 2, 3])
+    step(manager)
+    [payload] = Encoder(2).batches(manager.take_events(), 12.5)
+    assert msgspec.msgpack.decode(payload)[0] == 12.5
