@@ -157,10 +157,19 @@ class Subscriber:
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED:
                 self.counts["lost"] += 1
+                self._drop_unread()
                 self._forget()
             else:  # whatever was published before it cannot be heard any more
                 self._stale = True
                 self._asked_at = float("-inf")
+
+    def _drop_unread(self) -> None:
+        """What the lost connection brought last would be believed of a publisher that is gone."""
+        while True:
+            try:
+                self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
 
     def _forget(self) -> None:
         self._sink.reset(self.worker)
