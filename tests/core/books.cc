@@ -290,6 +290,19 @@ std::vector<Tampering> of_sequences() {
       {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
          return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
        })},
+      {"a block more of a chain", with([](Victim& v, Sequence& s) -> Undo {
+         if (s.num_chained >= s.num_blocks) return {};
+         const Block& next = v.core.blocks_[v.core.table(s)[s.num_chained]];
+         if (next.keyed() || next.parent != kNoBlock) return {};
+         return set(s.num_chained, s.num_chained + 1);
+       })},
+      {"two blocks of a chain the other way round", with([](Victim& v, Sequence& s) -> Undo {
+         if (s.num_chained < 2) return {};
+         std::int32_t* const t = v.core.table(s);
+         if (!v.core.blocks_[t[0]].keyed() || !v.core.blocks_[t[1]].keyed()) return {};
+         std::swap(t[0], t[1]);
+         return [t] { std::swap(t[0], t[1]); };
+       })},
       {"another namespace", with([](Victim&, Sequence& s) -> Undo { return set(s.root, 0u); })},
       {"another quota of a sequence", with([](Victim& v, Sequence& s) -> Undo {
          if (v.core.partitions_.empty()) return {};
