@@ -312,13 +312,16 @@ std::vector<Tampering> of_sequences() {
          s.waiting.push_back(0);
          return [&s] { s.waiting.pop_back(); };
        })},
-      {"a token of a twin", with([](Victim& v, Sequence& s) -> Undo {
-         if (!s.num_chained) return {};
-         const BlockId b = v.core.table(s)[0];
-         if (v.core.blocks_[b].keyed()) return {};
-         Token& token = v.core.blocks_.tokens(b)[v.core.blocks_.block_size - 1];
-         return set(token, token + 1);
-       })},
+      {"a token of a twin",
+       [](Victim& v) -> Undo {
+         for (const Sequence& s : v.core.sequences_)
+           for (std::int64_t i = 0; i < s.num_chained; ++i)
+             if (const BlockId b = v.core.table(s)[i]; !v.core.blocks_[b].keyed()) {
+               Token& token = v.core.blocks_.tokens(b)[v.core.blocks_.block_size - 1];
+               return set(token, token + 1);
+             }
+         return {};
+       }},
       {"an unused row less",
        [](Victim& v) -> Undo {
          auto& rows = v.core.unused_rows_;
