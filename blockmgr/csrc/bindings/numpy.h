@@ -1,4 +1,4 @@
-// NumPy's own C interface: arrays made and read without a call of Python.
+// NumPy's own C interface makes and reads arrays without a call of Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -44,7 +44,7 @@ inline constexpr std::uint32_t root_index(NodeId node) {
 // orphans a cached block.
 //
 // With append-only deduplication an owned block can have a cached twin: the block with the same
-// content that stands for it in the chain. Both are named by a table. When the last table lets go
+// content that stands for it in the chain. Both are named by a table. When the last table drops
 // of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
 struct alignas(64) Block {
   std::uint32_t ref_count = 0;

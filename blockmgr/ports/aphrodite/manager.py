@@ -286,7 +286,7 @@ class BlockSpaceManager(GroupTables):
             seq_group: What is scheduled.
             token_chunk_size: Tokens of each of its sequences that the forward computes or need
                 not compute, after those of the calls before; None for all that have slots. What
-                lies beyond is shared by nobody as computed, and no other sequence gives up its
+                lies beyond is not shared as computed, and no other sequence drops its
                 own K/V for it.
 
         Raises:

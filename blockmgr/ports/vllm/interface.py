@@ -117,7 +117,7 @@ def _of_places() -> list[Difference]:
 
 
 def _of_calls() -> list[Difference]:
-    """What the schedulers call and nobody here has."""
+    """Calls of the schedulers that are missing here."""
     known = {name for names in OURS.values() for name in names}
     found = []
     for module in (SCHEDULER, "vllm.v1.core.sched.async_scheduler", "vllm.v1.engine.core"):
