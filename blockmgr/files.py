@@ -80,7 +80,7 @@ def check_output(
         path: File to write.
         suffixes: Allowed ends of its name; empty for any.
         inputs: Files that are read, which must not be replaced; None stands for no file.
-        name: What the file is called in messages.
+        name: Name of the file in messages.
 
     Raises:
         ValueError: It has none of ``suffixes``, its folder does not exist, it is a folder or a

@@ -102,8 +102,8 @@ class BlockCalls:
         For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
         in use stay with their sequences, which go on with them; what those sequences have from the
         first of these blocks on, and all that they compute later, is not cached any more, until the
-        sequence is preempted and resumed, which computes it again. What was copied out of the
-        blocks before, to reuse a part of one, stays. Where ``append_only`` left a sequence with
+        sequence is preempted and resumed, which computes it again. Copies made of the
+        blocks before, to reuse a part of one, stay. Where ``append_only`` left a sequence with
         blocks of its own beside cached ones that are forgotten, it caches its own with its next
         commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
 

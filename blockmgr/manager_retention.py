@@ -36,10 +36,9 @@ class RetentionCalls:
         """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
 
         Each block that lies wholly or partly in the range remembers it, until it loses its content
-        or is retained again: the last call wins. Blocks that are not
-        cached yet get it when they are. A block is not evicted before the blocks that continue it, and
-        when two with equal content are merged the higher priority wins. A copy made for a writer starts
-        with nothing.
+        or is retained again: the last call wins. Blocks that are not cached yet get it when they
+        are. A block is not evicted before the blocks that continue it, and when two with equal
+        content are merged the higher priority wins. A copy made for a writer starts with nothing.
 
         Args:
             handle: A running sequence.

@@ -83,7 +83,7 @@ bool is_sequence(PyObject* object) {
          (has(Py_sq_length) || has(Py_mp_length));
 }
 
-// What a buffer holds, if that is one row of whole numbers, however far apart.
+// The numbers of a buffer, if it is one row of whole numbers at any distance.
 Numbers buffer_numbers(const Py_buffer& view, const char* name) {
   if (view.ndim != 1)
     raise(PyExc_ValueError,

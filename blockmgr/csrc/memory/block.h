@@ -23,7 +23,7 @@ inline constexpr std::uint32_t root_index(NodeId node) {
   return static_cast<std::uint32_t>(-2 - node);
 }
 
-// What a block is doing, read off its record. There is no state field: two facts are the state,
+// The state of a block, read off its record. There is no state field: two facts are the state,
 // so nothing can disagree with them. Used means ref_count + pins > 0; keyed means key_tokens > 0.
 //
 // clang-format off

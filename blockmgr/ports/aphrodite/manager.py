@@ -35,7 +35,7 @@ __all__ = ["BlockSpaceManager"]
 class BlockSpaceManager(GroupTables):
     """Keeps a block table for every sequence, on the device or swapped to the host.
 
-    What a ``can_`` call answers is counted by the plan that the call itself then carries out. Calls
+    A ``can_`` call counts with the plan that the call itself then carries out. Calls
     of several threads wait for one another; between a question and the call it is about, another
     thread may change the answer.
 

@@ -189,7 +189,7 @@ class BeamJob:
         tokens = (indices % vocab_size).tolist()
         ends = [is_last or token in stops for token in tokens]
         self._end(values, parents, tokens, ends)
-        # What has ended stays behind all that has not, in its order.
+        # Beams that have ended stay behind all others, in their order.
         held_back = torch.tensor(ends, device=values.device) * WORST
         kept_values, kept = (values + held_back).topk(width)
         self._scores = kept_values.cpu()

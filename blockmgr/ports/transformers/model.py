@@ -170,7 +170,7 @@ def load_model(
 
     Args:
         path: Directory with ``config.json`` and the weights, as ``save_pretrained`` writes it.
-        dtype: Of weights and K/V; what the weights are stored in by default.
+        dtype: Of weights and K/V; by default that of the stored weights.
         device: Where the weights go.
 
     Raises:
