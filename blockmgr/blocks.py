@@ -121,7 +121,7 @@ class Priority(enum.IntEnum):
     """Evicted before all others."""
 
     NORMAL = 1
-    """Nobody said anything."""
+    """No call set a priority."""
 
     EXPECTED = 2
     """Its last user expects it to be used again (``free(handle, expect_reuse=True)``)."""

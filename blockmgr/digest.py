@@ -51,7 +51,7 @@ _SHA256_SIZE = 32
 
 
 class KeyedDigest:
-    """A digest that nobody can compute without the key: for ``ManagerConfig.digest``.
+    """A digest that cannot be computed without the key: for ``ManagerConfig.digest``.
 
     Hits are proved whatever the digest is. A key keeps others from computing digests of prompts
     they guess, where digests leave the process, and from making prompts whose digests collide.

@@ -220,7 +220,7 @@ class ForkError(BlockMgrError):
     """The process was forked while another thread was inside a call of this manager or pool.
 
     That thread does not exist in the child, so its call never ends there. In the parent nothing has
-    changed, and managers that nobody was inside of work on in both.
+    changed. A manager with no call in progress at the fork works on in both.
     """
 
 
@@ -293,7 +293,7 @@ class MissingExtraError(BlockMgrError, ImportError):
     def __init__(self, extra: str, feature: str) -> None:
         self.extra = extra
         self.feature = feature
-        # No index has this package under its name, and anybody could put another one there.
+        # No index has this package under its name, and a stranger could register it.
         hint = f"in a clone of blockmgr: pip install '.[{extra}]'"
         super().__init__(f"{feature} needs an extra; {hint}")
 

@@ -90,7 +90,7 @@ class Miss:
 
     @property
     def why(self) -> str:
-        """The reason, for people: what can be said after the words "these tokens"."""
+        """The reason, for people: a phrase that continues "these tokens"."""
         match self.reason:
             case MissReason.EVICTED:
                 return f"were evicted{self._evicted()}"

@@ -78,9 +78,9 @@ def check_output(
 
     Args:
         path: File to write.
-        suffixes: What its name may end in; empty for anything.
+        suffixes: Allowed ends of its name; empty for any.
         inputs: Files that are read, which must not be replaced; None stands for no file.
-        name: What the file is called in messages.
+        name: Name of the file in messages.
 
     Raises:
         ValueError: It has none of ``suffixes``, its folder does not exist, it is a folder or a
@@ -119,7 +119,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
     Raises:
         ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     target = check_output(path)
     if target.exists() and not target.is_file():

@@ -63,7 +63,7 @@ def _handle(handler: object) -> None:
     try:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
     except ValueError:
-        return  # not the main thread: whoever owns that one decides
+        return  # not the main thread, whose owner decides
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:

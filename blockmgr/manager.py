@@ -73,7 +73,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
     zero-copy and read-only. Entries past a sequence's blocks are 0, so a kernel that reads ahead
     stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``. Never
-    write there: the manager has its own books and never reads this array back, but whoever reads
+    write there: the manager has its own books and never reads this array back, but code that reads
     the table of that sequence finds what was written."""
 
     seq_lens: npt.NDArray[np.int32]
@@ -166,10 +166,11 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
                 chunked prefill, or some look-ahead beyond the prompt.
             read_cache: False finds nothing, so that all of the prompt is computed, as
                 log-probabilities of its tokens require. It counts as no look-up. What is computed
-                becomes findable as ever; where its twin is cached already, ``commit`` merges them
+                becomes findable as before; where its twin is cached already, ``commit`` merges them
                 as ``dedup`` says.
-            match: What ``match`` said of this prompt. Exactly its ``num_cached_tokens`` are taken
-                from the cache, or nothing is done: whoever has gone by that number can rely on it.
+            match: Result of ``match`` for this prompt. Exactly its ``num_cached_tokens`` are taken
+                from the cache, or nothing is done: a caller that planned with that number can rely
+                on it.
             max_cached_tokens: Take at most so many tokens from the cache.
             watermark_blocks: Blocks to hold back from this call, in place of the config's: 0 for
                 one that may take the last block, more to leave room for work that is to come. With
@@ -189,7 +190,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         Leaves:
             A planned copy, if part of a cached block is reused (``min_partial_tokens``).
 
-        Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts part ways.
+        Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts diverge.
         """
         # Tested here, for calling a function takes as long as all the core does for a short prompt.
         keys = None if extras is None else extras_pairs(extras)
@@ -407,9 +408,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         Args:
             handle: A live sequence.
             expect_reuse: Whether the conversation will go on. True moves its blocks to
-                ``Priority.EXPECTED``; False moves those at its end that nobody else uses,
+                ``Priority.EXPECTED``; False moves those at its end that no other one uses,
                 continues or expects to ``Priority.LOW``; None says nothing. The next admission
-                that finds a block, the whole of it, uses up what was said of it.
+                that finds a block, the whole of it, consumes its hint.
             withdraw: Whether to take back first what the sequence committed ahead of this step's
                 forward (``early_commit``), which will not write it after all.
 

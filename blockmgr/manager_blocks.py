@@ -27,8 +27,8 @@ class BlockCalls:
     def acquire(self, blocks: Blocks) -> None:
         """Holds blocks by their ids, whatever becomes of the sequences that name them.
 
-        For whoever moves K/V out of blocks or into them while sequences come and go. A held block
-        is not handed out. It stays as findable as it was, and so does what it continues; if
+        For callers that move K/V out of blocks or into them while sequences come and go. A held
+        block is not handed out. It stays as findable as it was, and so does what it continues; if
         deduplication passes what it is in the cache to a block with the same content, its own K/V
         stays. A hold is no table's reference: a sequence goes on writing into a private block that
         is held, in place, so hold cached blocks where the K/V must not change.
@@ -41,7 +41,7 @@ class BlockCalls:
                 stands here twice is held twice.
 
         Raises:
-            BlockStateError: Nobody holds a block, and it is not cached.
+            BlockStateError: A block is not held, and it is not cached.
             ValueError: A block out of bounds.
             TypeError: Blocks of the wrong type.
 
@@ -88,7 +88,7 @@ class BlockCalls:
             blocks: ``int[n]``, each named by a block table, cached, or held.
 
         Raises:
-            BlockStateError: Nobody holds a block, and it is not cached.
+            BlockStateError: A block is not held, and it is not cached.
             ValueError: A block out of bounds.
             TypeError: Blocks of the wrong type.
 
@@ -97,15 +97,15 @@ class BlockCalls:
         self._core.touch_blocks(blocks)
 
     def forget(self, blocks: Blocks) -> int:
-        """Has nobody find these blocks again, nor anything that continues them.
+        """Takes these blocks, and all that continue them, out of the cache.
 
         For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
         in use stay with their sequences, which go on with them; what those sequences have from the
         first of these blocks on, and all that they compute later, is not cached any more, until the
-        sequence is preempted and resumed, which computes it anew. What was copied out of the blocks
-        before, to reuse a part of one, stays. Where ``append_only`` left a
-        sequence with blocks of its own beside cached ones that are forgotten, it caches its own
-        with its next commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
+        sequence is preempted and resumed, which computes it again. Copies made of the
+        blocks before, to reuse a part of one, stay. Where ``append_only`` left a sequence with
+        blocks of its own beside cached ones that are forgotten, it caches its own with its next
+        commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
 
         Args:
             blocks: ``int[n]``, whatever they are in use for. One that is neither cached nor in use

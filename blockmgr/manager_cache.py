@@ -187,7 +187,7 @@ class CacheCalls:
         Nothing that was computed before this call is found after it. Idle blocks become free.
         Blocks in use stay with their sequences and are private from here on. All that those
         sequences, and forks of them, compute later continues old K/V, so it is not cached either,
-        until the sequence is preempted and resumed: that computes everything anew.
+        until the sequence is preempted and resumed: that computes everything again.
 
         Planned copies stay planned. Pins stay held, and cover nothing (``pinned`` says so);
         what ``retain`` and ``free(expect_reuse=...)`` said of cached blocks is forgotten. With
@@ -195,7 +195,7 @@ class CacheCalls:
         ``hit_rate_curve`` go on. What an eviction policy has learned, it keeps.
 
         Args:
-            reset_hit_rate: Whether ``recent_hits`` begins anew too.
+            reset_hit_rate: Whether ``recent_hits`` also starts again.
 
         Returns:
             The number of blocks that could be found until now.
@@ -235,7 +235,7 @@ class CacheCalls:
         return RecentHits(requests=requests, query_tokens=query_tokens, hit_tokens=hit_tokens)
 
     def reset_hit_rate(self) -> None:
-        """Has ``recent_hits`` begin anew. The counters of ``stats`` go on."""
+        """Starts ``recent_hits`` again. The counters of ``stats`` continue."""
         self._core.reset_hit_rate()
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:

@@ -36,18 +36,17 @@ class RetentionCalls:
         """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
 
         Each block that lies wholly or partly in the range remembers it, until it loses its content
-        or is retained anew: the last call holds. What is not cached yet has it from when it is. A
-        block goes no sooner than the blocks that continue it, whatever is said of it, and when two
-        with equal content are merged the higher priority holds. A copy made for a writer starts
-        with nothing.
+        or is retained again: the last call wins. Blocks that are not cached yet get it when they
+        are. A block is not evicted before the blocks that continue it, and when two with equal
+        content are merged the higher priority wins. A copy made for a writer starts with nothing.
 
         Args:
             handle: A running sequence.
             start: First token position.
             stop: Position after the last, up to ``min(num_tokens, num_slots)``.
-            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws what
-                was said.
-            ttl: Seconds, by ``set_time``, after which it is as if it had never been said; None
+            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws
+                the retention.
+            ttl: Seconds, by ``set_time``, after which the call has no effect any more; None
                 for no end.
 
         Returns:

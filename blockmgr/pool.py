@@ -144,7 +144,7 @@ class BlockPool(EventCalls, NotCopied):
         keep the chain.
 
         Raises:
-            BlockStateError: A block that nobody holds and that is not cached.
+            BlockStateError: A block that is not held and not cached.
             ValueError: A block out of range.
         """
         self._core.acquire(blocks)
@@ -168,7 +168,7 @@ class BlockPool(EventCalls, NotCopied):
         Blocks in use become so anyway when they are released, and are left alone.
 
         Raises:
-            BlockStateError: A block that nobody holds and that is not cached.
+            BlockStateError: A block that is not held and not cached.
             ValueError: A block out of range.
         """
         self._core.touch(blocks)
@@ -202,7 +202,7 @@ class BlockPool(EventCalls, NotCopied):
             ValueError: A value out of its bounds, or a namespace beside a parent.
             TypeError: A value of the wrong type.
 
-        Cost: O(blocks): comparing tokens, one digest where prompts part ways.
+        Cost: O(blocks): comparing tokens, one digest where prompts diverge.
         """
         return self._core.find(tokens, parent, namespace, extras_pairs(extras))
 
@@ -215,7 +215,7 @@ class BlockPool(EventCalls, NotCopied):
         namespace: bytes = b"",
         extras: bytes = b"",
     ) -> int:
-        """Makes a held block findable: its K/V is written, or will be before anybody reads it.
+        """Makes a held block findable: its K/V is written, or will be before it is read.
 
         If an identical block is cached, in use or idle, the caller's reference moves to that one.
 
@@ -230,7 +230,7 @@ class BlockPool(EventCalls, NotCopied):
             The block to use from here on: the same, or its twin.
 
         Raises:
-            BlockStateError: Nobody holds the block; it is cached with another content, or waits
+            BlockStateError: The block is not held; it is cached with another content, or waits
                 for a copy; or the parent is not cached.
             ValueError: A value out of its bounds, or a namespace beside a parent.
             TypeError: A value of the wrong type.
@@ -286,7 +286,7 @@ class BlockPool(EventCalls, NotCopied):
         """Makes the next ``n`` idle blocks in the eviction order free.
 
         Returns:
-            ``int32[n]`` on the host: the blocks, which nobody holds.
+            ``int32[n]`` on the host: the blocks, which are no longer held.
 
         Raises:
             OutOfBlocksError: Fewer than ``n`` are idle; ``available`` says how many.
@@ -321,7 +321,7 @@ class BlockPool(EventCalls, NotCopied):
 
         Raises:
             OutOfBlocksError: A fresh block is needed, and none is available.
-            BlockStateError: Nobody holds the block.
+            BlockStateError: The block is not held.
             ValueError: A block out of range, or ``num_tokens`` not in ``[0, block_size]``.
 
         Leaves:

@@ -1,4 +1,4 @@
-"""Counters as a frozen snapshot; exporting them is somebody else's job."""
+"""Counters as a frozen snapshot; other modules export them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stats:
         cached_tails: Partial tails kept when a sequence ended.
         evicted_blocks: Idle blocks evicted for new content.
         planned_copies: Copies recorded.
-        cancelled_copies: Of those, copies dropped because nobody needed them any more.
+        cancelled_copies: Of those, copies dropped because their destination was released.
         forks: Sequences made by ``fork``.
         preemptions: Calls of ``preempt``.
         low_priority_blocks: Cached blocks that go before all others (``Priority.LOW``); a gauge.
@@ -104,7 +104,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentHits:
-    """What the last requests found in the cache: ``hit_rate_window`` of them at the most.
+    """What the last requests found in the cache: ``hit_rate_window`` of them at most.
 
     First admissions that read the cache count, one request each.
 

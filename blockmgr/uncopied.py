@@ -11,7 +11,7 @@ class NotCopied:
     """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``, and says what to do instead.
 
     A shallow copy would name the same blocks as the original, each thinking that they are its own;
-    a deep one would name blocks whose K/V is nobody's.
+    a deep one would name blocks without K/V.
     """
 
     __slots__ = ()

@@ -68,7 +68,7 @@ class WrongInput(click.ClickException):
 
 
 class Interrupted(click.ClickException):
-    """Somebody has pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = interrupt.EXIT_CODE
 
@@ -128,7 +128,7 @@ def _ending() -> Iterator[None]:
 
 
 def _say_at_the_end(message: str) -> None:
-    """The last line; whatever stdout still holds is said, or lost if that cannot be."""
+    """Print the last line, after flushing stdout as far as possible."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -136,7 +136,7 @@ def _say_at_the_end(message: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    with suppress(OSError):  # there is nobody to tell
+    with suppress(OSError):  # no stream is left for a message
         click.echo(f"error: {printable(message)}", err=True)
 
 

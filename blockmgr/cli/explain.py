@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-# Defaults that shape the result, and so are spelled out for whoever repeats it.
+# Defaults that shape the result, and so are part of the printed command.
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "block_size", "seed"})
 # Shares of the missed tokens of evicted blocks for which the table says how many blocks it takes.
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)

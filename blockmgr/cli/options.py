@@ -243,7 +243,7 @@ def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Tr
     Raises:
         TraceFormatError: The file is not a trace.
         MissingExtraError: Reading it takes an extra that is not installed.
-        ValueError: Something has to be said for this trace, such as a tokenizer.
+        ValueError: This trace needs an option, such as a tokenizer.
         OSError: The file cannot be read.
     """
     if trace_path is not None:
@@ -304,7 +304,7 @@ _HOW: Final = {
         default="lru",
         show_default=True,
         metavar="NAME",
-        help=f"Order in which idle blocks are given up: {', '.join(EVICTION_POLICIES)}.",
+        help=f"Order in which idle blocks are evicted: {', '.join(EVICTION_POLICIES)}.",
     ),
     "outputs": click.option(
         "--outputs",

@@ -160,7 +160,7 @@ def _bytes_per_token(
     numbers: tuple[int | None, int | None, int | None],
     dtype: str | None,
 ) -> int | None:
-    """K/V bytes of a token in all layers; None if nothing was said about the model."""
+    """K/V bytes of a token in all layers; None if no option describes the model."""
     layers, kv_heads, head_size = numbers
     if model is not None:
         if numbers != (None, None, None):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 RESULT_SAYS_NO: Final = 1
-# Defaults that shape every result, and so are spelled out for whoever repeats it.
+# Defaults that shape every result, and so are part of the printed command.
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "seed"})
 
 

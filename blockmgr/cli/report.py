@@ -100,7 +100,7 @@ def report(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Write a page on the hit rate: what is found, what could be, and why it is not.
+    """Write a page on the hit rate, its upper bounds, and the reasons for misses.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
     """

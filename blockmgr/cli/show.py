@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-# Defaults that shape the result, and so are spelled out for whoever repeats it.
+# Defaults that shape the result, and so are part of the printed command.
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacity", "block_size", "seed", "at"})
 
 STYLES: Final = {

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-# Defaults that shape every row, and so are spelled out for whoever repeats it.
+# Defaults that shape every row, and so are part of the printed command.
 ALWAYS_REPEATED: Final = frozenset({"source", "policies", "capacities", "block_sizes", "seed"})
 # Where there is nothing to say: a pool that no replay ran in, a gap that is none.
 NOTHING: Final = "\N{EN DASH}"

@@ -220,7 +220,7 @@ class KVBlocks(NotCopied):
             ValueError: ``pairs`` has another shape, or there are no such semantics.
             TypeError: ``pairs`` does not hold integers.
 
-        Cost: One launch. What the list comes to is found out on the host, in O(n).
+        Cost: One launch. The host resolves the list in O(n).
         """
         if semantics not in ("sequential", "simultaneous"):
             raise ValueError(f"semantics must be 'sequential' or 'simultaneous', got {semantics!r}")

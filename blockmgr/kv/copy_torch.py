@@ -26,7 +26,7 @@ Rows = npt.NDArray[np.int32]
 # between threads by the number of elements, and 8-byte ones halve it.
 DTYPES = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
-# Blocks gathered at a time: what is read is written again while it is still in the cache. On a
+# Blocks gathered at a time: the bytes are written again while they are still in the cache. On a
 # GPU a gather is a kernel launch, which pays only for more.
 GATHER_BYTES = {"cpu": 1 << 20}
 GATHER_BYTES_ELSEWHERE = 64 << 20

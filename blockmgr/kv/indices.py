@@ -167,7 +167,7 @@ def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int 
     if array.size == 0:
         return array.astype(np.int64)
     own = array.astype(np.int64)
-    # One pass for both bounds: what is below the lower one is huge without a sign.
+    # One pass for both bounds: a number below the lower one is huge without a sign.
     outside = (own - low if low else own).view(np.uint64).max() >= bound - low
     # The largest without a sign would be -1 with one, and that is padding.
     if outside or (array.dtype == np.uint64 and own.min() < 0):

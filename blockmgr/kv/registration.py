@@ -75,7 +75,8 @@ class Registration:
     def check_memory(self) -> None:
         """Raises a ``LayoutError`` if a tensor's storage was freed or exchanged since.
 
-        A copy would read and write whatever lies there today, or what nobody else sees any more.
+        A copy would read and write whatever lies there today, or memory that no other tensor shares
+        any more.
         """
         if [data_ptr() for data_ptr in self.begins] == self.addresses:
             return
@@ -226,7 +227,7 @@ def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
 
 def _flat(segments: Sequence[Segment]) -> torch.Tensor:
     """Everything from the first to the last byte of the segments, as a view in one dimension."""
-    # Storages made of one buffer of the caller's begin alike and need not end alike.
+    # Storages of one buffer of the caller have the same start and may differ in their end.
     tensor = max((s.tensor for s in segments), key=lambda t: t.untyped_storage().nbytes())
     element = tensor.element_size()
     base = _storage(tensor)

@@ -130,7 +130,7 @@ class _Unbounded:
                 tokens = np.concatenate((request.tokens(), output[:-1]))
                 self._add_tokens(request.namespace, tokens)
         if not request.outputs:
-            # Made up, if there is one, so that nobody shares it: its blocks need no names.
+            # Made up, if there is one, so that no prompt shares it: its blocks need no names.
             [length] = self._config.output_lengths(request)
             size, prompt = self._config.block_size, request.num_prompt_tokens
             self._full_blocks += max(0, (prompt + length - 1) // size - prompt // size)

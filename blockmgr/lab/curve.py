@@ -69,7 +69,7 @@ class Curve:
 
     @property
     def unbounded_hit_rate(self) -> float:
-        """The rate of a pool in which nothing is evicted and nobody waits.
+        """The rate of a pool in which nothing is evicted and no request waits.
 
         Where requests overlap, one that had to wait may find what others computed meanwhile; so a
         small pool can find more.

@@ -216,7 +216,7 @@ class StackPass:
             self._in_use += length
 
     def _release(self, path: list[int], end: int) -> None:
-        """Make idle what of ``path``, which ends with ``end``, nobody else refers to."""
+        """Make the blocks of ``path`` idle, up to ``end``, that no other request uses."""
         idle = []
         for run in path:
             self._holders[run] -= 1

@@ -75,7 +75,7 @@ class Outlook:
 
         A last id that covers fewer than all its tokens belongs to prompts of just that length:
         whatever goes on from such a prompt has another id there, so its blocks, where they are
-        smaller than that, are found by nobody.
+        smaller than that, are never found.
 
         Args:
             number: Number of the request in the trace, from 1.

@@ -36,7 +36,7 @@ def write_mooncake(trace: Trace, path: str | Path) -> None:
     Raises:
         ValueError: There are more distinct runs of 512 tokens than the format has ids; or ``path``
             is a symbolic link or a folder.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
 
     Cost: O(tokens) time; memory for the distinct runs.
 

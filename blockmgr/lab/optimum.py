@@ -1,8 +1,8 @@
 """The most any order of eviction could find in a pool of a given size.
 
-Whoever knows the future evicts the block whose next use is farthest away. Among prefixes that is
-always a leaf: whatever uses a block uses its parent, so a parent's next use is never later than
-its child's, and at equal distance the deeper one goes first.
+With knowledge of the future, the best victim is the block with the farthest next use. Among
+prefixes that is always a leaf: whatever uses a block uses its parent, so a parent's next use is
+never later than its child's, and at equal distance the deeper one goes first.
 
 * One request at a time, in order of arrival. A request's own blocks cannot go while it runs.
 * A hit needs its block in the pool at every admission from its last use on. What a request holds
@@ -190,7 +190,7 @@ class _Pool:
         return found, 0 < request.limit_blocks == found
 
     def _make_room(self, number: int) -> None:
-        """Let go of what is used last, until all blocks of a request have room beside the rest."""
+        """Evict the block that is used last, until all blocks of a request have room."""
         path = self._paths[number]
         own = 0
         for run in path:

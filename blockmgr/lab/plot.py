@@ -89,7 +89,7 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
 
     Raises:
         ValueError: As ``check_path`` does.
-        OSError: A file cannot be written; what was there is as it was.
+        OSError: A file cannot be written; an old file is unchanged.
     """
     picture = check_path(path)
     data = picture.with_suffix(".csv")
@@ -117,7 +117,7 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
 
     Raises:
         ValueError: As ``check_path`` does.
-        OSError: A file cannot be written; what was there is as it was.
+        OSError: A file cannot be written; an old file is unchanged.
     """
     picture = check_path(path)
     data = picture.with_suffix(".csv")

@@ -26,8 +26,8 @@ ids       ``ceil(n / b)``        all of them                cache simulators, wh
 An output whose length alone is known ends a path with blocks that no other path has, except by
 ``ids``, or if the replay has no such outputs.
 
-By ``ids`` the partial last block of a prompt known by hash ids is the full block that begins
-alike; of a prompt known by tokens it is a block of its own.
+By ``ids`` the partial last block of a prompt known by hash ids is the full block with the same
+id; of a prompt known by tokens it is a separate block.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ EMPTY: Final[_Cut] = (-1, 0)
 class _Entered:
     """A request in the tree: where limit, prompt and samples end, and its blocks.
 
-    Own blocks are those of an output that nobody shares, below the end of the prompt.
+    Own blocks are those of an output that no other request shares, after the prompt.
     """
 
     cuts: tuple[_Cut, ...]
@@ -171,7 +171,7 @@ class _Builder:
     def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
         self._trace = trace
         self._config = config
-        self._remapped = replace(config, dedup="remap")  # nobody holds a block twice for long
+        self._remapped = replace(config, dedup="remap")  # a request seldom holds a block twice
         self._rule = rule
         self._sample = sample
         size = trace.segment_size(config.block_size)

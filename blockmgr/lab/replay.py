@@ -8,7 +8,7 @@ Time is simulated, in whole milliseconds; nothing waits for a clock. ::
 
 * A running request holds blocks for its prompt and for its outputs, from admission to end. Nothing
   grows or is preempted in between, so waiting is the only effect of a full pool besides eviction.
-* Of an output whose length alone is known the tokens are made up, as tokens that nobody repeats:
+* Of an output whose length alone is known the tokens are made up, and no prompt repeats them:
   it takes room, and no prompt finds it. With ``outputs="none"`` there are no such outputs.
 * At one instant, requests end before others are admitted; equal arrivals keep the order of the
   trace. A service time of 0 therefore replays one request at a time.
@@ -117,7 +117,7 @@ class Limits:
 
 
 class EventLoop:
-    """What ``replay`` runs, for whoever wants to stop it on the way and look at the manager.
+    """The loop of ``replay``, for callers that stop it on the way and look at the manager.
 
     Takes what ``replay`` takes; the number of a step, from 1, to stop after; how many evicted
     blocks the manager remembers; and the limits of the trace, if they are known.
@@ -357,7 +357,7 @@ class EventLoop:
         self._free_rows += len(handles)
 
     def _expectation(self, number: int) -> bool | None:
-        """What the manager is told of a request that ends."""
+        """The hint for the manager about a request that ends."""
         if self._traits is not None:
             traits = self._traits.end(number)
             if self._tell_policy is not None:
@@ -383,7 +383,7 @@ class EventLoop:
         return (np.full(length, OUTPUT_TOKEN + number % OUTPUT_TOKEN, dtype=np.uint32),)
 
     def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
-        """Say that nobody comes back to the rest of a prompt."""
+        """Lower the priority of the end of a prompt, which no later prompt finds."""
         if num_tokens < prompt:
             self._manager.retain(handle, num_tokens, prompt, priority=Priority.LOW)
 

@@ -281,7 +281,7 @@ class _Workers:
         if self._pool is None:
             return
         if error is not None:
-            # Nobody waits for what they are at, which may take minutes.
+            # The caller does not wait for their tasks, which may take minutes.
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
@@ -318,7 +318,7 @@ def _uninterrupted() -> Iterator[None]:
     seen: list[tuple[int, Any]] = []
     handler = signal.getsignal(signal.SIGINT)
     # Python handles a signal in the main thread, whichever thread got it: the mask alone would not
-    # hold it back there, and a process that was just started would be in nobody's list.
+    # hold it back there, and a process that was just started would be in no list.
     holds = callable(handler) and threading.current_thread() is threading.main_thread()
     if holds:
         signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))

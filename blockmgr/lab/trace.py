@@ -1,7 +1,7 @@
 """Traces: requests in order of arrival, and the files they are read from.
 
 ``read_trace`` reads what ``blockmgr.lab.formats`` lists, plain or compressed with gzip or zstd,
-from files, folders and standard input. What a trace says is kept in a store of its own, which goes
+from files, folders and standard input. Its requests are in a store, which goes
 into a temporary file where it is large, so a trace may be larger than memory.
 
 ``write_trace`` writes blockmgr's own format: a header record with format and version, then one
@@ -189,7 +189,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     Raises:
         ValueError: ``path`` is a symbolic link or a folder; or a request takes a line longer than
             ``read_trace`` accepts.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
 
     Cost: O(tokens) time and file size: prompts known by ids are written in full.
     """

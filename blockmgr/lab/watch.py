@@ -115,7 +115,7 @@ def watch(
 
 
 class _WatchedManager(BlockManager):
-    """A manager that notes what becomes of each block id. ``now`` is set by whoever drives it."""
+    """A manager that notes what becomes of each block id. The driver sets ``now``."""
 
     def __init__(self, config: ManagerConfig) -> None:
         self._set_up(config)

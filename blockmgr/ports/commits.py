@@ -3,8 +3,8 @@
 An exception can come from outside between any two instructions of Python code:
 ``KeyboardInterrupt``, or one that another thread sets. So a call of an adapter only plans in
 Python: it checks, counts and prepares every change as a *step*, a function of compiled code with
-its arguments. ``at_once`` then makes all the steps within one instruction. What a plan has to take
-from a pool beforehand is a ``Loan``.
+its arguments. ``at_once`` then makes all the steps within one instruction. Blocks that a plan has
+to take from a pool beforehand are a ``Loan``.
 """
 
 from __future__ import annotations

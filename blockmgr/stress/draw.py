@@ -82,7 +82,7 @@ class Draw:
         return limits
 
     def next_turn(self) -> Record:
-        """What is said next; now and then the prompt is edited instead."""
+        """The next turn of the conversation, or sometimes an edit of the prompt."""
         cut = None if self.rng.random() < 0.75 else self.rng.randint(1, 12)
         return {"tokens": self.tokens(6), "cut": cut}
 

@@ -18,7 +18,7 @@ __all__ = ["HoldingEngine"]
 
 
 class HoldingEngine(RememberingEngine):
-    """Looks prompts up, and names blocks by their ids, as whoever moves K/V does."""
+    """Looks prompts up, and names blocks by their ids, as code that moves K/V does."""
 
     def match(
         self,
@@ -80,7 +80,7 @@ class HoldingEngine(RememberingEngine):
         self.settle()
 
     def forget(self, which: int, count: int) -> None:
-        """Whoever runs goes on with what is forgotten."""
+        """Running sequences keep the forgotten blocks."""
         pairs = self.some_blocks(which, count)
         answer = self.both("forget", [[ours for ours, _ in pairs]], [[b for _, b in pairs]])
         if answer is not None and self.model is not None and answer[0] != answer[1]:
@@ -88,7 +88,7 @@ class HoldingEngine(RememberingEngine):
         self.settle()
 
     def compare_blocks(self, owner: dict[int, Block]) -> None:
-        """What is said of single blocks."""
+        """Answers about single blocks."""
         for block_id, block in owner.items():
             for name in ("is_cached", "ref_count"):
                 ours, due = (

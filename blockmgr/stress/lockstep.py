@@ -157,11 +157,11 @@ class LockStep:
     def choose_victim(self, idle: list[Block]) -> Block:
         """What the manager has evicted in the call that the model is about to make.
 
-        The model knows one order, the least recently used first. Under any other it is told who has
-        gone, and checks that it was somebody idle without children.
+        The model knows one order, the least recently used first. Under any other it gets the
+        victims that have gone, and checks that each was idle without children.
         """
         facts, names = self.manager.blocks(), self.model_names()
-        # Whoever goes is taken by the sequence that needs the room.
+        # The sequence that needs the room takes the victims.
         gone = [b for b in idle if facts.state[names[b.id]] == BlockState.OWNED]
         parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
         leaves = [block for block in gone if block.content not in parents]
@@ -253,7 +253,7 @@ class LockStep:
         raise NotImplementedError
 
     def compare_sums(self) -> None:
-        """What is said of several sequences or blocks at once."""
+        """Answers about several sequences or blocks."""
         for name in ("recent_hits", "num_common_prefix_blocks"):
             seen, due = (getattr(m, name)() for m in (self.manager, self.model))
             if seen != due:

@@ -35,7 +35,7 @@ class ModelManager(BlocksModel):
     # ---- one sequence -------------------------------------------------------------------
 
     def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
-        """The block the next token goes to, if somebody else may read it."""
+        """The block of the next token, if another sequence may read it."""
         index = len(seq.tokens) // self.size
         if index >= len(seq.blocks):
             return None
@@ -123,7 +123,7 @@ class ModelManager(BlocksModel):
             twin = self.find(content)
             written = min(max(seq.written - index * self.size, 0), self.size)
             if twin not in (None, block) and twin.unwritten and written == self.size:
-                return  # what is in memory is not given up for what is yet to be written
+                return  # K/V in memory is not replaced by K/V that is yet to be written
             if twin is None:
                 self.publish(block, content)
                 block.unwritten = self.size - written

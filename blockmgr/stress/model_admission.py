@@ -35,7 +35,7 @@ class Terms:
 
 
 ASKED = {"read_cache": True, "match": None, "max_cached_tokens": None, "watermark_blocks": None}
-"""What arguments of an admission are if nothing is said of them."""
+"""Defaults of the arguments of an admission."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class ModelAdmission(ModelPool):
         return candidates[lengths.index(max(lengths))]
 
     def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
-        """Nobody else holds it, and none of it would be lost."""
+        """No other sequence holds it, and none of it would be lost."""
         is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
         return is_whole and tail in self.idle()
 

@@ -25,13 +25,13 @@ class BlocksModel(CacheModel):
         return next((block for block in self.live if block.id == block_id), None)
 
     def known(self, blocks: Iterable[int]) -> list[Block]:
-        """Blocks that somebody names, can find, or holds."""
+        """Blocks that a table names, a prompt can find, or a caller holds."""
         found = []
         for block_id in blocks:
             block = self.block(block_id)
             named = block is not None and (block.content or self.references(block))
             if block is None or not (named or block in self.held):
-                raise BlockStateError(block_id, "nobody holds it, and it is not cached")
+                raise BlockStateError(block_id, "it is not held, and it is not cached")
             found.append(block)
         return found
 

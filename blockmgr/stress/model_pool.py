@@ -44,9 +44,9 @@ class Block:
     linked: int = 0  # when it became findable
     unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
     retention: tuple[int, float] | None = None  # a level, and the time it ends
-    hint: int = Priority.NORMAL  # what its last user said of its next use
+    hint: int = Priority.NORMAL  # the hint of its last user
     fence: int = 0  # the ticket that must complete before it is handed out
-    share: bytes | None = None  # whose quota it counts in; None: what is left to everybody
+    share: bytes | None = None  # whose quota it counts in; None: the common rest
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class ModelPool:
         return list(found)
 
     def settle_down(self) -> None:
-        """Drops copies nobody will read and notices the blocks that have fallen out of use."""
+        """Drops copies without a reader and notices the blocks that have fallen out of use."""
         dead = [copy for copy in self.pending if not self.references(copy.destination)]
         self.count["cancelled_copies"] += len(dead)
         self.pending = [copy for copy in self.pending if copy not in dead]
@@ -193,7 +193,7 @@ class ModelPool:
         return self.in_flight[-1] if self.in_flight else 0
 
     def lose(self, block: Block) -> None:
-        """The block loses its content; if nobody uses it, it is free."""
+        """The block loses its content; if it is unused, it is free."""
         block.content = block.retention = None
         block.hint = Priority.NORMAL
         if block.stamp is not None:
@@ -228,7 +228,7 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
-    # A quota is a number: nobody owns a block that is free, and whose it was is forgotten with its
+    # A quota is a number: a free block has no owner, and its last one is forgotten with its
     # content. It works out because no share is ever charged for more than its limit.
 
     def share(self, namespace: bytes) -> bytes | None:
@@ -278,7 +278,7 @@ class ModelPool:
         raise NotImplementedError
 
     def choose_victim(self, idle: list[Block]) -> Block:
-        """The least recently used; whoever compares managers of other policies says another."""
+        """The least recently used; the comparison with other policies replaces it."""
         return min(idle, key=lambda block: block.stamp or 0)
 
     def take(self, share: bytes | None) -> Block:

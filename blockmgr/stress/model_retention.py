@@ -1,4 +1,4 @@
-"""Levels, pins and hints of the model: asked of everything, each time anew.
+"""Levels, pins and hints of the model: recomputed from everything each time.
 
 A block's level is looked up by going through all blocks that continue it, and the victim by going
 through all idle blocks. Nothing is counted, queued or passed on.

@@ -1,6 +1,6 @@
 """The KV oracle: a fake memory whose every slot remembers the prefix it was computed from.
 
-A wrong hit, a lost copy, a recycled block or a write into somebody else's block reads back wrong
+A wrong hit, a lost copy, a recycled block or a write into a foreign block reads back wrong
 here even when every count balances. Contents are checked at read time inside the step, after the
 step's copies and writes: checked later, a copy that came too late would go unnoticed.
 """

@@ -75,7 +75,7 @@ class World(HoldingEngine):
         self.hand(entry)
 
     def reset(self, *, reset_hit_rate: bool = True) -> None:
-        """The cache forgets everything, and whoever runs goes on."""
+        """The cache forgets everything, and running sequences continue."""
         self.same_answer("reset_prefix_cache", [], reset_hit_rate=reset_hit_rate)
 
     def resume(self, entry: Entry, num_slots: int | None = None, read_cache: bool = True) -> None:
@@ -132,7 +132,7 @@ class World(HoldingEngine):
         if self.on("commit", entry, n):
             if self.early:
                 entry.promise = n
-                self.hand(entry)  # whoever commits early asks for its slots afterwards
+                self.hand(entry)  # after an early commit the engine asks for its slots again
             else:
                 entry.start = entry.left_off = n
         self.settle()

@@ -102,7 +102,7 @@ CORE = (
     Mutant(
         "a_resumed_sequence_stays_outdated",
         "sequences/sequences.cc",
-        "  s.outdated = false;  // it will compute all of it anew\n",
+        "  s.outdated = false;  // it will compute all of it again\n",
         "",
     ),
     Mutant(

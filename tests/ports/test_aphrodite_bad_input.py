@@ -72,7 +72,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
     "acquire a free block": (
         lambda a, b: a.refcounter.incr(7),
         BlockStateError,
-        "nobody holds it",
+        "it is not held",
     ),
     "release a free block": (
         lambda a, b: a.refcounter.decr(7),

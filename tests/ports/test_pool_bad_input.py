@@ -68,8 +68,8 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
         TypeError,
         "extras must map block indices to bytes, got list",
     ),
-    "promote what is free": (lambda p: p.promote(4, [5, 5]), BlockStateError, "nobody holds it"),
-    "promote what is idle": (lambda p: p.promote(3, [7, 7]), BlockStateError, "nobody holds it"),
+    "promote what is free": (lambda p: p.promote(4, [5, 5]), BlockStateError, "it is not held"),
+    "promote what is idle": (lambda p: p.promote(3, [7, 7]), BlockStateError, "it is not held"),
     "promote under other tokens": (
         lambda p: p.promote(0, [9, 9]),
         BlockStateError,
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
         ValueError,
         r"extras index must be in \[0, 1\), got 1",
     ),
-    "write to a free block": (lambda p: p.make_writable(4, 1), BlockStateError, "nobody holds it"),
+    "write to a free block": (lambda p: p.make_writable(4, 1), BlockStateError, "it is not held"),
     "write past the end": (
         lambda p: p.make_writable(0, 3),
         ValueError,

@@ -298,7 +298,7 @@ def test_ending_a_request_twice_is_refused() -> None:
     with refused(cache, BlockStateError, "not the caller's: in the tree"):
         cache.free_and_cache_finished_req(root(cache), [1, 2, 3], slots)
     cache.reset()
-    with refused(cache, BlockStateError, "nobody holds it"):
+    with refused(cache, BlockStateError, "it is not held"):
         cache.free_and_cache_finished_req(root(cache), [1, 2, 3], slots)
 
 

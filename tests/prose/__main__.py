@@ -67,7 +67,7 @@ def main() -> int:
     for path, results in found.items():
         for each in () if arguments.counts else results:
             line, column = each.pos
-            where = f"{path.relative_to(ROOT)}:{line - 1}:{column}"
+            where = f"{path.relative_to(ROOT)}:{line}:{column}"
             print(f"{where}: {each.check_result.check_path}: {each.check_result.message}")
     for name, number in counts.most_common() if arguments.counts else ():
         print(f"{number:5}  {name}")

@@ -149,7 +149,7 @@ inline constexpr int kMinDigest = 8;
 int int_option(const nb::dict& options, const char* name, int low, int high);
 
 // What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
-// collection: a digest function or a policy may refer back to the object that calls it.
+// collection: a digest function or a policy may refer to the object that calls it.
 template <class Owner>
 PyType_Slot* collection_slots() {
   struct Collected {

@@ -42,7 +42,7 @@ class PythonDigest : public Digester {
   Buffer other_;
 };
 
-// What a core is built with.
+// The digest that a core is built with.
 struct DigestOption {
   std::unique_ptr<Digester> digester;  // none without a prefix cache
   PythonDigest* python = nullptr;      // the digester, if it calls Python

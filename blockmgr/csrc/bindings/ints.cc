@@ -68,7 +68,7 @@ bool in_range(std::int64_t value, std::int64_t limit) {
   return limit == 0 || (value >= 0 && value < limit);
 }
 
-// The attribute, or nothing if there is none. What else goes wrong is thrown.
+// The attribute, or nothing if there is none. Other errors are thrown.
 nb::object attribute(nb::handle value, PyObject* name) {
   nb::object found = nb::steal(PyObject_GetAttr(value.ptr(), name));
   if (found.is_valid()) return found;
@@ -83,7 +83,7 @@ bool is_sequence(PyObject* object) {
          (has(Py_sq_length) || has(Py_mp_length));
 }
 
-// What a buffer holds, if that is one row of whole numbers, however far apart.
+// The numbers of a buffer, if it is one row of whole numbers at any distance.
 Numbers buffer_numbers(const Py_buffer& view, const char* name) {
   if (view.ndim != 1)
     raise(PyExc_ValueError,
@@ -188,7 +188,7 @@ void IntArray<T>::read_items(std::int64_t count) {
   const bool is_exact = is_list ? PyList_CheckExact(sequence) : PyTuple_CheckExact(sequence);
   if (is_exact && read_exact(sequence, size_, count, out_)) return;
   // A subclass could answer as it likes, and an __index__ can run any code: from here on the items
-  // are those of an exact list or tuple that nobody else can change.
+  // are those of an exact list or tuple that no other code can change.
   const nb::object items = made(nb::steal(is_list ? PyList_GetSlice(sequence, 0, count)
                                                   : PyTuple_GetSlice(sequence, 0, count)));
   if (!is_exact && read_exact(items.ptr(), count, count, out_)) return;

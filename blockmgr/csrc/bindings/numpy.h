@@ -1,4 +1,4 @@
-// NumPy's own C interface: arrays made and read without a call of Python.
+// NumPy's own C interface makes and reads arrays without a call of Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,7 @@ namespace blockmgr {
 
 namespace nb = nanobind;
 
-// What the numbers of an array are.
+// The kind of the numbers of an array.
 enum class Dtype { kBool, kUint8, kUint16, kUint32, kUint64, kInt8, kInt16, kInt32, kInt64 };
 
 template <class T>

@@ -19,7 +19,7 @@
 
 namespace blockmgr {
 
-// Everything about blocks that holds whoever holds them. The owner counts what it refers to, then
+// Everything about blocks that holds for every owner. The owner counts what it refers to, then
 // calls check_blocks.
 class BlockAudit {
  public:

@@ -1,4 +1,4 @@
-// What holds for the blocks of any pool, whoever holds them.
+// The invariants of the blocks of any pool, for every owner.
 #include <set>
 
 #include "checks/audit.h"
@@ -201,7 +201,7 @@ void BlockAudit::check_children() {
                     "the children of node " + std::to_string(node) + " are wrong");
   }
   check_log();
-  // All there are, not only those somebody accounts for: one that nobody holds must be gone.
+  // All that exist, also those without an owner: a block that is not held must be gone.
   for (std::uint32_t root = 1; root < index_.num_roots(); ++root)
     BLOCKMGR_EXPECT(index_.root_refs(root) == counted(roots_, root), "a namespace is miscounted");
   for (std::uint32_t id = 1; id < index_.extras().size(); ++id)

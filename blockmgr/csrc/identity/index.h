@@ -193,7 +193,7 @@ class PrefixIndex {
   int num_keyed_ = 0;
 };
 
-// A reference to a namespace's root for a scope, or for whoever keeps it.
+// A reference to a namespace's root for a scope, or for its owner.
 class RootReference {
  public:
   RootReference(PrefixIndex& index, std::string_view name)
@@ -203,7 +203,7 @@ class RootReference {
   RootReference& operator=(const RootReference&) = delete;
   std::uint32_t root() const { return root_; }
   NodeId node() const { return root_node(root_); }
-  // The reference is somebody else's from here on.
+  // The reference has another owner from here on.
   std::uint32_t keep() noexcept {
     kept_ = true;
     return root_;

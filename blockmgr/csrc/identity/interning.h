@@ -56,7 +56,7 @@ using ExtrasIds = std::vector<std::pair<std::int32_t, std::uint32_t>>;
 // The same as bytes, as a caller has them.
 using ExtrasBytes = std::vector<std::pair<std::int32_t, std::string_view>>;
 
-// Their ids without making any: bytes nobody holds cannot be part of a cached block.
+// Their ids without making any: bytes without a holder cannot be part of a cached block.
 ExtrasIds known_extras(const Interner& interner, const ExtrasBytes& extras);
 
 // The entry of the first block from this one on that has extra keys, or nullptr.

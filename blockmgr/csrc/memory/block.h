@@ -23,7 +23,7 @@ inline constexpr std::uint32_t root_index(NodeId node) {
   return static_cast<std::uint32_t>(-2 - node);
 }
 
-// What a block is doing, read off its record. There is no state field: two facts are the state,
+// The state of a block, read off its record. There is no state field: two facts are the state,
 // so nothing can disagree with them. Used means ref_count + pins > 0; keyed means key_tokens > 0.
 //
 // clang-format off
@@ -44,7 +44,7 @@ inline constexpr std::uint32_t root_index(NodeId node) {
 // orphans a cached block.
 //
 // With append-only deduplication an owned block can have a cached twin: the block with the same
-// content that stands for it in the chain. Both are named by a table. When the last table lets go
+// content that stands for it in the chain. Both are named by a table. When the last table drops
 // of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
 struct alignas(64) Block {
   std::uint32_t ref_count = 0;

@@ -4,7 +4,7 @@
 // that passed it because it was full: a search goes on to the next bucket only if there are any.
 // So whatever is looked up, entered or taken out concerns one cache line as a rule. Nothing moves
 // up when a block is taken out, which would take the digests of the blocks behind it: a cache miss
-// each, and branches that nobody can predict.
+// each, and branches that no predictor can predict.
 #pragma once
 
 #include <bit>

@@ -71,7 +71,7 @@ BlockId Pool::take_apart(int partition) noexcept {
 }
 
 void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
-  // Victims are known in advance only where nobody is asked for them or told of them.
+  // Victims are known in advance only without a policy, quotas or a tracker.
   const bool known = !owners_ && !common_.policy && !reuse_ && !debug_;
   const std::int64_t one_by_one =
       known ? std::min<std::int64_t>(count, common_.free.size()) : count;
@@ -128,7 +128,7 @@ BlockId Pool::evict_from(Partition& own) noexcept {
 }
 
 // A used block keeps its cached parent used: see block.h. A sequence comes to
-// a block through what is before it, so the parent is used already; whoever holds single blocks may
+// a block through what is before it, so the parent is used already; a caller of single blocks may
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
@@ -144,7 +144,7 @@ void Pool::use(BlockId b) noexcept {
   }
 }
 
-// Whoever uses a block uses its parent, so the used ones come first; and the idle ones were queued
+// Users of a block use its parent too, so the used ones come first; and the idle ones were queued
 // by one call as a rule, last to first.
 void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
   std::int64_t i = 0;
@@ -165,7 +165,7 @@ void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
 void Pool::release_table(const BlockId* table, std::int64_t count) noexcept {
   const std::int64_t worth_a_run = idles_unheard_ && !debug_ ? 4 : INT64_MAX;
   while (count) {
-    release(table[--count]);  // not full as a rule, or the first of all
+    release(table[--count]);  // not full as a rule, or the very first
     if (count >= worth_a_run) count = release_cached(table, count);
   }
 }

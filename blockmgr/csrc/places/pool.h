@@ -4,7 +4,7 @@
 //
 // Blocks can be set apart: a partition is a range of block ids with queues and an eviction order of
 // its own, so that nothing that happens in one partition is felt in another. Partition 0 is what is
-// left to everybody else; most pools have no other.
+// left to all others; most pools have no other.
 //
 // Every function here is noexcept and allocates nothing: callers count first, then commit.
 #pragma once
@@ -63,7 +63,7 @@ class Pool {
     int num_fenced = 0;
     std::int64_t num_evicted = 0;
   };
-  // Makes a partition of this many blocks that were left to everybody. Before anything is taken.
+  // Makes a partition of this many blocks that were left to all. Before anything is taken.
   void set_apart(int count, std::unique_ptr<Policy> policy);
   int num_partitions() const { return 1 + static_cast<int>(apart_.size()); }
   const Partition& partition(int number) const {
@@ -101,8 +101,8 @@ class Pool {
     if (twins_ && !block.ref_count) [[unlikely]]
       part_from_twins(b);
     if (block.used()) return;
-    // The usual case without a call: a cached block whose parent is released after it, nobody to be
-    // told.
+    // The usual case without a call: a cached block whose parent is released after it, without
+    // an observer.
     const NodeId parent = block.parent;
     if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
       common_.idle.push_back(b);
@@ -125,7 +125,7 @@ class Pool {
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
-  // What the policy of a partition needs to hear of sequences: see there.
+  // What the policy of a partition needs to know of sequences: see there.
   std::uint32_t admitted(int number, const BlockId* found, std::int64_t num_found,
                          std::int64_t num_blocks) noexcept {
     Policy* policy = at(number).policy.get();
@@ -154,7 +154,7 @@ class Pool {
     reuse_ = std::move(reuse);
     idles_unheard_ = false;
   }
-  // nullptr: nobody follows.
+  // nullptr: there is no tracker.
   ReuseTracker* reuse() { return reuse_.get(); }
   const ReuseTracker* reuse() const { return reuse_.get(); }
 
@@ -262,7 +262,7 @@ class Pool {
   std::unique_ptr<ZeroedArray<BlockId>> twins_;
   std::vector<BlockList> fences_;
   int open_fence_ = 0;
-  // No fence is open, without which no block is fenced; nobody is to be told, and none are apart.
+  // No fence is open, without which no block is fenced; there is no observer, and none are apart.
   bool idles_unheard_;
   int num_fenced_ = 0;
   bool debug_ = false;

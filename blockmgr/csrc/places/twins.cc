@@ -31,7 +31,7 @@ void Pool::drop_twin(BlockId b) noexcept {
 }
 
 // No table names the block any more, though others may still keep it. A private one stands for
-// nobody; the key of a cached one passes to a block that is in use anyway.
+// no other; the key of a cached one passes to a block that is in use anyway.
 void Pool::part_from_twins(BlockId b) noexcept {
   if (!blocks_[b].keyed()) return drop_twin(b);
   const BlockId twin = first_twin(b);

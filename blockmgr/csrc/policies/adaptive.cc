@@ -15,7 +15,7 @@ constexpr std::int64_t kMinFit = 4096;  // blocks between two fits, which cost t
 constexpr int kFitsPerPool = 4;
 constexpr int kMinGhosts = 16384;
 constexpr int kMaxTurn = 63;
-// Prompts that may part from one block before it is taken for a common beginning: the next turn,
+// Prompts that may diverge at one block before it is taken for a common beginning: the next turn,
 // and some in which it is told otherwise.
 constexpr int kMaxParted = 3;
 // Of what the directories hit, each time the pool was looked through once.

@@ -14,14 +14,14 @@ namespace blockmgr {
 // Candidates are the idle blocks without cached children, so the closure promise holds whatever is
 // chosen; a parent becomes one when its last child goes. They are filed by level (what was seen of
 // them when their last use ended: see ReuseModel) and by how long ago that was, and the victim is
-// the first of the list that is worth least. Lists are valued anew when a span of time begins, so a
+// the first of the list that is worth least. Lists are valued when a span of time begins, so a
 // victim is found in O(1), and in one look over all lists when a list runs empty.
 //
 // The clock counts blocks looked up: what a prompt finds and what it adds. It does not depend on
 // the order of eviction, and makes the same calls give the same victims.
 //
 // A conversation is recognised by where the match of a prompt ends: it goes on from the request
-// that used that block last, unless so many parted there before that it must be a common beginning.
+// that used that block last, unless so many diverged there that it must be a common beginning.
 // Of conversations that were evicted, their first block is remembered in a table of tags.
 class AdaptivePolicy : public Policy {
  public:
@@ -101,7 +101,7 @@ class AdaptivePolicy : public Policy {
   std::vector<Facts> facts_;
   std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
   double usual_blocks_ = 0;    // of a request
-  // Of the sequence the pool speaks of.
+  // Of the sequence that the pool refers to.
   Place place_;
   int size_ = 0;
   bool at_end_ = false;  // its next block to become idle is its last one

@@ -21,7 +21,7 @@ class Spans {
 
   explicit Spans(std::int64_t unit) : unit_(unit) {}
 
-  // Two spans that became one: what is filed under the slot from belongs in front of what is filed
+  // Two spans that became one: blocks filed under the slot from belong in front of those filed
   // under into. from < 0: nothing was merged.
   struct Merge {
     int from = -1;
@@ -73,7 +73,7 @@ class AgedLists {
   bool empty() const { return size_ == 0; }
   int size() const { return size_; }
 
-  // What an item in this list is worth. After a change of worths: rank().
+  // The worth of an item in this list. After a change of worths: rank().
   void set_worth(int list, double worth) { worth_[static_cast<std::size_t>(list)] = worth; }
   double worth(int list) const { return worth_[static_cast<std::size_t>(list)]; }
   void rank() noexcept;

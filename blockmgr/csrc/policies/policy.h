@@ -35,11 +35,11 @@ class Policy {
   Policy& operator=(const Policy&) = delete;
 
   // A prompt of num_blocks blocks is admitted, and these leading blocks of it were found; they may
-  // be idle or in use, and become used afterwards. What is returned is kept with the sequence and
-  // given to enter before the policy hears of the sequence's blocks again.
+  // be idle or in use, and become used afterwards. The result is kept with the sequence and
+  // given to enter before the policy is notified of the sequence's blocks again.
   virtual std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
                                  std::int64_t num_blocks) noexcept;
-  // Until the next call, on_cached and on_idle speak of blocks of a sequence with this context; 0:
+  // Until the next call, on_cached and on_idle are about blocks of a sequence with this context; 0:
   // of blocks that no sequence stands behind.
   virtual void enter(std::uint32_t context) noexcept { (void)context; }
 

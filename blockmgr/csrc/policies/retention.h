@@ -5,7 +5,7 @@
 //
 //   pinned            while a pin ends at it
 //   its retention     low, normal, expected or high, until withdrawn or expired; or else its hint:
-//                     low or expected as its last user said, normal if nobody did
+//                     low or expected by its last user, else normal
 //   its cached children's levels
 //
 // By the last, a parent never stands below its child, so that the lowest level holds a block
@@ -13,7 +13,7 @@
 // first, except that the normal level is the policy's below, if there is one. To that policy a
 // block of a higher level is in use: those are closed under parents, as blocks in use are.
 //
-// A hint speaks of the next use and is used up by it: by the admission that finds the block.
+// A hint is about the next use and is consumed by it: by the admission that finds the block.
 //
 // Cost: O(1) to become idle or used; O(log blocks) for a block whose level changes while it is
 // idle. A change may climb to the root; each step raises or lowers one block, and blocks are only

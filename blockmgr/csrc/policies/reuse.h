@@ -8,7 +8,7 @@
 //
 //   place   1 ............ in use | in_use + 1 ...................................... limit
 //           blocks in use, which no  idle blocks, ghosts (evicted, known by digest), and
-//           pool gives up            holes, by the tick at which their last use ended
+//           pool evicts              holes, by the tick at which their last use ended
 //
 // A hole is a place that nothing stands at: a free block, in each pool large enough to reach it. A
 // block that is taken into use fills the first hole, so that what stands behind it keeps its place;
@@ -41,7 +41,7 @@ using Tick = std::uint32_t;
 inline constexpr Tick kNoTick = 0xffffffff;
 
 // A set of ticks, each level a bit for every non-zero word of the one below: all calls take as many
-// steps as there are levels, five at the most.
+// steps as there are levels, five at most.
 class TickSet {
  public:
   explicit TickSet(std::size_t bound);
@@ -66,7 +66,7 @@ class ReuseTracker {
   ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency);
 
   // What the pool tells of its queues. Blocks that wait in a fence count as in use. Never inlined:
-  // a pool that nobody follows shall pay for a branch, not for saved registers.
+  // a pool without a tracker shall pay for a branch, not for saved registers.
   BM_NOINLINE void on_taken() noexcept;               // a free block is handed out
   BM_NOINLINE void on_evicted(BlockId b) noexcept;    // an idle one is; its key is still there
   BM_NOINLINE void on_used(BlockId b) noexcept;       // an idle one is used again

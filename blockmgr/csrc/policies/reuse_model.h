@@ -1,4 +1,4 @@
-// What an idle block is worth, learned from how long blocks like it waited until they were used
+// The worth of an idle block, learned from how long blocks like it waited until they were used
 // again, if they were.
 #pragma once
 
@@ -34,7 +34,7 @@ struct BlockTraits {
   enum Part { kNew, kMatched, kShared };
 
   int turn = 0;  // of the conversation, in buckets: see turn_bucket
-  int part = 0;  // what it was to the request: computed anew, found, or found by strangers
+  int part = 0;  // what it was to the request: computed in it, found, or found by others
   int gap = 0;   // how long the conversation's last pause was; 0: it has had none
   int size = 0;  // how long the request was beside the usual one
 
@@ -75,7 +75,7 @@ class ReuseModel {
   double factor(int cell) const { return factor_[static_cast<std::size_t>(cell)]; }
   // A wait ended at this age.
   void end(int cell, int level, std::int64_t age, bool used) noexcept;
-  // Waits that go on are counted anew before each fit, so that blocks never used again weigh in
+  // Waits that go on are counted again before each fit, so that blocks never used again weigh in
   // before they are forgotten.
   void clear_waiting() noexcept;
   void waiting(int cell, int level, std::int64_t age) noexcept;

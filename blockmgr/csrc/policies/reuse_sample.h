@@ -28,7 +28,7 @@ class ReuseSample {
   ReuseSample(int capacity, std::int64_t unit);
 
   bool takes(std::uint64_t tag) const { return mix(tag) <= limit_; }
-  // The sampled block was looked up, and found or computed anew.
+  // The sampled block was looked up, and found or computed again.
   void use(std::uint64_t tag, std::int64_t now) noexcept;
   // Its last use ended; cell: what can be seen of it.
   void end_use(std::uint64_t tag, int cell, std::int64_t now, const Spans& spans) noexcept;

@@ -46,7 +46,7 @@ void S3FifoPolicy::on_uncached(BlockId b, bool evicted) noexcept {
 }
 
 BlockId S3FifoPolicy::victim() noexcept {
-  // Ends: what is passed is in use, and taken out, or loses a hit.
+  // Ends: each block passed is in use, and taken out, or loses a hit.
   for (;; ++steps_) {
     const bool small_is_due = queues_.size(kSmall) >= small_;
     const int queue = queues_.empty(kSmall)                  ? kMain

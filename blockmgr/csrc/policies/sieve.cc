@@ -26,7 +26,7 @@ void SievePolicy::on_uncached(BlockId b, bool) noexcept {
 }
 
 BlockId SievePolicy::victim() noexcept {
-  // Ends: what is passed is in use, and taken out, or loses its bit.
+  // Ends: each block passed is in use, and taken out, or loses its bit.
   for (;; ++steps_) {
     if (hand_ == queue_.end(0)) hand_ = queue_.front(0);
     const BlockId b = hand_;

@@ -10,7 +10,7 @@
 namespace blockmgr {
 
 // Two queues by recency. Every block begins in the probationary one; one that is found moves to the
-// protected one. What is too much for that goes back, to the recent end of the probationary queue.
+// protected one. The blocks beyond its limit go back, to the recent end of the probationary queue.
 // Victims are the oldest of the probationary queue.
 class SlruPolicy : public Policy {
  public:

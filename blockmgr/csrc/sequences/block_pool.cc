@@ -37,13 +37,13 @@ BlockId BlockPool::checked(std::int64_t id, std::int64_t position) const {
                                      " at index " + std::to_string(position));
 }
 
-// A block that only a copy in flight or pending keeps holds nothing that anybody may refer to.
+// A block that only a copy in flight or pending keeps holds nothing that a caller may refer to.
 void BlockPool::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const Block& block = blocks_[checked(ids[i], i)];
     if (!block.ref_count && !block.keyed())
       throw WrongBlockState(
-          ids[i], std::string("cannot ") + call + " it: nobody holds it, and it is not cached");
+          ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
 }
 
@@ -168,7 +168,7 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
     const BlockId b = checked(ids[i], i);
-    if (!blocks_[b].ref_count) throw WrongBlockState(b, "cannot promote it: nobody holds it");
+    if (!blocks_[b].ref_count) throw WrongBlockState(b, "cannot promote it: it is not held");
     if (named_before(b))
       throw Error(ErrorKind::kValue,
                   "blocks must be distinct, got " + std::to_string(b) + " twice");
@@ -250,7 +250,7 @@ BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
   const Held held(monitor_);
   const BlockId shared = checked(id, -1);
   if (!blocks_[shared].ref_count)
-    throw WrongBlockState(id, "cannot make it writable: nobody holds it");
+    throw WrongBlockState(id, "cannot make it writable: it is not held");
   if (num_tokens < 0 || num_tokens > blocks_.block_size)
     throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
                                        std::to_string(blocks_.block_size) + "], got " +

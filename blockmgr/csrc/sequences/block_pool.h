@@ -42,8 +42,8 @@ class BlockPool : public Store {
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
   // which one reference each has moved.
   //
-  // Here and below, announce is told the (first) result at the end of the plan, when it may still
-  // throw: whoever needs memory to pass it on takes it there. It must not call back.
+  // Here and below, announce gets the (first) result at the end of the plan, when it may still
+  // throw: a caller that needs memory to pass it on takes it there. It must not call back.
   using Announce = std::function<void(BlockId)>;
   void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out,
                const Announce& announce = {});

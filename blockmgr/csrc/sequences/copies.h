@@ -54,7 +54,7 @@ class CopyTracker {
   // Puts every pending copy in flight, in the order they were recorded.
   const std::vector<Copy>& take() noexcept;
   void applied() noexcept;
-  // What was in flight is pending again, before anything recorded since.
+  // Copies in flight are pending again, before anything recorded since.
   void aborted() noexcept;
 
   template <class Visit>

@@ -166,7 +166,7 @@ MoveGroups order_copies(const std::int64_t* sources, const std::int64_t* destina
   const auto count = static_cast<std::int32_t>(root.size());
   const auto written = [&](std::int32_t x) { return root[at(x)] != x; };
 
-  // Nodes nobody has to read any more, first; what is left are cycles, each node read by the next.
+  // Nodes without further readers first; the rest are cycles, each node read by the next.
   std::vector<std::int32_t> readers(at(count));
   for (std::int32_t x = 0; x < count; ++x)
     if (written(x)) ++readers[at(root[at(x)])];

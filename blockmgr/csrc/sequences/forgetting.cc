@@ -1,4 +1,4 @@
-// Forgetting single blocks: what is in them is wrong, or must not be served any more.
+// Forgetting single blocks: their K/V is wrong, or must not be served any more.
 #include <algorithm>
 
 #include "sequences/sequences.h"
@@ -43,7 +43,7 @@ bool Sequences::forget_table(Sequence& s, std::vector<bool>& wrong,
 }
 
 // A sequence that stood beside a forgotten block with one of its own computed that itself: its
-// blocks are cached anew with its next commit.
+// blocks are cached again with its next commit.
 void Sequences::mend_chains() noexcept {
   for (Sequence& s : sequences_) {
     const std::int32_t* t = table(s);

@@ -182,7 +182,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   DecodePlan& plan = decode_room_;
   plan_decode(handles, count, plan);
 
-  // First of all: another of the batch may let go of a cached block, whose key would pass to its
+  // First: another of the batch may release a cached block, whose key would pass to its
   // twin. That was counted as written in place.
   for (const BlockId b : plan.rewritten) pool_.drop_twin(b);
   const std::int64_t size = config_.block_size;

@@ -1,4 +1,4 @@
-// References by block id: whoever moves K/V out of a block, or into one, keeps it meanwhile.
+// References by block id: a caller that moves K/V out of a block, or into one, keeps it meanwhile.
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -14,13 +14,13 @@ BlockId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
                                      " at index " + std::to_string(position));
 }
 
-// A block that only a copy keeps holds nothing that anybody may refer to.
+// A block that only a copy keeps holds nothing that a caller may refer to.
 void Sequences::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const BlockId b = checked_block(ids[i], i);
     if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))
       throw WrongBlockState(
-          b, std::string("cannot ") + call + " it: nobody holds it, and it is not cached");
+          b, std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
 }
 
@@ -29,7 +29,7 @@ std::int64_t Sequences::ref_count(std::int64_t id) const {
   return blocks_[b].ref_count + num_holds(b);
 }
 
-// A hold is a pin: it keeps the block and what it continues, and makes nobody copy before a write.
+// A hold is a pin: it keeps the block and its ancestors, and does not cause a copy before a write.
 void Sequences::acquire(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "acquire");
@@ -68,7 +68,7 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
   }
 }
 
-// A block takes what it continues along, and goes before it. What is before a used block is used.
+// A block takes its ancestors along, and goes before them. The ancestors of a used block are used.
 void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "touch");

@@ -14,15 +14,15 @@ namespace blockmgr {
 // calls back) is refused instead of waiting for itself.
 //
 // A fork of the process takes along one thread only. What another thread was inside of at that
-// moment stays half done for ever in the child, so a monitor that was held then is lost there, and
+// moment stays half done forever in the child, so a monitor that was held then is lost there, and
 // every call is refused; all others work on.
 class Monitor {
  public:
   using Mutex = std::timed_mutex;
-  // Tries for a while to lock a mutex that another thread holds, and says whether it did. Whoever
-  // embeds the core in an interpreter puts a function here that lets the interpreter's other
-  // threads run meanwhile: the holder may be one of them, inside a digest function. Where the call
-  // may be interrupted, it throws what a signal handler throws.
+  // Tries for a while to lock a mutex that another thread holds, and returns whether it did. An
+  // interpreter that embeds the core puts a function here that lets its other threads run
+  // meanwhile: the holder may be one of them, inside a digest function. Where the call may be
+  // interrupted, it throws what a signal handler throws.
   using Wait = bool (*)(Mutex&, bool may_be_interrupted);
   static inline Wait wait = [](Mutex& mutex, bool) {
     mutex.lock();

@@ -121,7 +121,7 @@ void Sequences::set_time(double seconds) {
 }
 
 // A conversation that goes on will use all its blocks. One that ends releases what is its own: from
-// its end up to a block that is in use by others, that others continue from, or that somebody else
+// its end up to a block that is in use by others, that others continue from, or that another one
 // has promised to use.
 void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
   BlockId below = kNoBlock;

@@ -120,7 +120,7 @@ void Sequences::limit_computed(Sequence& s, std::int64_t most) noexcept {
 }
 
 // Before a write into this block that would copy it. A prompt may have found what others committed
-// in this step: it is there for the forward, and not for the copies before it. Whoever writes would
+// in this step: it is there for the forward, and not for the copies before it. The writer would
 // have to compute it again without being told so. What the sequence committed itself it takes back,
 // unless the forward that writes it may be under way.
 void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const {
@@ -198,7 +198,7 @@ void Sequences::preempt(Handle handle, bool withdraws) {
   s.waiting.swap(tokens);
   s.waiting_start = 0;
   s.state = Sequence::kPreempted;
-  s.outdated = false;  // it will compute all of it anew
+  s.outdated = false;  // it will compute all of it again
   s.num_chained = 0;
   s.num_computed = s.num_cached = 0;
   s.early_step = -1;

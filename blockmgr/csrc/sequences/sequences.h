@@ -117,7 +117,7 @@ struct Sequence {
 
   std::uint32_t generation = 1;
   State state = kUnused;
-  bool outdated = false;        // it runs on K/V that nobody else may find any more: see detach
+  bool outdated = false;        // it runs on K/V that no prompt may find any more: see detach
   std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
@@ -147,7 +147,7 @@ class Sequences : public Store {
   Sequences(const Config& config, std::unique_ptr<Digester> digester,
             const PolicyMaker& make = nullptr);
 
-  // announce is told the handle at the end of the plan, when it may still throw: whoever needs
+  // announce gets the handle at the end of the plan, when it may still throw: a caller that needs
   // memory to pass the handle on takes it there. It must not call back.
   Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
   // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
@@ -306,7 +306,7 @@ class Sequences : public Store {
     int partition;
     std::int64_t held_back;  // blocks of the partition it may not take
     bool read_cache;         // false: nothing is looked up
-    std::int64_t most_cached = INT64_MAX;  // tokens taken from the cache, at the most
+    std::int64_t most_cached = INT64_MAX;  // tokens taken from the cache, at most
     std::int64_t due_cached = -1;          // exactly so many, or none at all; -1: any number
 
     // One token is always left to compute: of one more than may be taken, so many are found.
@@ -382,7 +382,7 @@ class Sequences : public Store {
     std::copy_n(table_at(row) + from, count, shown_at(row) + from);
   }
   void show_length(const Sequence& s) noexcept;
-  // Blocks that a sequence can have at the most.
+  // Blocks that a sequence can have at most.
   std::int64_t longest(int partition) const {
     return std::min(config_.row_width, pool_.partition(partition).capacity);
   }

@@ -57,7 +57,7 @@ class Store {
   const Pool::Partition& quota(std::string_view name) const {
     return pool_.partition(partition_of(name));
   }
-  // Held by every call that is not const. Whoever reads holds it as well.
+  // Held by every call that is not const. Readers hold it as well.
   Monitor& monitor() const { return monitor_; }
 
   // The plan's copies stay valid until the ticket is resolved.

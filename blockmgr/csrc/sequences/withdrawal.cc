@@ -6,7 +6,7 @@
 namespace blockmgr {
 
 // Before a sequence releases its blocks. What the forward was to write into them must not be found
-// afterwards; and whoever has found it already counts on it.
+// afterwards; and a sequence that has found it already relies on it.
 void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* call) const {
   if (!withdraws) return refuse_ahead(s, call);
   if (!committed_ahead(s)) return;
@@ -21,7 +21,7 @@ void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* cal
 }
 
 // The last first, so that each goes after what continues it. A block may have come to its key, and to
-// children, by a twin that nobody named: those go with it.
+// children, by a twin without a table: those go with it.
 void Sequences::withdraw(Sequence& s) noexcept {
   if (!committed_ahead(s)) return;
   const std::int64_t kept = settled(s) / config_.block_size;

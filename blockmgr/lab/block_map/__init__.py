@@ -46,7 +46,7 @@ def save_block_map(shown: BlockMap, path: str | Path) -> Path:
 
     Raises:
         ValueError: As ``check_path`` does.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     target = check_path(path)
     text = as_svg(shown) if target.suffix.lower() == ".svg" else as_html(shown)

@@ -22,7 +22,7 @@ __all__ = ["STATES", "BlockMap", "Span", "block_map", "count", "spans"]
 Ids = npt.NDArray[np.int32]
 
 STATES: Final[Mapping[BlockState, str]] = {
-    BlockState.CACHED: "in use, found by prompts that begin alike",
+    BlockState.CACHED: "in use, found by prompts with the same prefix",
     BlockState.OWNED: "in use, not to be found by others",
     BlockState.IDLE: "not in use, still to be found",
     BlockState.FENCED: "waiting for a step to complete",
@@ -40,7 +40,7 @@ class BlockMap:
     """A manager at one moment, ready to be drawn. Later changes of the manager do not reach it.
 
     Attributes:
-        title: What the map is called.
+        title: Title of the map.
         facts: What else there is to say about the moment, as pairs of a name and a value.
         blocks: Every block.
         block_size: Tokens per block.

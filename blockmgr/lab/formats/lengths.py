@@ -27,7 +27,7 @@ def refuse_lengths(path: str, head: str) -> None:
             at = first.lower().index(header.lower()) + 1
             found = f"column {header}, the lengths of {source}"
             expected = (
-                "ids, tokens or text of the prompts: lengths do not say which prompts begin alike, "
+                "ids, tokens or text of the prompts: the common prefixes of prompts are unknown, "
                 "so no hit rate follows from them"
             )
             raise TraceFormatError(path, 1, at, found, expected)

@@ -66,8 +66,8 @@ class IdSize:
     one there is.
 
     Args:
-        usual: What the format says; None if it says nothing.
-        known: Given by whoever reads; None if it is to be found.
+        usual: From the format; None if it does not define it.
+        known: Given by the caller; None to detect it.
     """
 
     def __init__(self, usual: int | None, known: int | None = None) -> None:
@@ -197,7 +197,7 @@ class Reading:
 
     Attributes:
         sort: Whether requests may come in any order.
-        chat: Turns text into tokens; None if nobody said how.
+        chat: Turns text into tokens; None without a tokenizer.
         tokens_per_id: Tokens an id stands for; None if that is to be found.
         ids: Ids met so far.
         id_size: Set by readers of ids.

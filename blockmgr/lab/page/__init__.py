@@ -68,7 +68,7 @@ def save_report(report: Report, path: str | Path) -> Path:
 
     Raises:
         ValueError: As ``check_path`` does.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     target = check_path(path)
     with replacing(target) as file:

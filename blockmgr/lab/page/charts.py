@@ -36,7 +36,7 @@ COLUMNS_NARROW: Final = 2
 ROOM: Final = 0.16
 ROOM_LEFT: Final = 0.42
 ROOM_RIGHT: Final = 0.2
-# Shares below it are said to be so, rather than 0.
+# Shares below it are shown as "below", rather than 0.
 LEAST_SHARE: Final = 0.001
 MINUS: Final = "\N{MINUS SIGN}"
 # What more blocks can win back stands out from what they cannot.
@@ -190,7 +190,7 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
 
 
 def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """How long evicted blocks had been in the pool, and whether anybody ever found them."""
+    """How long evicted blocks had been in the pool, and whether a prompt found them."""
     axes: Axes = canvas.add_subplot()
     lived, unused = report.watched.lifetimes_ms, report.watched.uses == 0
     every, never = binned(lived), binned(lived[unused])
@@ -304,7 +304,7 @@ def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
 
 
 def _lru(report: Report, capacity: Any) -> float:
-    """The hit rate that others are compared with: of LRU, which nobody told anything."""
+    """The hit rate that others are compared with: of LRU, without hints."""
     row = report.row("lru", capacity)
     return (row.baseline or row.result).hit_rate
 

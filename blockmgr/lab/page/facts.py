@@ -47,10 +47,10 @@ MEANINGS: Final = MappingProxyType(
         MissReason.PARTIAL_BLOCK: "at the end of the prompt, and only whole blocks are shared",
         MissReason.NOT_COMMITTED: "in the blocks of a running request",
         MissReason.EVICTED: "an unbounded pool would have found them",
-        MissReason.OTHER_EXTRAS: "kept apart by what else shapes their values",
-        MissReason.OTHER_NAMESPACE: "kept apart on purpose: another tenant or adapter",
-        MissReason.DIVERGED: "a cached block begins alike and goes on otherwise",
-        MissReason.NEVER_SEEN: "no prompt before began alike",
+        MissReason.OTHER_EXTRAS: "cached with other extra keys",
+        MissReason.OTHER_NAMESPACE: "cached for another tenant or adapter",
+        MissReason.DIVERGED: "a cached block has the same first tokens, then differs",
+        MissReason.NEVER_SEEN: "no earlier prompt had this prefix",
         MissReason.NOT_REMEMBERED: "nothing remembers so far back",
     }
 )

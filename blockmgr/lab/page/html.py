@@ -157,7 +157,7 @@ def _add_footer(body: ET.Element, report: Report) -> None:
 
 
 def _data(report: Report) -> dict[str, object]:
-    """The numbers of the page, for whoever wants to draw them otherwise."""
+    """The numbers of the page, for other tools."""
     return {
         "trace": report.trace,
         "command": report.command,

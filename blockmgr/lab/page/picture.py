@@ -32,7 +32,7 @@ def save_picture(report: Report, path: str | Path) -> Path:
 
     Raises:
         ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
-        OSError: The file cannot be written; what was there is as it was.
+        OSError: The file cannot be written; an old file is unchanged.
     """
     target = Path(path)
     parts = chapters(report)

@@ -1,8 +1,8 @@
 """Block objects: light views of runs of blocks.
 
 A *run* holds consecutive blocks of one sequence as columns: physical block, tokens, what they are
-cached for. A ``Block`` is a place in a run, made when somebody looks at it, and the same object for
-as long as somebody holds it. So a fork of ten thousand blocks copies columns instead of making ten
+cached for. A ``Block`` is a place in a run, made when a caller looks at it, and the same object for
+as long as a caller holds it. So a fork of ten thousand blocks copies columns instead of making ten
 thousand objects, and no chain of blocks is ever walked by recursion.
 """
 
@@ -56,7 +56,7 @@ class Run:
         tokens: The tokens of each.
         promoted: Whether each that is held is cached under this very prefix; 0 or 1.
         extras: The extra keys, by index; few blocks have one.
-        hashes: ``content_hash`` by index, as far as anybody has asked.
+        hashes: ``content_hash`` by index, as far as callers have asked.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Run:
     ) -> list[Step]:
         """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
 
-        An empty run is filled already, as far as is known, for nobody knows it yet.
+        An empty run is filled at once, because no caller has it yet.
         """
         start, count = len(self.blocks), len(tokens)
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)

@@ -69,7 +69,7 @@ class AllocStatus(_Shared):
 
 
 class Block(ABC):
-    """One block of a sequence, and the tokens in it. Allocators make blocks; nobody else does."""
+    """One block of a sequence, and the tokens in it. Only allocators make blocks."""
 
     __slots__ = ()
 

@@ -35,7 +35,7 @@ __all__ = ["BlockSpaceManager"]
 class BlockSpaceManager(GroupTables):
     """Keeps a block table for every sequence, on the device or swapped to the host.
 
-    What a ``can_`` call answers is counted by the plan that the call itself then carries out. Calls
+    A ``can_`` call counts with the plan that the call itself then carries out. Calls
     of several threads wait for one another; between a question and the call it is about, another
     thread may change the answer.
 
@@ -286,7 +286,7 @@ class BlockSpaceManager(GroupTables):
             seq_group: What is scheduled.
             token_chunk_size: Tokens of each of its sequences that the forward computes or need
                 not compute, after those of the calls before; None for all that have slots. What
-                lies beyond is shared by nobody as computed, and no other sequence gives up its
+                lies beyond is not shared as computed, and no other sequence drops its
                 own K/V for it.
 
         Raises:

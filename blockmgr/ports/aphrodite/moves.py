@@ -101,7 +101,7 @@ class Move:
         if self.num_taken > available:
             raise NoFreeBlocksError(self.num_taken, available)
         try:
-            # First of all, so that no block that is found is evicted to make room for another.
+            # First, so that no block that is found is evicted to make room for another.
             for arrival in self._arrivals:
                 self._loan.acquire(arrival.found)
             for arrival in self._arrivals:

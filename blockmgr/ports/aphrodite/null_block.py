@@ -16,7 +16,7 @@ __all__ = ["NullBlock"]
 
 
 class NullBlock(Block):
-    """Stands in a block table for a block that nobody reads any more; never written or freed."""
+    """Stands in a block table for a block that is not read any more; never written or freed."""
 
     __slots__ = ("_block",)
 

@@ -78,7 +78,7 @@ class PoolAllocator(PoolPlans):
         run = self._run_after(previous)
         if run.blocks:
             return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
-        # Nobody knows the run yet, so there is one step, and its making as in ``at_once``.
+        # No caller has the run yet, so there is one step, and its making as in ``at_once``.
         run.tokens.append(())
         run.promoted.append(0)
         if extra_hash is not None:
@@ -260,7 +260,7 @@ class PoolAllocator(PoolPlans):
         """Makes idle blocks the last to be evicted; the order of calls stands for ``now``.
 
         Raises:
-            BlockStateError: Nobody holds a block, and it is not cached.
+            BlockStateError: A block is not held, and it is not cached.
             ValueError: No block of this allocator.
         """
         self.pool.touch([self.pool_block(name) for name in block_ids])
@@ -309,7 +309,7 @@ class PoolAllocator(PoolPlans):
         return at_once(steps, BlockView(run, 0, len(run.blocks)))
 
     def free(self, block: Block) -> None:
-        """Gives a block back. What was cached stays findable until it is evicted.
+        """Frees a block. If it is cached, it stays findable until it is evicted.
 
         Raises:
             BlockStateError: The block was freed before.

@@ -244,7 +244,7 @@ class BlockTable:
         Args:
             num_slots: Slots after the tokens that are there.
             num_written: Of those, the ones that get tokens.
-            num_computed: Tokens whose K/V is written: what is before their window is given back.
+            num_computed: Tokens whose K/V is written: blocks before their window are freed.
         """
         run, size = self._allocated(), self.block_size
         start = self.num_full_slots
@@ -313,7 +313,7 @@ class BlockTable:
         return child, steps
 
     def free(self) -> None:
-        """Gives all blocks back, the last first. What was cached stays findable.
+        """Frees all blocks, the last first. Cached ones stay findable.
 
         Raises:
             SequenceStateError: The table has no blocks (freeing twice ends here).

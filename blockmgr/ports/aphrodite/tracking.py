@@ -48,7 +48,7 @@ class RefCounter(ReadOnlyRefCounter):
         """Adds a reference to a held or cached block; returns how many there are.
 
         Raises:
-            BlockStateError: Nobody holds the block, and it is not cached.
+            BlockStateError: The block is not held, and it is not cached.
             ValueError: No block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
@@ -59,7 +59,7 @@ class RefCounter(ReadOnlyRefCounter):
         """Drops a reference; returns how many are left.
 
         Raises:
-            BlockStateError: Nobody holds the block.
+            BlockStateError: The block is not held.
             ValueError: No block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)

@@ -89,7 +89,7 @@ class BeamJob:
         self.is_done = False
         self._beams: list[list[int]] = []  # what each has generated, the best first
         self._scores = torch.full((config.num_beams,), WORST)
-        self._scores[0] = 0.0  # all begin alike, so only the first may continue at first
+        self._scores[0] = 0.0  # all beams are equal at first, so only one may continue
         self._ended: list[tuple[float, list[int]]] = []  # best first, at most num_beams
         self._logits: dict[int, torch.Tensor] = {}  # by index of the track
 
@@ -180,7 +180,7 @@ class BeamJob:
         stops = set(config.stop_token_ids)
         vocab_size = logits.shape[-1]
         sums = logits.log_softmax(dim=-1) + self._scores.to(logits.device)[:, None]
-        # So many that num_beams are left even if every one of the best ends.
+        # Enough candidates for num_beams even if all of the best end.
         count = max(2, 1 + len(stops)) * width
         values, indices = sums.flatten().topk(min(count, width * vocab_size))
         length = self.num_generated + 1
@@ -189,7 +189,7 @@ class BeamJob:
         tokens = (indices % vocab_size).tolist()
         ends = [is_last or token in stops for token in tokens]
         self._end(values, parents, tokens, ends)
-        # What has ended stays behind all that has not, in its order.
+        # Beams that have ended stay behind all others, in their order.
         held_back = torch.tensor(ends, device=values.device) * WORST
         kept_values, kept = (values + held_back).topk(width)
         self._scores = kept_values.cpu()

@@ -123,7 +123,7 @@ class Engine(NotCopied):
 
         Args:
             path: Directory with ``config.json`` and safetensors weights.
-            dtype: Of weights and K/V; what the weights are stored in by default.
+            dtype: Of weights and K/V; by default that of the stored weights.
             device: Where both live.
             **options: Those of the constructor.
 

@@ -125,7 +125,7 @@ class SampleJob:
         """Nothing: the one sequence resumes with all its tokens."""
 
     def preempt(self, manager: BlockManager) -> None:
-        """Keeps what is computed findable, and lets go of the blocks."""
+        """Keeps computed blocks findable, and releases all blocks."""
         [track] = self.tracks
         manager.commit(track.live(), track.written)
         manager.preempt(track.live())

@@ -347,7 +347,7 @@ class Scheduler:
     # What comes out of it.
 
     def _deliver(self, landed: list[tuple[Job, Track]], logits: torch.Tensor) -> None:
-        """Hands each job its logits; what is finished goes."""
+        """Gives each job its logits, and removes finished jobs."""
         samples: list[SampleJob] = []
         rows: list[int] = []
         for row, (job, track) in enumerate(landed):

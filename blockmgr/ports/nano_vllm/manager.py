@@ -37,7 +37,7 @@ class BlockManager(Tables):
         """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
 
         Raises:
-            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
             ValueError: No tokens, or a token out of bounds.
             TypeError: Tokens of the wrong type.
         """
@@ -140,7 +140,7 @@ class LegacyBlockManager(Tables):
         """Whether ``allocate`` would succeed; blocks it would share are counted once.
 
         Raises:
-            NeverFitsError: The sequence needs more blocks than there are; it would wait for ever.
+            NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
             ValueError: No tokens, or a token out of bounds.
             TypeError: Tokens of the wrong type.
         """

@@ -19,7 +19,7 @@ class RadixCacheManager(RadixTree):
 
     Slot ``s`` lies in page ``s // page_size``. A page belongs either to the tree or to the caller.
     By itself, the manager starts with all pages the caller's: ``insert_prefix`` hands pages to
-    the tree, ``evict`` takes them back. ``CacheManager`` keeps those that are nobody's.
+    the tree, ``evict`` takes them back. ``CacheManager`` keeps pages without an owner.
 
     Args:
         device: Where results go, as torch tensors; None for NumPy arrays on the host.

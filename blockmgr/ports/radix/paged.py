@@ -197,7 +197,7 @@ class PagedCacheManager(PageKeeper):
         indices = on_host(self.page_table[row, :count])
         plan = self._hand_over(old, req.input_ids[:count], indices)
         going = np.concatenate([plan.done, plan.unfinished]) if finished else plan.done
-        # What is handed to the tree is given up at once: a tree's page is nobody's.
+        # Pages handed to the tree are released directly: the tree owns them.
         mine = np.isin(going, plan.chain)
         leave: list[Step] = [(self._pool._core.release, going[mine])]
         self._refuse_given(going[~mine])
@@ -214,7 +214,7 @@ class PagedCacheManager(PageKeeper):
         shared = self._tree._page_slots.slots(plan.chain)
         where = np.flatnonzero(shared != indices[: len(shared)])
         here = np.full(len(where), row), where
-        # First, for it may fail; whoever sees the row before the call ends sees the same K/V.
+        # First, because it may fail; a reader of the row during the call sees the same K/V.
         self._write(*here, shared[where])
         try:
             at_once((plan.promote, *lock, *leave, *self._end(old), renamed), None)

@@ -7,7 +7,7 @@ often each was handed out, so that a reference to content that is gone can be to
 ``SlotAllocator``; joined to one, by ``slots``, it answers only what is in the slots at the moment,
 and what is pinned stays in its slot. What the original gets wrong is different here:
 
-- eviction cannot loop for ever: an insertion for which there is no room raises;
+- eviction cannot loop forever: an insertion for which there is no room raises;
 - a pin keeps the whole prefix, and the slot it lies in;
 - a slot that is handed out, or written to from the middle, is not found with what it held; and
   what another slot holds as well is still found there;

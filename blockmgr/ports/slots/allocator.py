@@ -19,7 +19,7 @@ __all__ = ["SlotAllocator"]
 
 
 class _Cache(Protocol):
-    """What is told of slots whose content goes."""
+    """The interface that learns which slots lose their content."""
 
     def _shrinking(self, slot: int, keep: int) -> list[Step]: ...
 
@@ -46,7 +46,7 @@ class SlotAllocator:
 
     def __init__(self, max_slots: int) -> None:
         count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
-        # A slot is a block, cached under its own number: so a slot that nobody uses keeps its
+        # A slot is a block, cached under its own number: so an unused slot keeps its
         # content until it is the next in the eviction order, and can be had by its number.
         self._pool = BlockPool(count, 1)
         everything = self._pool.take(count)

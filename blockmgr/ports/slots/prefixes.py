@@ -46,8 +46,8 @@ class PrefixCacheManager:
     Args:
         max_capacity: Tokens of all prefixes together, shared beginnings counted once; beyond, the
             ends of the least recently used give way.
-        slots: The slots it speaks of. Without, it takes its caller's word for what they hold, and
-            the caller compares versions.
+        slots: The slots that it refers to. Without, it takes its caller's word for what they hold,
+            and the caller compares versions.
 
     Raises:
         ValueError: ``max_capacity`` out of its bounds.
@@ -138,7 +138,7 @@ class PrefixCacheManager:
                 both = min(len(old), len(path))
                 again = old[:both] == path[:both]
                 owners[:both][again] = left[:both][again]
-            # What nobody answers for any more is this slot's, and so is what is added.
+            # Tokens without an owner are this slot's now, and so are the added ones.
             owners[owners < 0] = slot
             steps += [
                 (self._slot_of.put, path, owners),

@@ -97,7 +97,7 @@ class BlockAllocator:
         self._manager = BlockManager(
             total // size,
             size,
-            # Each allocation has a block that nobody shares, so no more rows are ever needed.
+            # Each allocation has a block of its own, so no more rows are ever needed.
             max_seqs=min(capacity, max(MIN_ALLOCATIONS, MAX_TABLE_ENTRIES // capacity)),
             prefix_caching=prefix_caching,
             dedup="append_only",  # the blocks of an allocation never change

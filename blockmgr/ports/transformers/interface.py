@@ -98,8 +98,8 @@ def _attn_implementation(config: PretrainedConfig) -> str | None:
     return _stored_name(config)
 
 
-# A property of the class, because anything kept in a model or in its config is shared by everybody
-# who uses the model.
+# A property of the class, because anything kept in a model or in its config is shared by all its
+# users.
 PretrainedConfig._attn_implementation = property(  # type: ignore[method-assign, assignment]
     _attn_implementation, _stored.fset, _stored.fdel, _stored.__doc__
 )

@@ -2,8 +2,8 @@
 
 ``PagedModel`` runs decoders whose layers all do plain causal attention and let the attention
 function be chosen, which is what transformers calls an attention backend; docs/guides/generate.md
-lists them. Sliding windows and capped scores are honoured. What a model asks of attention is found
-out on a copy without weights, so what is not supported is said before any load.
+lists them. Sliding windows and capped scores are honoured. The needs of a model are found
+out on a copy without weights, so unsupported models are refused before any load.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def load_model(
 
     Args:
         path: Directory with ``config.json`` and the weights, as ``save_pretrained`` writes it.
-        dtype: Of weights and K/V; what the weights are stored in by default.
+        dtype: Of weights and K/V; by default that of the stored weights.
         device: Where the weights go.
 
     Raises:

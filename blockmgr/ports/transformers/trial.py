@@ -271,7 +271,7 @@ def _try_out(
             model = make(copy.deepcopy(config), dtype=torch.bfloat16)
             tokens = torch.zeros(1, 2, dtype=torch.int64)
             last = torch.ones(1, dtype=torch.int64)
-        # With a mask of the tokens, nobody looks for padding in tokens that have no values.
+        # With a mask of the tokens, no layer looks for padding in tokens without values.
         arguments = {
             "input_ids": tokens,
             "position_ids": tokens,

@@ -116,8 +116,8 @@ class AllBlocks:
 class BlockPool:
     """The part of vLLM's ``BlockPool`` that its scheduler and connectors reach for.
 
-    Blocks are not found by vLLM's hashes, and nobody else takes any: what needs that is refused at
-    start-up.
+    Blocks are not found by vLLM's hashes, and no other code takes any: what needs that is refused
+    at start-up.
     """
 
     enable_kv_cache_events = False
@@ -148,7 +148,7 @@ class BlockPool:
         self._manager.release([block.block_id for block in ordered_blocks if not block.is_null])
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Has nobody find these blocks again."""
+        """Takes these blocks out of the cache."""
         self._manager.forget(sorted(block for block in block_ids if block))
 
     def take_events(self) -> list[Any]:

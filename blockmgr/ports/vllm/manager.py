@@ -50,7 +50,7 @@ class KVCacheManager(Lookups):
     Args:
         options: The values given under ``blockmgr``.
         max_seqs: Requests that may have blocks at a time.
-        kv_cache_config: As vLLM's has it; so are the others.
+        kv_cache_config: As in vLLM's manager; so are the others.
     """
 
     mamba_shared_prefix_checkpoint = False
@@ -331,7 +331,7 @@ class KVCacheManager(Lookups):
         """Nothing: full attention reads every block."""
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Has nobody find these blocks again, in use or not."""
+        """Takes these blocks out of the cache, in use or not."""
         self._close_late_commits()
         self.block_pool.evict_blocks(block_ids)
 

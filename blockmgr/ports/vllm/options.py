@@ -1,4 +1,4 @@
-"""What can be said under ``blockmgr`` in vLLM's ``--additional-config``."""
+"""The options under ``blockmgr`` in vLLM's ``--additional-config``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Options:
         """Options out of parsed JSON.
 
         Raises:
-            OptionError: Not an object, an option nobody knows, or a value that is none. Bounds that
+            OptionError: Not an object, an unknown option, or an invalid value. Bounds that
                 depend on the pool are looked at when it is made.
         """
         if values is True:

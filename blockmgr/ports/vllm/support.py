@@ -85,7 +85,7 @@ def _connectors(config: Any) -> Iterator[str]:
 
 
 def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """A request that its share can never hold would be waited for, and everybody behind it."""
+    """A request larger than its share would wait forever, and so would all behind it."""
     config = arguments["kv_cache_config"]
     size = config.kv_cache_groups[0].kv_cache_spec.block_size if config.kv_cache_groups else 1
     size *= arguments.get("dcp_world_size", 1)
