@@ -27,6 +27,7 @@ from blockmgr import UnsupportedModelError
 from blockmgr.kv import ModelShape, PagedKVCache
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.ports.transformers import PagedBatch, PagedModel, check_config, load_model
+from blockmgr.ports.transformers.trial import _TryOut
 
 GREEDY = Sampling(max_new_tokens=NEW_TOKENS)
 FAMILIES = ("Qwen2", "Mistral", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "Mixtral")
@@ -170,6 +171,29 @@ def test_what_is_not_supported_is_named(
         check_config(config)
     assert caught.value.model == config.model_type
     assert missing in caught.value.missing
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "said"),
+    [
+        ((2, 16), (2, 8), "values of layer 1 have 2 heads of 8, the first keys 2 of 16"),
+        ((4, 16), (2, 16), "keys of layer 1 have 4 heads of 16, the first keys 2 of 16"),
+    ],
+)
+def test_heads_that_differ_are_named_with_both_shapes(
+    keys: tuple[int, int], values: tuple[int, int], said: str
+) -> None:
+    def heads(shape: tuple[int, int]) -> torch.Tensor:
+        return torch.zeros(1, shape[0], 3, shape[1])
+
+    config = config_of("Llama")
+    trial = _TryOut(config, config)
+    one = heads((2, 16))
+    first, second = torch.nn.Identity(), torch.nn.Identity()
+    first.layer_idx, second.layer_idx = 0, 1  # type: ignore[assignment]
+    trial.attend(first, one, one, one, mask=None)
+    with pytest.raises(UnsupportedModelError, match=said):
+        trial.attend(second, one, heads(keys), heads(values), mask=None)
 
 
 def test_it_is_said_before_any_weights_load(
