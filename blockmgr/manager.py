@@ -41,8 +41,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
-    one of the sharers writes, keeps finished work findable, and evicts it in a good order. It
-    works on integers alone: no tensor is needed, and none is touched.
+    a sharer writes, keeps the blocks of finished sequences in the cache, and evicts them by a
+    policy. It works on integers alone and needs no tensors.
 
     A sequence is named by a *handle*, an int whose low 32 bits are its row in ``block_tables``.
     Every call either finishes or raises with nothing changed. Calls may come from several threads:
@@ -152,7 +152,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
     ) -> int:
-        """Takes in a prompt: finds its longest cached prefix and blocks for the rest.
+        """Admits a prompt: finds its longest cached prefix, and takes blocks for the rest.
 
         The last token is never served from the cache, so one is always left to compute.
 
@@ -217,7 +217,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
     ) -> Admission:
-        """Whether ``admit`` with these arguments would succeed, changing nothing.
+        """Whether ``admit`` with these arguments would succeed; changes nothing.
 
         Blocks it would share are counted once, and the watermark applies.
 
@@ -242,7 +242,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
     # Growth.
 
     def reserve(self, handle: int, num_slots: int) -> None:
-        """Makes sure of slots for the first ``num_slots`` tokens: next chunk, or look-ahead.
+        """Takes slots for the first ``num_slots`` tokens: the next chunk, or look-ahead.
 
         Never takes slots away. Slots beyond the present tokens are private to the sequence until it
         is forked.
@@ -260,7 +260,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         self._core.reserve(handle, num_slots)
 
     def append(self, handle: int, tokens: Tokens) -> None:
-        """Adds new tokens at the end, with slots; copies the block they go to if it is shared.
+        """Appends tokens, with slots; copies the last block first if it is shared.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
@@ -583,7 +583,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         return BlockSnapshot(**self._core.blocks())
 
     def memory_usage(self) -> int:
-        """Bytes the manager holds on the host, address space of unused table rows included.
+        """Bytes that the manager holds on the host, including address space of unused rows.
 
         Cost: O(max_seqs).
         """
@@ -620,7 +620,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         self.check_policy()
 
     def check_policy(self) -> None:
-        """Asks whether an eviction policy of one's own has worked so far.
+        """Raises the first error of an eviction policy written in Python, if there was one.
 
         Raises:
             PolicyError: It has raised, or named a victim that cannot be evicted. The call inside

@@ -25,7 +25,7 @@ class BlockCalls:
     _core: _core.Core
 
     def acquire(self, blocks: Blocks) -> None:
-        """Holds blocks by their ids, whatever becomes of the sequences that name them.
+        """Holds blocks by their ids, independent of the sequences that name them.
 
         For callers that move K/V out of blocks or into them while sequences come and go. A held
         block is not handed out. It stays as findable as it was, and so does what it continues; if
@@ -79,7 +79,7 @@ class BlockCalls:
         self._core.release(blocks)
 
     def touch_blocks(self, blocks: Blocks) -> None:
-        """Makes blocks, with all that they continue, the ones that were used last.
+        """Marks blocks and their ancestors as just used.
 
         Of several, the last is evicted last. Blocks in use do not change. Counted as
         ``touched_blocks``, each as often as it is touched.
@@ -142,7 +142,7 @@ class BlockCalls:
         return self._core.is_cached(block)
 
     def ref_count(self, block: int) -> int:
-        """How many block tables name this block, and how often it is held besides.
+        """The number of block tables that name this block, plus its holds.
 
         Raises:
             ValueError: The block is out of bounds.

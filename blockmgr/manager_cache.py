@@ -41,7 +41,7 @@ class CacheCalls:
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
     ) -> Match:
-        """What ``admit`` with the same arguments would find, changing nothing, not even recency.
+        """Finds what ``admit`` would find; changes nothing, not even recency.
 
         If that admission succeeds, it has exactly ``num_cached_tokens`` in the cache, in these
         blocks. Both leave out a part of a block where blocks are so few that copying it would take
@@ -69,7 +69,7 @@ class CacheCalls:
     def block_digests(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> list[bytes]:
-        """The digests that the prompt's whole blocks have, or would have, in the cache.
+        """The digests of the whole blocks of a prompt, cached or not.
 
         Each stands for its block and all before it. They are what ``digest`` makes of them, so two
         managers with the same ``digest`` and ``block_size`` agree on them. Tokens after the last
@@ -94,7 +94,7 @@ class CacheCalls:
     def explain(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> Explanation:
-        """How far the prompt is in the cache, and why no further.
+        """Explains how much of a prompt is cached, and why the rest is not.
 
         That is what ``admit`` finds where there is room enough to copy a part of a block.
 
@@ -122,7 +122,7 @@ class CacheCalls:
         return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
 
     def hit_rate_curve(self) -> HitRateCurve:
-        """What pools of other sizes, up to ``num_blocks + ghost_blocks``, would have found.
+        """The hits of pools of other sizes, up to ``num_blocks + ghost_blocks``.
 
         Exact for requests that come one after another, and under any load for the size the pool
         has, if it evicts the least recently used block and reuses whole blocks only. Where requests
@@ -153,7 +153,7 @@ class CacheCalls:
     def num_common_prefix_blocks(
         self, handles: IntSequence[int] | npt.NDArray[np.int64] | None = None
     ) -> int:
-        """Leading blocks that all of these sequences have in their tables, for cascade attention.
+        """The number of leading blocks that all these sequences share, for cascade attention.
 
         Only whole blocks count whose K/V each of them has: what a forward may read for the whole
         batch at once, without a mask. One sequence alone has all of its computed blocks in common.
@@ -182,7 +182,7 @@ class CacheCalls:
         return self._core.num_common_prefix_blocks(handles)
 
     def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:
-        """Forgets all that is cached, as new weights require; running sequences go on.
+        """Forgets all cached blocks, as new weights require; running sequences continue.
 
         Nothing that was computed before this call is found after it. Idle blocks become free.
         Blocks in use stay with their sequences and are private from here on. All that those
@@ -217,7 +217,7 @@ class CacheCalls:
         return self._core.reset_prefix_cache(reset_hit_rate)
 
     def recent_hits(self) -> RecentHits:
-        """What the last ``hit_rate_window`` requests found in the cache: its hit rate now.
+        """The hits of the last ``hit_rate_window`` requests.
 
         Counted in tokens, at first admissions that read the cache.
 
@@ -239,7 +239,7 @@ class CacheCalls:
         self._core.reset_hit_rate()
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """What becomes of the blocks that prompts of this namespace are given.
+        """The limit of the blocks of a namespace, and their use.
 
         For the operator. A namespace without a quota shares with all others that have none, so for
         it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.

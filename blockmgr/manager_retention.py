@@ -33,7 +33,7 @@ class RetentionCalls:
         priority: Priority | None,
         ttl: float | None = None,
     ) -> int:
-        """Says how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
+        """Sets how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
 
         Each block that lies wholly or partly in the range remembers it, until it loses its content
         or is retained again: the last call wins. Blocks that are not cached yet get it when they
@@ -93,7 +93,7 @@ class RetentionCalls:
         return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
 
     def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
-        """Keeps the full blocks of a prompt that are cached at the moment, before all else.
+        """Keeps the cached full blocks of a prompt before all others.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
         running work that could have no other block gets them, the deepest and least recently used
@@ -118,7 +118,7 @@ class RetentionCalls:
         return self._core.pin(tokens, namespace, extras_pairs(extras))
 
     def unpin(self, pin: int) -> None:
-        """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
+        """Releases a pin. Its blocks stay cached, as if they had never been pinned.
 
         Raises:
             UnknownPinError: It was given back already, or never made.
@@ -127,7 +127,7 @@ class RetentionCalls:
         self._core.unpin(pin)
 
     def pinned(self, pin: int) -> Pin:
-        """What a pin covers, and what of it is still cached.
+        """The number of blocks of a pin, and how many of them are still cached.
 
         Raises:
             UnknownPinError: It was given back already, or never made.
@@ -136,7 +136,7 @@ class RetentionCalls:
         return Pin(*self._core.view_pin(pin))
 
     def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
-        """Makes what ``admit`` would find of a waiting prompt the last to go of its priority.
+        """Makes the cached blocks of a waiting prompt the last of their priority to be evicted.
 
         It counts as just used, but not as looked up or found, however often it is touched; so
         orders of eviction that go by use alone do not notice. Blocks that wait for a step in flight
@@ -169,7 +169,7 @@ class RetentionCalls:
         return self._core.time()
 
     def set_time(self, seconds: float) -> None:
-        """Tells the manager the time, for ``ttl``: it has no clock of its own.
+        """Sets the time for ``ttl``; the manager has no clock.
 
         Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
         expired by then ends here.
