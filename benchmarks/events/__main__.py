@@ -4,7 +4,8 @@ Both sides store the same prompts of 2,048 blocks of 16 tokens in a pool that ho
 with events off and on, both with sha256_cbor; best of the rounds, in nanoseconds a block. vLLM's
 are its ``cache_full_blocks`` (without hashing, which happens when a request is made) and
 ``get_new_blocks``; ours are ``commit`` (with hashing) and ``admit``. So only what events add is
-comparable. vLLM's and encoded" is encoding alone: it makes its events while it caches. Not measured: the line.
+comparable. Of vLLM, "made and encoded" is encoding alone: it makes its events while it caches. Not
+measured: the line.
 
 Run: VLLM_PYTHON=/path/to/python python -m benchmarks.events
 """
