@@ -24,6 +24,7 @@ from blockmgr.cli import (
     explain,
     fleet,
     generate,
+    index,
     plan,
     replay,
     report,
@@ -50,6 +51,7 @@ cli.add_command(explain.explain)
 cli.add_command(report.report)
 cli.add_command(show.show)
 cli.add_command(workload.workload)
+cli.add_command(index.index)
 cli.add_command(generate.generate)
 cli.add_command(doctor.doctor)
 

@@ -16,8 +16,8 @@ except ImportError as error:
 from blockmgr.events.codec import Encoder, decode
 from blockmgr.events.dialects import DynamoEncoder, TrtllmEncoder
 from blockmgr.events.publisher import Publisher
-from blockmgr.events.stream import Verdict
-from blockmgr.events.subscriber import Sink, Subscriber
+from blockmgr.events.reader import Reader, Sink
+from blockmgr.events.subscriber import Subscriber
 from blockmgr.events.wire import About, AllBlocksCleared, Batch, BlockRemoved, BlockStored
 
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
     "DynamoEncoder",
     "Encoder",
     "Publisher",
+    "Reader",
     "Sink",
     "Subscriber",
     "TrtllmEncoder",
-    "Verdict",
     "decode",
 ]

@@ -14,9 +14,9 @@ from blockmgr.vllm_keys import vllm_keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["LOW_BITS", "AnyBatch", "Encoder", "anonymous", "decode", "short"]
+__all__ = ["LOW_BITS", "AnyBatch", "Encoder", "anonymous", "decode", "decode_hashes", "short"]
 
-AnyBatch = wire.Batch | wire.OldBatch
+AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
 
 LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
@@ -24,6 +24,7 @@ MOST_BLOCKS = 8192
 
 _maps = msgspec.msgpack.Decoder(wire.Batch)
 _arrays = msgspec.msgpack.Decoder(wire.OldBatch)
+_hashes = msgspec.msgpack.Decoder(wire.HashBatch)
 
 
 def short(digest: bytes) -> int:
@@ -203,10 +204,24 @@ def decode(payload: bytes) -> AnyBatch:
     Raises:
         ValueError: These bytes are no batch of events.
     """
+    return _decode(_maps, payload)
+
+
+def decode_hashes(payload: bytes) -> AnyBatch:
+    """Likewise, without the tokens of today's layout: for an index, which knows digests only.
+
+    Raises:
+        ValueError: These bytes are no batch of events.
+    """
+    return _decode(_hashes, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> AnyBatch:
     try:
-        return _maps.decode(payload)
+        batch: AnyBatch = decoder.decode(payload)
     except msgspec.DecodeError as error:
         try:
             return _arrays.decode(payload)
         except msgspec.DecodeError:
             raise ValueError(f"payload must be a batch of events: {error}") from None
+    return batch

@@ -24,11 +24,15 @@ __all__ = [
     "BlockHash",
     "BlockRemoved",
     "BlockStored",
+    "HashBatch",
+    "HashesCleared",
     "OldBatch",
     "OldBlockRemoved",
     "OldBlockStored",
     "OldBlocksCleared",
     "PlainBatch",
+    "RemovedHashes",
+    "StoredHashes",
 ]
 
 BlockHash: TypeAlias = bytes | int
@@ -159,5 +163,37 @@ class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     ts: float
     events: list[OldBlockStored | OldBlockRemoved | OldBlocksCleared]
+    data_parallel_rank: int | None = None
+    about: About | None = None
+
+
+class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
+    """What an index wants of stored blocks; the tokens are passed over unread."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class RemovedHashes(msgspec.Struct, gc=False, tag="BlockRemoved"):
+    """Likewise."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class HashesCleared(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
+    """Likewise."""
+
+    medium: str | None = None
+
+
+class HashBatch(msgspec.Struct, array_like=True, gc=False):
+    """A batch without tokens."""
+
+    ts: float
+    events: list[StoredHashes | RemovedHashes | HashesCleared]
     data_parallel_rank: int | None = None
     about: About | None = None

@@ -334,6 +334,7 @@ class World {
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;
   std::set<std::string> mirror_;  // digests, kept by events alone
+  std::int64_t mirror_checks_ = 0;
   unsigned touched_ = 0;      // partitions the next call may change; 0: any
   std::vector<bool> tables_;  // blocks named by a table after the last call
 };

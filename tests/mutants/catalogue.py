@@ -60,12 +60,7 @@ CORE = (
         "events/log.cc",
         "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoBlock;\n",
         "void EventLog::removed(const std::uint8_t* digest) noexcept {\n",
-    ),
-    Mutant(
-        "goes_on_logging_after_a_loss",
-        "events/log.cc",
-        "  if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;\n",
-        "  if (full_of_runs() || num_blocks_ == capacity_) return false;\n",
+        times=4,
     ),
     # What callers are shown.
     Mutant(

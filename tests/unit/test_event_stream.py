@@ -17,10 +17,10 @@ pytest.importorskip("zmq", reason="the extra 'events'")
 import msgspec
 import zmq
 
-from blockmgr.events import Encoder, Publisher, Subscriber, Verdict
+from blockmgr.events import Encoder, Publisher, Subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.publisher import END
-from blockmgr.events.stream import Stream
+from blockmgr.events.stream import Stream, Verdict
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -261,7 +261,7 @@ def test_a_publisher_that_forgot_what_is_missing_is_asked_for_a_snapshot() -> No
         with reader_of(publisher, mirror) as reader:
             until(lambda: reader.is_current, reader)
             publisher.publish()
-            until(lambda: reader._stream.next == publisher.num_published, reader)
+            until(lambda: reader._reader._stream.next == publisher.num_published, reader)
             before = reader.counts["snapshots"]
             for prompt in range(4):
                 cache(manager, [prompt] * 5)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "blockmgr" / "csrc"
-ROOMS = ("memory", "events", "identity", "policies", "places", "sequences", "checks", "bindings")
+ROOMS = (
+    *("memory", "fleet", "events", "identity", "policies", "places", "sequences", "checks"),
+    "bindings",
+)
 """From the bottom up. A partition owns its policy, so policies lie below places."""
 
 INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)

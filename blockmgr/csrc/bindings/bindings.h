@@ -283,6 +283,8 @@ void bind_copies(nb::module_& m);
 void bind_adaptive(nb::module_& m);
 // Adds cbor_of and cbor_items.
 void bind_cbor(nb::module_& m);
+// Adds WorkerTable.
+void bind_fleet(nb::module_& m);
 void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr

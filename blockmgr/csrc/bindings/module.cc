@@ -586,6 +586,7 @@ NB_MODULE(_core, m) {
   bind_shared_memory(m);
   bind_copies(m);
   bind_cbor(m);
+  bind_fleet(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.

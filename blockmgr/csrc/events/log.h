@@ -1,11 +1,11 @@
 // What became findable and what stopped being so, in order, until somebody takes it.
 //
-//   num_blocks <= capacity      num_runs <= capacity      num_lost > 0: nothing is added any more
+//   num_blocks <= capacity      num_runs <= capacity      num_lost > 0: one of them is reached
 //
 // Whoever mirrors a cache learns of runs: blocks that were stored one after the other, each the
 // parent of the next, are one event, and so are blocks that were removed one after the other. All
 // memory is there from the start and nothing here fails. What does not fit is counted as lost, and
-// so is all that comes after it: with a hole, the rest would say something wrong.
+// so is all that comes after it: a log that is full stays so until it is dropped.
 //
 // The log knows no names and no keys, only their numbers. The index holds a reference to each as
 // long as it stands here.

@@ -1,0 +1,1 @@
+"""What events cost, beside vLLM's publisher on the same blocks."""

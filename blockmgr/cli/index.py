@@ -1,0 +1,114 @@
+"""``blockmgr index serve``."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from blockmgr.cli.common import Group, WrongCommand
+from blockmgr.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.index.service import Feeds
+
+__all__ = ["index"]
+
+
+@click.group(cls=Group, short_help="Tell routers which worker has a prompt in its cache.")
+def index() -> None:
+    """An index of the caches of many workers, fed by their events."""
+
+
+def _worker(
+    context: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> list[tuple[str, str, str | None]]:
+    workers = []
+    for value in values:
+        name, equals, endpoints = value.partition("=")
+        endpoint, _, replay = endpoints.partition(",")
+        if not (name and equals and endpoint):
+            raise click.BadParameter(f"must be NAME=ENDPOINT or NAME=ENDPOINT,REPLAY, got {value}")
+        workers.append((name, endpoint, replay or None))
+    return workers
+
+
+@index.command(short_help="Serve the index over HTTP.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8089,
+    show_default=True,
+    help="Port to listen on; 0 for any that is free.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    callback=_worker,
+    metavar="NAME=ENDPOINT[,REPLAY]",
+    help="A worker to follow, and where it publishes and answers; can be given several times.",
+)
+@click.option(
+    "--max-workers", type=click.IntRange(1, 65536), default=64, show_default=True,
+    help="Workers at a time.",
+)  # fmt: skip
+@click.option(
+    "--max-blocks", type=click.IntRange(1, 2**40), default=2**26, show_default=True,
+    help="Different blocks at a time.",
+)  # fmt: skip
+@click.option(
+    "--load-weight", type=float, default=1.0, show_default=True,
+    help="How much of a score a load of 1 takes.",
+)  # fmt: skip
+def serve(  # noqa: PLR0917  (click passes them by name)
+    host: str,
+    port: int,
+    workers: list[tuple[str, str, str | None]],
+    max_workers: int,
+    max_blocks: int,
+    load_weight: float,
+) -> None:
+    """Serve the index over HTTP until interrupted.
+
+    POST /place with {"digests": [...]} answers which workers have a prompt, best first. Workers can
+    be announced and withdrawn at /workers while it runs. GET /metrics is for Prometheus.
+
+    Whoever can reach the port can ask and announce: listen where only routers can.
+    """
+    try:
+        import uvicorn  # noqa: PLC0415  (an extra of its own)
+
+        from blockmgr.index.service import Feeds, application  # noqa: PLC0415
+        from blockmgr.index.workers import WorkerIndex  # noqa: PLC0415
+    except ImportError as error:
+        raise WrongCommand(str(MissingExtraError("index", "blockmgr index serve"))) from error
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise WrongCommand(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    feeds = Feeds(
+        WorkerIndex(max_workers=max_workers, max_blocks=max_blocks, load_weight=load_weight)
+    )
+    with listener:
+        _announce(feeds, workers)
+        click.echo(f"listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr)
+        config = uvicorn.Config(application(feeds), log_level="warning", lifespan="off")
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            feeds.close()
+
+
+def _announce(feeds: Feeds, workers: Sequence[tuple[str, str, str | None]]) -> None:
+    try:
+        for name, endpoint, replay in workers:
+            feeds.add(name, endpoint, replay)
+    except ValueError as error:
+        feeds.close()
+        raise WrongCommand(str(error)) from error

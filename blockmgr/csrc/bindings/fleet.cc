@@ -1,0 +1,142 @@
+// The table of an index of workers. Keys come as the bytes of native 64-bit numbers.
+#include <cstring>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "fleet/worker_table.h"
+#include "memory/errors.h"
+
+namespace blockmgr {
+namespace {
+
+constexpr int kMaxWorkers = 1 << 16;
+constexpr std::int64_t kMaxIndexed = std::int64_t{1} << 40;
+
+std::int64_t in_bounds(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
+  const std::int64_t number = int_argument(value, name);
+  if (number < low || number >= high)
+    throw Error(ErrorKind::kValue, std::string(name) + " must be in [" + std::to_string(low) +
+                                       ", " + std::to_string(high) + "), got " +
+                                       std::to_string(number));
+  return number;
+}
+
+class Keys {
+ public:
+  explicit Keys(const nb::bytes& bytes) : bytes_(bytes) {
+    if (bytes.size() % sizeof(std::uint64_t))
+      throw Error(ErrorKind::kValue, "keys must be 8 bytes each, got " +
+                                         std::to_string(bytes.size()) + " bytes");
+  }
+  // The bytes of a Python object lie at a multiple of eight as a rule; a copy does otherwise.
+  const std::uint64_t* data() {
+    const char* at = bytes_.c_str();
+    if (reinterpret_cast<std::uintptr_t>(at) % alignof(std::uint64_t) == 0)
+      return reinterpret_cast<const std::uint64_t*>(at);
+    copy_.resize(static_cast<std::size_t>(size()));
+    std::memcpy(copy_.data(), at, bytes_.size());
+    return copy_.data();
+  }
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(bytes_.size() / sizeof(std::uint64_t));
+  }
+
+ private:
+  const nb::bytes& bytes_;
+  std::vector<std::uint64_t> copy_;
+};
+
+void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks) {
+  const auto workers = static_cast<int>(in_bounds(max_workers, "max_workers", 1, kMaxWorkers + 1));
+  new (self) WorkerTable(workers, in_bounds(max_blocks, "max_blocks", 1, kMaxIndexed));
+}
+
+int worker_of(const WorkerTable& self, nb::handle worker) {
+  return static_cast<int>(in_bounds(worker, "worker", 0, self.max_workers()));
+}
+
+int tier_of(nb::handle tier) {
+  return static_cast<int>(in_bounds(tier, "tier", 0, WorkerTable::kTiers));
+}
+
+std::int64_t store(WorkerTable& self, nb::handle worker, nb::handle tier, const nb::bytes& keys) {
+  Keys read(keys);
+  return self.store(worker_of(self, worker), tier_of(tier), read.data(), read.size());
+}
+
+std::int64_t remove(WorkerTable& self, nb::handle worker, nb::handle tier, const nb::bytes& keys) {
+  Keys read(keys);
+  return self.remove(worker_of(self, worker), tier_of(tier), read.data(), read.size());
+}
+
+nb::object find(const WorkerTable& self, const nb::bytes& keys) {
+  Keys read(keys);
+  const Array<std::int32_t> found(static_cast<std::int64_t>(self.max_workers()) *
+                                  WorkerTable::kTiers);
+  self.find(read.data(), read.size(), found.numbers);
+  return found.array;
+}
+
+// The low 64 bits of digests, which are bytes, or whole numbers as others publish them; and how many
+// bytes each has: 0 for numbers, -1 if they are not alike.
+nb::tuple keys_of(const nb::list& digests) {
+  const Py_ssize_t count = PyList_Size(digests.ptr());
+  nb::object made_keys = made(nb::steal(PyBytes_FromStringAndSize(
+      nullptr, count * static_cast<Py_ssize_t>(sizeof(std::uint64_t)))));
+  char* const out = PyBytes_AsString(made_keys.ptr());
+  std::int64_t length = 0;
+  for (Py_ssize_t i = 0; i < count && i < PyList_Size(digests.ptr()); ++i) {
+    PyObject* const digest = PyList_GetItem(digests.ptr(), i);  // borrowed, and nothing is run
+    if (!digest) throw nb::python_error();
+    std::uint64_t key = 0;
+    std::int64_t own = 0;
+    if (PyBytes_Check(digest)) {
+      char* data;
+      Py_ssize_t size;
+      if (PyBytes_AsStringAndSize(digest, &data, &size)) throw nb::python_error();
+      for (Py_ssize_t at = size < 8 ? 0 : size - 8; at < size; ++at)
+        key = key << 8 | static_cast<std::uint8_t>(data[at]);
+      own = size;
+    } else if (PyLong_Check(digest) && !PyBool_Check(digest)) {
+      key = PyLong_AsUnsignedLongLongMask(digest);
+      if (key == ~std::uint64_t{0} && PyErr_Occurred()) throw nb::python_error();
+    } else {
+      raise(PyExc_TypeError, "digests must be bytes or ints, got " + kind_of(digest));
+    }
+    if (!i) length = own;
+    if (own != length) length = -1;
+    std::memcpy(out + i * static_cast<Py_ssize_t>(sizeof key), &key, sizeof key);
+  }
+  return nb::make_tuple(made_keys, length);
+}
+
+}  // namespace
+
+void bind_fleet(nb::module_& m) {
+  m.def("keys_of", keys_of,
+        nb::sig("def keys_of(digests: list[bytes | int], /) -> tuple[bytes, int]"));
+  nb::class_<WorkerTable>(m, "WorkerTable", "Workers by block; documented as blockmgr.index.")
+      .def("__init__", init,
+           nb::sig("def __init__(self, max_workers: object, max_blocks: object, /) -> None"))
+      .def("store", store,
+           nb::sig("def store(self, worker: object, tier: object, keys: bytes, /) -> int"))
+      .def("remove", remove,
+           nb::sig("def remove(self, worker: object, tier: object, keys: bytes, /) -> int"))
+      .def(
+          "clear",
+          [](WorkerTable& self, nb::handle worker, nb::handle tier) {
+            self.clear(worker_of(self, worker), tier_of(tier));
+          },
+          nb::sig("def clear(self, worker: object, tier: object, /) -> None"))
+      .def("find", find, nb::sig("def find(self, keys: bytes, /) -> " BM_ARRAY("int32")))
+      .def(
+          "num_blocks",
+          [](const WorkerTable& self, nb::handle worker, nb::handle tier) {
+            return self.num_blocks(worker_of(self, worker), tier_of(tier));
+          },
+          nb::sig("def num_blocks(self, worker: object, tier: object, /) -> int"))
+      .def("num_entries", &WorkerTable::num_entries)
+      .def("memory_usage", &WorkerTable::memory);
+}
+
+}  // namespace blockmgr

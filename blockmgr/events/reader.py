@@ -1,0 +1,221 @@
+"""What a subscriber does with messages, and with what is missing. No sockets here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from blockmgr.arguments import positive
+from blockmgr.events.codec import AnyBatch, decode
+from blockmgr.events.publisher import SNAPSHOT
+from blockmgr.events.stream import Stream, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["Reader", "Sink"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """What learns of the events."""
+
+    def reset(self, worker: str) -> None:
+        """All that is known of this worker may be wrong, and is to be forgotten."""
+
+    def apply(self, worker: str, batch: AnyBatch) -> None:
+        """What has happened since the batch before."""
+
+
+class Reader:
+    """Hands the batches of one publisher to a sink, in order and each once.
+
+    Args:
+        worker: Name of the worker, for the sink.
+        sink: What learns of the events.
+        ask: What answers a request with numbers and payloads, or with None if no whole answer
+            comes; None if nobody can be asked.
+        topic: First frame of the messages.
+        retry_s: Least time between two attempts to fill a gap.
+        check_s: Longest silence before the publisher is asked whether something was lost.
+        decode: What makes a batch of a payload.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        sink: Sink,
+        ask: Callable[[bytes], Iterable[tuple[int, bytes]] | None] | None,
+        *,
+        topic: bytes = b"",
+        retry_s: float = 1.0,
+        check_s: float = 5.0,
+        decode: Callable[[bytes], AnyBatch] = decode,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker = worker
+        self.counts: Counter[str] = Counter()
+        self.retry_s = positive("retry_s", retry_s)
+        self._sink = sink
+        self._ask = ask
+        self._topic = topic
+        self._check_s = positive("check_s", check_s)
+        self._decode = decode
+        self._clock = clock
+        self._stream = Stream()
+        self._asked_at = float("-inf")
+        self._heard_at = clock()
+        self._logged = False
+        self._connected = True  # unless told otherwise
+        self._stale = True  # nothing is applied until the sink has been brought up to date
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sink knows all that was heard of."""
+        return not self._stale
+
+    @property
+    def wants_answers(self) -> bool:
+        """Whether something is missing that somebody can be asked for."""
+        return self._stale and self._ask is not None
+
+    def lose(self) -> None:
+        """The connection is lost: whatever the worker has by now, nobody will say."""
+        self.counts["lost"] += 1
+        self._connected = False
+        self._forget()
+
+    def heed_connection(self) -> None:
+        """There is a connection: what was published before it cannot be heard any more."""
+        self._connected = True
+        self._stale = True
+        self._asked_at = float("-inf")
+
+    def receive(self, frames: list[bytes]) -> None:
+        """Takes in one message: topic, number, payload."""
+        if len(frames) != 3 or len(frames[1]) != 8 or frames[0] != self._topic:
+            self._refuse(f"a message of {len(frames)} frames")
+            return
+        number = int.from_bytes(frames[1], "big", signed=True)
+        batch = self._batch(frames[2])
+        if batch is None:
+            return
+        if not self._connected:  # of a connection that is gone, and of a worker that may be
+            self.counts["late"] += 1
+            return
+        self._heard_at = self._clock()
+        epoch = batch.about.epoch if batch.about else None
+        verdict = self._stream.judge(epoch, number)
+        if verdict is Verdict.RESTARTED:
+            self.counts[verdict.value] += 1
+            self._forget()
+            verdict = self._stream.judge(epoch, number)
+        if verdict is Verdict.APPLY and (not self._stale or self._ask is None):
+            self._take(epoch, number, batch)
+            self._stale = False
+            return
+        if verdict is Verdict.APPLY:
+            verdict = Verdict.GAP
+        self.counts[verdict.value] += 1
+        if verdict is not Verdict.GAP:
+            return
+        self._stale = True
+        if self._ask is None:
+            # Nobody can be asked: what is known may be wrong, what comes from here on is not.
+            self._forget()
+            self._take(epoch, number, batch)
+            self._stale = False
+
+    def catch_up(self) -> None:
+        """Asks for what is missing, if it is time to. Call it after what was received."""
+        if self._ask is None:
+            return
+        now = self._clock()
+        silent = now - max(self._heard_at, self._asked_at) >= self._check_s
+        if silent or (self._stale and now - self._asked_at >= self.retry_s):
+            self._asked_at = now
+            self._recover()
+
+    def _batch(self, payload: bytes) -> AnyBatch | None:
+        try:
+            return self._decode(payload)
+        except ValueError as error:
+            self._refuse(f"a message, {error}")
+            return None
+
+    def _refuse(self, what: str) -> None:
+        self.counts["foreign"] += 1
+        if not self._logged:
+            self._logged = True
+            _LOG.warning("%s: ignored %s; others like it are only counted", self.worker, what)
+
+    def _forget(self) -> None:
+        self._sink.reset(self.worker)
+        self._stream.restart()
+        self._stale = True
+
+    def _take(self, epoch: int | None, number: int, batch: AnyBatch) -> None:
+        self._sink.apply(self.worker, batch)
+        self._stream.advance(epoch, number)
+        self.counts["apply"] += 1
+
+    # What is missing.
+
+    def _recover(self) -> None:
+        """Replay from the next number on if that goes on where we are, else a snapshot."""
+        wanted = self._stream.next
+        if wanted is not None:
+            answers = self._answers(wanted.to_bytes(8, "big"), "replays")
+            if answers is None:
+                self._forget()
+                return
+            if self._take_all(answers):
+                self._stale = False
+                return
+        self._recover_from_nothing()
+
+    def _recover_from_nothing(self) -> None:
+        parts = self._answers(SNAPSHOT, "snapshots")
+        self._forget()
+        if parts is None:
+            return
+        about = [batch.about for _, batch in parts if batch.about and batch.about.snapshot]
+        if about and len(about) == len(parts) and about[-1].last:
+            for _, batch in parts:
+                self._sink.apply(self.worker, batch)
+            self._stream.advance(about[-1].epoch, parts[-1][0])
+            self._stale = False
+            return
+        # It knows no snapshots. All it can replay is the most that can be known.
+        answers = self._answers(bytes(8), "replays")
+        if answers:
+            self._stream.next = answers[0][0]
+        self._stale = answers is None or not self._take_all(answers)
+
+    def _take_all(self, answers: list[tuple[int, AnyBatch]]) -> bool:
+        """Applies batches that go on where we are, up to one that does not; whether all did."""
+        for number, batch in answers:
+            epoch = batch.about.epoch if batch.about else None
+            if self._stream.judge(epoch, number) is not Verdict.APPLY:
+                return False
+            self._take(epoch, number, batch)
+        return True
+
+    def _answers(self, request: bytes, what: str) -> list[tuple[int, AnyBatch]] | None:
+        assert self._ask is not None
+        self.counts[what] += 1
+        answered = self._ask(request)
+        if answered is None:
+            self.counts["unanswered"] += 1
+            return None
+        answers = []
+        for number, payload in answered:
+            batch = self._batch(payload)
+            if batch is None:
+                return None
+            answers.append((number, batch))
+        return answers

@@ -1,0 +1,303 @@
+"""The index as a small process: events in over ZMQ, questions over HTTP, metrics for Prometheus.
+
+It answers where a prompt is cached; it forwards no requests.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from blockmgr.errors import MissingExtraError
+from blockmgr.event_columns import Tier
+from blockmgr.events.codec import decode_hashes
+from blockmgr.events.subscriber import Subscriber
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST
+    from prometheus_client.registry import Collector
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError("index", "blockmgr.index.service") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.requests import Request
+
+    from blockmgr.index.workers import WorkerIndex
+
+__all__ = ["Feeds", "application"]
+
+MOST_BYTES: Final = 2**24
+"""Of the body of a request: a prompt of half a million blocks."""
+
+_WAIT_S: Final = 0.25
+
+
+class Feeds:
+    """One subscriber for each worker, each in a thread of its own.
+
+    Args:
+        index: What learns of the events.
+        retry_s: Least time between two attempts to fill a gap.
+    """
+
+    def __init__(self, index: WorkerIndex, *, retry_s: float = 1.0) -> None:
+        self.index = index
+        self._retry_s = retry_s
+        self._feeds: dict[str, tuple[Subscriber, threading.Thread, threading.Event]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
+        """Announces a worker and follows its events. One that is followed already begins anew.
+
+        Raises:
+            ValueError: An address is none, or the index has no room for another worker.
+        """
+        with self._lock:
+            if worker in self._feeds:
+                self._remove(worker)
+            self.index.announce(worker)
+            try:
+                reader = Subscriber(
+                    worker,
+                    endpoint,
+                    replay_endpoint,
+                    self.index,
+                    retry_s=self._retry_s,
+                    decode=decode_hashes,
+                )
+            except ValueError:
+                self.index.withdraw(worker)
+                raise
+            stop = threading.Event()
+            thread = threading.Thread(
+                target=_follow, args=(reader, stop), name=f"events of {worker}", daemon=True
+            )
+            self._feeds[worker] = reader, thread, stop
+            thread.start()
+
+    def remove(self, worker: str) -> None:
+        """Forgets a worker.
+
+        Raises:
+            KeyError: It is not followed.
+        """
+        with self._lock:
+            if worker not in self._feeds:
+                raise KeyError(f"worker {worker!r} is not followed")
+            self._remove(worker)
+
+    def _remove(self, worker: str) -> None:
+        _, thread, stop = self._feeds.pop(worker)
+        stop.set()
+        thread.join()
+        self.index.withdraw(worker)
+
+    def close(self) -> None:
+        """Stops following everybody; the index keeps nothing of them."""
+        with self._lock:
+            for worker in list(self._feeds):
+                self._remove(worker)
+
+    def readers(self) -> dict[str, Subscriber]:
+        """The subscribers, by worker."""
+        with self._lock:
+            return {worker: feed[0] for worker, feed in self._feeds.items()}
+
+
+def _follow(reader: Subscriber, stop: threading.Event) -> None:
+    with reader:
+        while not stop.is_set():
+            reader.poll(_WAIT_S)
+
+
+class _Metrics(Collector):
+    """What the index holds and what came in, read when Prometheus asks."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+
+    def describe(self) -> Iterator[Any]:
+        """Nothing: names are known without asking anybody."""
+        return iter(())
+
+    def collect(self) -> Iterator[Any]:
+        """The metric families."""
+        index = self._feeds.index
+        blocks = GaugeMetricFamily(
+            "blockmgr_index_blocks", "Blocks that a worker has in a tier", labels=["worker", "tier"]
+        )
+        for worker in index.workers:
+            for tier in Tier:
+                try:
+                    blocks.add_metric([worker, tier.name.lower()], index.num_blocks(worker, tier))
+                except KeyError:
+                    break  # withdrawn meanwhile
+        yield blocks
+        yield GaugeMetricFamily(
+            "blockmgr_index_entries", "Different blocks that some worker has",
+            value=index.num_entries,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "blockmgr_index_bytes", "Memory of the table", value=index.memory_usage()
+        )
+        readers = self._feeds.readers()
+        current = GaugeMetricFamily(
+            "blockmgr_index_current", "1 if nothing of a worker's events is missing",
+            labels=["worker"],
+        )  # fmt: skip
+        messages = CounterMetricFamily(
+            "blockmgr_index_messages", "What came of a worker's messages, by outcome",
+            labels=["worker", "outcome"],
+        )  # fmt: skip
+        for worker, reader in readers.items():
+            current.add_metric([worker], float(reader.is_current))
+            for outcome, count in sorted(reader.counts.items()):
+                messages.add_metric([worker, outcome], count)
+        yield current
+        yield messages
+        refused = CounterMetricFamily(
+            "blockmgr_index_refused", "Events and blocks that were not believed", labels=["reason"]
+        )
+        for reason, count in sorted(index.counts.items()):
+            refused.add_metric([reason], count)
+        yield refused
+
+
+class _Question(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /place``: digests as numbers (low 64 bits), or as text in hexadecimal."""
+
+    digests: list[int | str]
+
+
+class _Announcement(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /workers``."""
+
+    worker: str
+    endpoint: str
+    replay_endpoint: str | None = None
+
+
+class _Load(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of ``POST /workers/{worker}/load``."""
+
+    load: float
+
+
+class _RefusedError(Exception):
+    """A request that is answered with what is wrong about it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+def application(feeds: Feeds) -> Starlette:
+    """The index over HTTP, for any ASGI server.
+
+    ``POST /place`` with ``{"digests": [...]}`` answers the workers, best first, with what they have
+    and their scores. ``GET /workers`` lists them, ``POST /workers`` with ``worker``, ``endpoint``
+    and ``replay_endpoint`` announces one, ``DELETE /workers/NAME`` forgets it, and
+    ``POST /workers/NAME/load`` with ``{"load": x}`` says how busy it is. ``GET /metrics`` is for
+    Prometheus, ``GET /health`` for whoever watches the process.
+
+    Args:
+        feeds: Whose index to ask, and where workers are announced.
+    """
+    index = feeds.index
+    registry = CollectorRegistry()
+    registry.register(_Metrics(feeds))
+
+    async def place(request: Request) -> Response:
+        question = await _body(request, _Question)
+        try:
+            digests = [bytes.fromhex(d) if isinstance(d, str) else d for d in question.digests]
+        except ValueError:
+            raise _RefusedError(400, "digests must be numbers or hexadecimal text") from None
+        placements = index.place(digests)
+        return _json(
+            {
+                "blocks": len(digests),
+                "workers": [
+                    {
+                        "worker": each.worker,
+                        "num_blocks": each.num_blocks,
+                        "tiers": {tier.name.lower(): n for tier, n in each.tiers.items()},
+                        "score": each.score,
+                    }
+                    for each in placements
+                ],
+            }
+        )
+
+    async def workers(request: Request) -> Response:
+        if request.method == "POST":
+            wanted = await _body(request, _Announcement)
+            try:
+                feeds.add(wanted.worker, wanted.endpoint, wanted.replay_endpoint)
+            except ValueError as error:
+                raise _RefusedError(400, str(error)) from None
+            return _json({"worker": wanted.worker}, 201)
+        current = {worker: reader.is_current for worker, reader in feeds.readers().items()}
+        return _json({"workers": [{"worker": w, "current": c} for w, c in current.items()]})
+
+    async def worker(request: Request) -> Response:
+        try:
+            feeds.remove(request.path_params["worker"])
+        except KeyError as error:
+            raise _RefusedError(404, str(error.args[0])) from None
+        return Response(status_code=204)
+
+    async def load(request: Request) -> Response:
+        wanted = await _body(request, _Load)
+        try:
+            index.set_load(request.path_params["worker"], wanted.load)
+        except KeyError as error:
+            raise _RefusedError(404, str(error.args[0])) from None
+        except ValueError as error:
+            raise _RefusedError(400, str(error)) from None
+        return Response(status_code=204)
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(request: Request) -> Response:
+        return _json({"workers": len(index.workers), "entries": index.num_entries})
+
+    async def refused(request: Request, error: Exception) -> Response:
+        status = error.status if isinstance(error, _RefusedError) else 500
+        return _json({"error": str(error)}, status)
+
+    routes = [
+        Route("/place", place, methods=["POST"]),
+        Route("/workers", workers, methods=["GET", "POST"]),
+        Route("/workers/{worker}", worker, methods=["DELETE"]),
+        Route("/workers/{worker}/load", load, methods=["POST"]),
+        Route("/metrics", metrics),
+        Route("/health", health),
+    ]
+    return Starlette(routes=routes, exception_handlers={_RefusedError: refused})
+
+
+async def _body(request: Request, kind: type[Any]) -> Any:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            raise _RefusedError(413, f"a body must be at most {MOST_BYTES} bytes")
+    try:
+        return msgspec.json.decode(bytes(data), type=kind)
+    except msgspec.DecodeError as error:
+        raise _RefusedError(400, f"the body is wrong: {error}") from None
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

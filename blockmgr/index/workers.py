@@ -1,0 +1,341 @@
+"""The index as a library: what each worker has, and where a prompt should go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from blockmgr import _core
+from blockmgr.arguments import real, whole
+from blockmgr.event_columns import EventKind, Tier
+from blockmgr.events import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from blockmgr.events.codec import AnyBatch
+
+__all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
+
+_LOG = logging.getLogger(__name__)
+_WHOLE_PREFIX: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of layers whose blocks stand for all tokens before them."""
+
+_KINDS: Final[Mapping[type, EventKind]] = {
+    **dict.fromkeys((wire.BlockStored, wire.OldBlockStored, wire.StoredHashes), EventKind.STORED),
+    **dict.fromkeys(
+        (wire.BlockRemoved, wire.OldBlockRemoved, wire.RemovedHashes), EventKind.REMOVED
+    ),
+    **dict.fromkeys(
+        (wire.AllBlocksCleared, wire.OldBlocksCleared, wire.HashesCleared), EventKind.CLEARED
+    ),
+}
+
+TIER_WEIGHTS: Mapping[Tier, float] = MappingProxyType(
+    {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.4}
+)
+"""What a block is worth in each tier, beside one that need not be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How good a worker is for a prompt.
+
+    Attributes:
+        worker: Its name.
+        num_blocks: Leading blocks of the prompt that it has.
+        tiers: Of those, how many it has in each tier, the first that has it.
+        score: Their worth over all blocks of the prompt, minus the weighted load.
+    """
+
+    worker: str
+    num_blocks: int
+    tiers: Mapping[Tier, int]
+    score: float
+
+
+class WorkerIndex:
+    """Blocks by worker and tier, from events; a sink for ``blockmgr.events.Subscriber``.
+
+    It says where a prompt probably is, and never more: keys are digests cut to 64 bits, and a block
+    may be evicted while the answer travels. A wrong answer costs a hit.
+
+    Only blocks that stand for all tokens before them count: those of other groups of layers (a
+    window, a state) do not say that a prefix is there. Events of a worker that was not announced
+    are counted and not believed.
+
+    Calls may come from several threads.
+
+    Args:
+        max_workers: Workers at a time.
+        max_blocks: Different blocks at a time. Those beyond are counted and left out.
+        tier_weights: What a block is worth in each tier.
+        load_weight: How much of a score a load of 1 takes.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    >>> index = WorkerIndex(max_workers=2)
+    >>> index.announce("a"), index.announce("b")
+    (None, None)
+    >>> index.store("a", [11, 12])
+    >>> index.set_load("a", 0.5)
+    >>> best = index.place([11, 12, 13])
+    >>> [(each.worker, each.num_blocks, round(each.score, 2)) for each in best]
+    [('a', 2, 0.17), ('b', 0, 0.0)]
+    """
+
+    def __init__(
+        self,
+        *,
+        max_workers: int = 64,
+        max_blocks: int = 2**26,
+        tier_weights: Mapping[Tier, float] = TIER_WEIGHTS,
+        load_weight: float = 1.0,
+    ) -> None:
+        self._table = _core.WorkerTable(
+            whole("max_workers", max_workers, 1, 2**16), whole("max_blocks", max_blocks, 1, 2**40)
+        )
+        self._max_workers = max_workers
+        weights = [real("tier_weights", tier_weights.get(tier, 0.0)) for tier in Tier]
+        self._weights = np.array(weights, np.float64)
+        self._load_weight = real("load_weight", load_weight)
+        self._slots: dict[str, int] = {}
+        self._rows = np.zeros(0, np.intp)  # the same, in order
+        self._free = list(range(max_workers))[::-1]
+        self._loads = np.zeros(max_workers)
+        self._sizes: dict[str, int] = {}  # of the digests of a worker, in bytes; 0: numbers
+        self._partial: dict[str, set[int]] = {}  # groups that do not stand for a whole prefix
+        self._logged: set[str] = set()
+        self._lock = threading.RLock()
+        self.counts: Counter[str] = Counter()
+        """What was not believed: ``unannounced``, ``other_length``, ``other_group``,
+        ``other_medium`` (events) and ``refused`` (blocks beyond ``max_blocks``)."""
+
+    # Workers.
+
+    def announce(self, worker: str) -> None:
+        """Takes a worker in, with nothing known of it. One that is known stays as it is.
+
+        Raises:
+            ValueError: There are ``max_workers`` already.
+            TypeError: The name is no text.
+        """
+        if not isinstance(worker, str):
+            raise TypeError(f"worker must be a str, got {type(worker).__name__}")
+        with self._lock:
+            if worker in self._slots:
+                return
+            if not self._free:
+                raise ValueError(f"worker must be one of at most {self._max_workers}, got more")
+            self._slots[worker] = self._free.pop()
+            self._rows = np.array(list(self._slots.values()), np.intp)
+            self._loads[self._slots[worker]] = 0.0
+
+    def withdraw(self, worker: str) -> None:
+        """Forgets a worker.
+
+        Raises:
+            KeyError: It was never announced.
+        """
+        with self._lock:
+            self._slot(worker)
+            self.reset(worker)
+            self._free.append(self._slots.pop(worker))
+            self._rows = np.array(list(self._slots.values()), np.intp)
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers, in the order in which they were announced."""
+        with self._lock:
+            return list(self._slots)
+
+    def set_load(self, worker: str, load: float) -> None:
+        """Says how busy a worker is.
+
+        Args:
+            worker: Its name.
+            load: In the caller's measure, the same for all: the share of its blocks in use, say,
+                which tells a few long contexts from many short ones; or its share of all requests.
+
+        Raises:
+            KeyError: It was never announced.
+            ValueError: The load is not finite.
+            TypeError: It is no number.
+        """
+        if not np.isfinite(real("load", load)):
+            raise ValueError(f"load must be finite, got {load}")
+        with self._lock:
+            self._loads[self._slot(worker)] = load
+
+    def _slot(self, worker: str) -> int:
+        if worker not in self._slots:
+            raise KeyError(f"worker {worker!r} was never announced")
+        return self._slots[worker]
+
+    # Events.
+
+    def reset(self, worker: str) -> None:
+        """Forgets what a worker has, in all tiers."""
+        with self._lock:
+            if worker not in self._slots:
+                return
+            for tier in Tier:
+                self._table.clear(self._slots[worker], int(tier))
+            self._sizes.pop(worker, None)
+            self._partial.pop(worker, None)
+
+    def clear(self, worker: str, tier: Tier) -> None:
+        """Forgets what a worker has in one tier.
+
+        Raises:
+            KeyError: It was never announced.
+        """
+        with self._lock:
+            self._table.clear(self._slot(worker), int(tier))
+
+    def store(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
+        """Says that a worker has blocks, by their digests or the low 64 bits of these.
+
+        Raises:
+            KeyError: It was never announced.
+        """
+        with self._lock:
+            slot = self._slot(worker)
+            self.counts["refused"] += self._table.store(slot, int(tier), _keys(digests))
+
+    def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
+        """Says that a worker has blocks in a tier no more.
+
+        Raises:
+            KeyError: It was never announced.
+        """
+        with self._lock:
+            self._table.remove(self._slot(worker), int(tier), _keys(digests))
+
+    def apply(self, worker: str, batch: AnyBatch) -> None:
+        """Takes in a batch of events of a worker."""
+        with self._lock:
+            if worker not in self._slots:
+                self._refuse("unannounced", worker, "it was never announced")
+                return
+            for event in batch.events:
+                self._apply(worker, event)
+
+    def _apply(self, worker: str, event: Any) -> None:
+        tier: Tier | None = Tier.DEVICE if event.medium is None else wire.TIERS.get(event.medium)
+        kind = _KINDS[type(event)]
+        if tier is None:
+            self._refuse("other_medium", worker, f"medium {event.medium!r} is unknown")
+        elif kind is EventKind.CLEARED:
+            # Without a name it is of all tiers, as vLLM's is.
+            for each in Tier if event.medium is None else (tier,):
+                self._table.clear(self._slots[worker], int(each))
+        elif self._stands_for_prefix(worker, event):
+            keys, size = _core.keys_of(event.block_hashes)
+            if size < 0 or self._sizes.setdefault(worker, size) != size:
+                self._refuse("other_length", worker, "a digest has another length")
+            elif kind is EventKind.STORED:
+                self.counts["refused"] += self._table.store(self._slots[worker], int(tier), keys)
+            else:
+                self._table.remove(self._slots[worker], int(tier), keys)
+
+    def _stands_for_prefix(self, worker: str, event: Any) -> bool:
+        group = event.group_idx or 0
+        partial = self._partial.setdefault(worker, set())
+        kind = getattr(event, "kv_cache_spec_kind", None)
+        if kind is not None:
+            (partial.discard if kind in _WHOLE_PREFIX else partial.add)(group)
+        if group not in partial:
+            return True
+        self.counts["other_group"] += 1
+        return False
+
+    def _refuse(self, what: str, worker: str, why: str) -> None:
+        self.counts[what] += 1
+        if what not in self._logged:
+            self._logged.add(what)
+            _LOG.warning("%s: ignored events: %s; others like it are only counted", worker, why)
+
+    # Answers.
+
+    def num_blocks(self, worker: str, tier: Tier = Tier.DEVICE) -> int:
+        """Blocks that a worker has in a tier.
+
+        Raises:
+            KeyError: It was never announced.
+        """
+        with self._lock:
+            return self._table.num_blocks(self._slot(worker), int(tier))
+
+    @property
+    def num_entries(self) -> int:
+        """Different blocks that some worker has."""
+        return self._table.num_entries()
+
+    def memory_usage(self) -> int:
+        """Bytes of the table."""
+        return self._table.memory_usage()
+
+    def found(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.int32]:
+        """How many leading blocks of a prompt each worker has.
+
+        Args:
+            digests: Of the prompt's blocks, in order.
+
+        Returns:
+            ``int32[workers, tiers]`` on the host, in the order of ``workers``: each block counts in
+            the first tier that has it.
+
+        Cost: O(blocks), up to the first that no worker has.
+        """
+        keys = _keys(digests)
+        with self._lock:
+            table = self._table.find(keys).reshape(self._max_workers, len(Tier))
+            return table[self._rows]
+
+    def scores(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.float64]:
+        """The score of each worker for a prompt, in the order of ``workers``.
+
+        That is the worth of the blocks found over all blocks, minus ``load_weight`` times the load.
+        A prompt without a whole block has the loads alone to go by.
+        """
+        with self._lock:
+            return self._scores(self.found(digests), len(digests))
+
+    def _scores(self, found: npt.NDArray[np.int32], blocks: int) -> npt.NDArray[np.float64]:
+        loads = self._loads[self._rows]
+        scores: npt.NDArray[np.float64] = found @ self._weights / max(1, blocks)
+        scores -= self._load_weight * loads
+        return scores
+
+    def place(self, digests: Sequence[bytes | int]) -> list[Placement]:
+        """All workers, the best for this prompt first; of equals the one announced first."""
+        with self._lock:
+            found = self.found(digests)
+            scores = self._scores(found, len(digests))
+            names = list(self._slots)
+        placements = [
+            Placement(
+                name,
+                int(row.sum()),
+                {tier: int(row[tier]) for tier in Tier if row[tier]},
+                float(score),
+            )
+            for name, row, score in zip(names, found, scores, strict=True)
+        ]
+        return sorted(placements, key=lambda each: -each.score)
+
+
+def _keys(digests: Iterable[bytes | int]) -> bytes:
+    """The low 64 bits of each, as native numbers."""
+    return _core.keys_of(digests if isinstance(digests, list) else list(digests))[0]

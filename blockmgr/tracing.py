@@ -1,0 +1,94 @@
+"""OpenTelemetry spans around what a request waits for: admission, resumption, loads.
+
+The extra ``tracing`` installs OpenTelemetry's interface. Without an SDK that records, a span costs
+a function call or two.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import MissingExtraError
+
+try:
+    from opentelemetry import trace
+    from opentelemetry.trace import Status, StatusCode
+except ImportError as error:
+    raise MissingExtraError("tracing", "blockmgr.tracing") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.manager import BlockManager
+
+__all__ = ["TracedManager"]
+
+
+class TracedManager:
+    """A manager whose admissions are spans; all else is the manager's own.
+
+    Spans have the numbers of tokens of a prompt and of those found, and what refused it. They have
+    neither tokens nor namespaces, which may be secrets.
+
+    Args:
+        manager: What does the work.
+        tracer: Where spans begin; None for the global tracer provider's.
+
+    >>> from blockmgr import BlockManager
+    >>> traced = TracedManager(BlockManager(num_blocks=8, block_size=4))
+    >>> handle = traced.admit([1, 2, 3, 4, 5])
+    >>> traced.commit(handle, 5)
+    >>> traced.sequence(handle).num_computed_tokens
+    5
+    """
+
+    def __init__(self, manager: BlockManager, tracer: trace.Tracer | None = None) -> None:
+        self._manager = manager
+        self._tracer = tracer or trace.get_tracer("blockmgr")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def admit(self, tokens: Any, **key: Any) -> int:
+        """As ``BlockManager.admit``, in a span ``blockmgr.admit``."""
+        with self.span("admit") as span:
+            handle = self._manager.admit(tokens, **key)
+            self._tell(span, handle)
+            return handle
+
+    def resume(self, handle: int, **key: Any) -> None:
+        """As ``BlockManager.resume``, in a span ``blockmgr.resume``."""
+        with self.span("resume") as span:
+            self._manager.resume(handle, **key)
+            self._tell(span, handle)
+
+    @contextmanager
+    def span(self, name: str, **attributes: str | int | float | bool) -> Iterator[trace.Span]:
+        """A span of the caller's own: around the load of K/V from another tier, say.
+
+        What is raised within it is recorded by the name of its type: a message may have more in it
+        than should leave the process.
+
+        Args:
+            name: What is done; the span is called ``blockmgr.NAME``.
+            **attributes: Recorded as ``blockmgr.ATTRIBUTE``.
+        """
+        with self._tracer.start_as_current_span(
+            f"blockmgr.{name}", record_exception=False, set_status_on_exception=False
+        ) as span:
+            for attribute, value in attributes.items():
+                span.set_attribute(f"blockmgr.{attribute}", value)
+            try:
+                yield span
+            except BaseException as error:
+                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+                raise
+
+    def _tell(self, span: trace.Span, handle: int) -> None:
+        if not span.is_recording():
+            return
+        view = self._manager.sequence(handle)
+        span.set_attribute("blockmgr.num_tokens", view.num_tokens)
+        span.set_attribute("blockmgr.num_cached_tokens", view.num_cached_tokens)
+        span.set_attribute("blockmgr.num_blocks", view.num_blocks)

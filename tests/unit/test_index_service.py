@@ -1,0 +1,187 @@
+"""The index as a process: two workers, HTTP, metrics; and what happens when parts of it die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockManager
+from tests.unit.engine import cache
+
+pytest.importorskip("msgspec", reason="the extra 'index'")
+pytest.importorskip("zmq", reason="the extra 'index'")
+pytest.importorskip("starlette", reason="the extra 'index'")
+pytest.importorskip("uvicorn", reason="the extra 'index'")
+pytest.importorskip("httpx", reason="starlette's test client")
+
+import httpx
+from starlette.testclient import TestClient
+
+from blockmgr.events import Publisher
+from blockmgr.index import WorkerIndex
+from blockmgr.index.service import MOST_BYTES, Feeds, application
+
+ANY = "tcp://127.0.0.1:0"
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Asks again and again; other processes and threads are at work meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never came to hold"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def feeds() -> Iterator[Feeds]:
+    made = Feeds(WorkerIndex(max_workers=4), retry_s=0.05)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(feeds: Feeds) -> Iterator[TestClient]:
+    with TestClient(application(feeds)) as made:
+        yield made
+
+
+def manager_with(*prompts: list[int]) -> BlockManager:
+    manager = BlockManager(64, 2, events=True)
+    for prompt in prompts:
+        cache(manager, prompt)
+    return manager
+
+
+def test_it_says_which_worker_has_a_prompt(feeds: Feeds, client: TestClient) -> None:
+    managers = [manager_with([1, 2, 3, 4, 5]), manager_with([1, 2, 9])]
+    publishers = [Publisher(manager, 2, ANY, ANY) for manager in managers]
+    for name, publisher in zip("ab", publishers, strict=True):
+        told = {
+            "worker": name,
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint,
+        }
+        assert client.post("/workers", json=told).status_code == 201
+    digests = [digest.hex() for digest in managers[0].block_digests([1, 2, 3, 4])]
+
+    def found() -> dict[str, int]:
+        answer = client.post("/place", json={"digests": digests}).json()
+        return {each["worker"]: each["num_blocks"] for each in answer["workers"]}
+
+    until(lambda: found() == {"a": 2, "b": 1})
+    answer = client.post("/place", json={"digests": digests}).json()
+    assert answer["workers"][0] == {
+        "worker": "a", "num_blocks": 2, "tiers": {"device": 2}, "score": 1.0,
+    }  # fmt: skip
+    assert client.post("/workers/a/load", json={"load": 0.9}).status_code == 204
+    assert client.post("/place", json={"digests": digests}).json()["workers"][0]["worker"] == "b"
+    assert client.get("/workers").json() == {
+        "workers": [{"worker": "a", "current": True}, {"worker": "b", "current": True}]
+    }
+    metrics = client.get("/metrics").text
+    assert 'blockmgr_index_blocks{tier="device",worker="a"} 2.0' in metrics
+    assert 'blockmgr_index_current{worker="b"} 1.0' in metrics
+    assert client.delete("/workers/a").status_code == 204
+    assert set(found()) == {"b"}
+    for publisher in publishers:
+        publisher.close()
+
+
+def test_a_worker_that_dies_has_nothing_and_is_back_when_it_is(
+    feeds: Feeds, client: TestClient
+) -> None:
+    """Report 8: neither stale places after a restart nor a blind index."""
+    first = manager_with([1, 2, 3])
+    publisher = Publisher(first, 2, ANY, ANY)
+    addresses = publisher.endpoint, str(publisher.replay_endpoint)
+    feeds.add("w", *addresses)
+    until(lambda: feeds.index.num_blocks("w") == 1)
+    publisher.close()
+    until(lambda: feeds.index.num_blocks("w") == 0)
+    with closing(Publisher(manager_with([4, 5, 6, 7, 8]), 2, *addresses)):
+        until(lambda: feeds.index.num_blocks("w") == 2)
+
+
+def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
+    """It asks for snapshots: what was published before is not lost to it."""
+    manager = manager_with([1, 2, 3, 4, 5])
+    with Publisher(manager, 2, ANY, ANY) as publisher:
+        for _ in range(2):
+            feeds = Feeds(WorkerIndex(max_workers=1), retry_s=0.05)
+            feeds.add("w", publisher.endpoint, publisher.replay_endpoint)
+            until(lambda feeds=feeds: feeds.index.num_blocks("w") == 2)  # type: ignore[misc]
+            feeds.close()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status", "message"),
+    [
+        ("POST /place", b"{", 400, "the body is wrong"),
+        ("POST /place", b'{"digests": [1.5]}', 400, "the body is wrong"),
+        ("POST /place", b'{"digests": ["xy"]}', 400, "digests must be numbers or hexadecimal"),
+        ("POST /place", b'{"hashes": []}', 400, "the body is wrong"),
+        ("POST /workers", b'{"worker": "w", "endpoint": "nowhere"}', 400, "endpoint must be"),
+        ("POST /workers/w/load", b'{"load": 1}', 404, "never announced"),
+        ("DELETE /workers/w", b"", 404, "is not followed"),
+        ("POST /place", b" " * (MOST_BYTES + 1), 413, "a body must be at most"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(
+    client: TestClient, request_line: str, body: bytes, status: int, message: str
+) -> None:
+    answer = client.request(*request_line.split(), content=body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]
+
+
+def test_a_worker_without_room_is_refused_and_not_followed(feeds: Feeds) -> None:
+    for worker in "abcd":
+        feeds.add(worker, "tcp://127.0.0.1:9", None)
+    with pytest.raises(ValueError, match="worker must be one of at most 4"):
+        feeds.add("e", "tcp://127.0.0.1:9", None)
+    assert set(feeds.readers()) == set("abcd")
+
+
+def serve(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "blockmgr", "index", "serve", *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_serves_until_it_is_interrupted() -> None:
+    manager = manager_with([1, 2, 3, 4, 5])
+    with Publisher(manager, 2, ANY, ANY) as publisher:
+        worker = f"w={publisher.endpoint},{publisher.replay_endpoint}"
+        with serve("--port", "0", "--worker", worker) as process:
+            assert process.stderr is not None
+            url = process.stderr.readline().split()[-1]
+            digests = [digest.hex() for digest in manager.block_digests([1, 2, 3, 4])]
+
+            def found() -> Any:
+                answer = httpx.post(f"{url}/place", json={"digests": digests}).json()
+                return answer["workers"][0]["num_blocks"]
+
+            try:
+                until(lambda: found() == 2)
+                with serve("--port", url.rpartition(":")[2]) as taken:
+                    _, said = taken.communicate(timeout=60)
+                assert taken.returncode == 2
+                assert f"cannot listen on {url.removeprefix('http://')}" in said
+            finally:
+                process.terminate()
+
+
+@pytest.mark.parametrize("value", ["w", "=tcp://x", "w="])
+def test_a_worker_option_that_is_none_is_refused(value: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "blockmgr", "index", "serve", "--worker", value],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "NAME=ENDPOINT" in json.dumps(done.stderr)

@@ -1,0 +1,292 @@
+"""The index: what it says each worker has, and the reports of users that it must not repeat."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blockmgr import BlockManager, Tier, _core
+from tests.unit.engine import cache, serve, step
+
+pytest.importorskip("msgspec", reason="the extra 'events'")
+pytest.importorskip("zmq", reason="the extra 'events'")
+
+import msgspec
+
+from blockmgr.events import Encoder, decode
+from blockmgr.events.codec import decode_hashes
+from blockmgr.index import WorkerIndex
+
+
+def index_of(*workers: str, **options: Any) -> WorkerIndex:
+    index = WorkerIndex(**{"max_workers": 8, **options})
+    for worker in workers:
+        index.announce(worker)
+    return index
+
+
+def told(index: WorkerIndex, worker: str, manager: BlockManager) -> None:
+    """Everything on the way of a real publisher but the sockets."""
+    for payload in Encoder(manager.config.block_size).batches(manager.take_events(), 0.0):
+        index.apply(worker, decode_hashes(payload))
+
+
+def batch(*events: dict[str, Any]) -> Any:
+    return decode_hashes(msgspec.msgpack.encode([0.0, list(events), None]))
+
+
+def stored(hashes: list[Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "BlockStored", "block_hashes": hashes, "medium": "GPU", **fields}
+
+
+def removed(hashes: list[Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU", **fields}
+
+
+Op = tuple[str, int, int, list[int]]
+ops = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "remove", "clear"]),
+        st.integers(0, 66),
+        st.integers(0, 3),
+        st.lists(st.sampled_from([0, 1, 2, 5, 2**63, 2**64 - 1, 7 << 40]), max_size=6),
+    ),
+    max_size=60,
+)
+
+
+@given(ops=ops, asked=st.lists(st.integers(0, 7), max_size=8))
+def test_the_table_says_what_a_dictionary_of_sets_says(ops: list[Op], asked: list[int]) -> None:
+    table = _core.WorkerTable(67, 100)
+    model: dict[tuple[int, int], set[int]] = {(w, t): set() for w in range(67) for t in range(4)}
+    for name, worker, tier, keys in ops:
+        known = model[worker, tier]
+        data = np.array([key or 1 for key in keys], np.uint64).tobytes()
+        if name == "store":
+            assert table.store(worker, tier, data) == 0
+            known.update(key or 1 for key in keys)
+        elif name == "remove":
+            missing = table.remove(worker, tier, data)
+            unique = {key or 1 for key in keys}
+            assert missing == len(keys) - len(unique & known)
+            known -= unique
+        else:
+            table.clear(worker, tier)
+            known.clear()
+        assert table.num_entries() == len(set().union(*model.values()))
+        assert table.num_blocks(worker, tier) == len(known)
+    found = table.find(np.array(asked, np.uint64).tobytes()).reshape(67, 4)
+    for worker in range(67):
+        due = [0, 0, 0, 0]
+        for key in asked:
+            tiers = [t for t in range(4) if (key or 1) in model[worker, t]]
+            if not tiers:
+                break
+            due[tiers[0]] += 1
+        assert found[worker].tolist() == due
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_table_that_grows_and_shrinks_keeps_its_entries(seed: int) -> None:
+    """Thousands of entries: chains that wrap around, tables that double, sweeps of a worker."""
+    rng = np.random.default_rng(seed)
+    table = _core.WorkerTable(3, 2**20)
+    model: list[set[int]] = [set(), set(), set()]
+    for _ in range(12):
+        worker = int(rng.integers(3))
+        keys = rng.integers(1, 6000, 2500, dtype=np.uint64)
+        if rng.random() < 0.6:
+            table.store(worker, 0, keys.tobytes())
+            model[worker].update(keys.tolist())
+        elif rng.random() < 0.7:
+            table.remove(worker, 0, keys.tobytes())
+            model[worker].difference_update(keys.tolist())
+        else:
+            table.clear(worker, 0)
+            model[worker].clear()
+        assert table.num_entries() == len(set().union(*model))
+        for key in range(1, 6000, 37):
+            found = table.find(np.array([key], np.uint64).tobytes()).reshape(3, 4)[:, 0]
+            assert found.tolist() == [int(key in known) for known in model]
+
+
+def test_a_prefix_ends_at_the_first_block_that_a_worker_has_nowhere() -> None:
+    index = index_of("a", "b")
+    index.store("a", [1, 2, 4])
+    index.store("b", [1], Tier.HOST)
+    index.store("b", [2, 3])
+    assert index.found([1, 2, 3, 4]).tolist() == [[2, 0, 0, 0], [2, 1, 0, 0]]
+    best, other = index.place([1, 2, 3, 4])
+    assert (best.worker, best.num_blocks, best.tiers) == ("b", 3, {Tier.DEVICE: 2, Tier.HOST: 1})
+    assert best.score == pytest.approx(2.8 / 4)
+    assert other.score == pytest.approx(0.5)
+
+
+def test_a_hot_prefix_does_not_pile_up_on_one_worker() -> None:
+    """The score is the share found minus the weighted load, so a loaded worker loses (report 9)."""
+    index = index_of("hot", "idle", load_weight=0.6)
+    index.store("hot", [1, 2, 3, 4])
+    assert index.place([1, 2, 3, 4])[0].worker == "hot"
+    index.set_load("hot", 1.0)
+    index.store("idle", [1, 2])
+    assert index.place([1, 2, 3, 4])[0].worker == "idle"
+    assert index.scores([1, 2, 3, 4]).tolist() == pytest.approx([0.4, 0.5])
+
+
+def test_a_prompt_without_a_whole_block_goes_by_load() -> None:
+    index = index_of("busy", "idle")
+    index.set_load("busy", 0.5)
+    assert index.place([])[0].worker == "idle"
+
+
+# What users of such systems report, rebuilt.
+
+
+def test_report_1_a_block_with_another_copy_stays() -> None:
+    index, manager = index_of("w"), BlockManager(16, 2, events=True, dedup="append_only")
+    first = serve(manager, [1, 2, 3, 4, 5])
+    second = manager.admit([1, 2, 3, 4, 5], read_cache=False)
+    step(manager)
+    first.free()
+    serve(manager, list(range(100, 119)))  # takes the room of the first copy
+    told(index, "w", manager)
+    assert index.found(manager.block_digests([1, 2, 3, 4]))[0, 0] == 2
+    manager.free(second)
+
+
+def test_report_2_a_reset_empties_the_index() -> None:
+    index, manager = index_of("w"), BlockManager(16, 2, events=True)
+    cache(manager, [1, 2, 3, 4, 5])
+    told(index, "w", manager)
+    assert index.num_blocks("w") == 2
+    manager.reset_prefix_cache()
+    told(index, "w", manager)
+    assert (index.num_blocks("w"), index.num_entries) == (0, 0)
+
+
+def test_report_3_a_reset_of_the_device_leaves_other_tiers() -> None:
+    index, manager = index_of("w"), BlockManager(16, 2, events=True)
+    index.apply("w", batch(stored([1, 2], medium="CPU")))
+    manager.reset_prefix_cache()
+    told(index, "w", manager)
+    assert index.num_blocks("w", Tier.HOST) == 2
+    index.apply("w", batch({"type": "AllBlocksCleared"}))  # vLLM's, which names no tier
+    assert index.num_blocks("w", Tier.HOST) == 0
+
+
+def test_report_4_a_block_that_is_used_again_and_again_stays() -> None:
+    """Only what changes is told, and the index forgets nothing by itself."""
+    index, manager = index_of("w"), BlockManager(16, 2, events=True)
+    for _ in range(50):
+        cache(manager, [1, 2, 3, 4, 5])
+        told(index, "w", manager)
+    assert index.found(manager.block_digests([1, 2, 3, 4]))[0, 0] == 2
+
+
+def test_report_5_a_tail_is_stored_when_it_is_full_and_once() -> None:
+    index, manager = index_of("w"), BlockManager(16, 4, events=True, min_partial_tokens=1)
+    cache(manager, [1, 2, 3])
+    told(index, "w", manager)
+    assert index.num_entries == 0
+    for _ in range(2):
+        cache(manager, [1, 2, 3, 4, 5])
+        events = manager.take_events()
+        assert events.num_blocks <= 1
+        for payload in Encoder(4).batches(events, 0.0):
+            index.apply("w", decode(payload))
+    assert index.num_entries == 1
+
+
+def test_report_6_groups_that_are_no_whole_prefix_do_not_count() -> None:
+    index = index_of("w")
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+    full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    index.apply("w", batch(stored([1, 2], **full), stored([1, 2, 3], **window)))
+    assert index.found([1, 2, 3])[0, 0] == 2
+    index.apply("w", batch(removed([1], group_idx=1)))  # the window has gone on
+    assert index.found([1, 2, 3])[0, 0] == 2
+    index.apply("w", batch(removed([2], group_idx=0)))
+    assert index.found([1, 2, 3])[0, 0] == 1
+    assert index.counts["other_group"] == 2
+
+
+# Bad input.
+
+
+def test_a_worker_that_was_never_announced_is_counted_and_not_believed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    index = index_of("known")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            index.apply("unknown", batch(stored([1])))
+    assert (index.counts["unannounced"], index.num_entries, len(caplog.records)) == (3, 0, 1)
+    with pytest.raises(KeyError, match="never announced"):
+        index.store("unknown", [1])
+
+
+def test_digests_of_another_length_are_counted_and_not_believed() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([bytes(32)]), stored([bytes(31) + b"\x07"] * 2)))
+    index.apply("w", batch(stored([bytes(16)]), stored([7]), stored([bytes(32), bytes(8)])))
+    assert (index.counts["other_length"], index.num_entries) == (3, 2)
+
+
+def test_an_unknown_medium_is_counted() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([1], medium="TAPE"), stored([2], medium=None)))
+    assert (index.counts["other_medium"], index.num_entries) == (1, 1)
+
+
+def test_blocks_beyond_the_most_are_counted() -> None:
+    index = index_of("w", max_blocks=2)
+    index.store("w", [1, 2, 3])
+    assert (index.counts["refused"], index.num_entries) == (1, 2)
+    index.remove("w", [1])
+    index.store("w", [3])
+    assert index.num_entries == 2
+
+
+def test_a_withdrawn_worker_leaves_nothing_and_makes_room() -> None:
+    index = index_of("a", "b", max_workers=2)
+    index.store("a", [1])
+    index.set_load("a", 3.0)
+    with pytest.raises(ValueError, match="worker must be one of at most 2"):
+        index.announce("c")
+    index.withdraw("a")
+    index.announce("c")
+    assert index.found([1]).tolist() == [[0] * 4, [0] * 4]
+    assert index.scores([1]).tolist() == [0.0, 0.0]
+    assert index.workers == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda i: i.announce(5), TypeError, "worker must be a str"),
+        (lambda i: i.set_load("w", float("nan")), ValueError, "load must be finite"),
+        (lambda i: i.set_load("w", "high"), TypeError, "load must be a number"),
+        (lambda i: i.place(["text"]), TypeError, "digests must be bytes or ints"),
+        (lambda i: i.place([1.5]), TypeError, "digests must be bytes or ints, got float"),
+        (lambda i: WorkerIndex(max_workers=0), ValueError, "max_workers must be in"),
+        (lambda i: _core.WorkerTable(1, 1).find(b"123"), ValueError, "keys must be 8 bytes"),
+        (lambda i: _core.WorkerTable(1, 1).store(1, 0, b""), ValueError, "worker must be in"),
+        (lambda i: _core.WorkerTable(1, 1).clear(0, 4), ValueError, "tier must be in"),
+    ],
+)
+def test_wrong_arguments_are_refused(call: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        call(index_of("w"))
+
+
+def test_numbers_below_zero_are_those_that_others_publish_signed() -> None:
+    index = index_of("w")
+    index.store("w", [-1])
+    assert index.found([2**64 - 1])[0, 0] == 1
+    assert index.found([b"\xff" * 16])[0, 0] == 1
