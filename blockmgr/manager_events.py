@@ -24,7 +24,7 @@ class EventCalls:
     def take_events(self) -> Events:
         """What became findable, and what stopped being so, since the last call.
 
-        Whoever applies them in order to a set of digests has, after each call, exactly the full
+        A set of digests to which they are applied in order holds, after each call, exactly the full
         blocks that can be found. A partial tail has no digest and no events. A block counts as
         stored when it is committed, with ``early_commit`` before its K/V is written; if it is taken
         back, it is removed.

@@ -31,8 +31,8 @@ def vllm_extras(
     """Extra keys of a prompt's blocks, for ``extras``, so that their digests are vLLM's.
 
     With ``digest="sha256_cbor"``. vLLM has no namespaces: a salt is part of the first block, and an
-    adapter of each one, so leave ``namespace`` empty where vLLM must agree. Prompts are kept apart
-    all the same.
+    adapter of each one, so leave ``namespace`` empty where vLLM must agree. These keys keep
+    prompts apart.
 
     Args:
         num_tokens: Length of the prompt and of what will follow it: blocks that the adapter covers.

@@ -79,7 +79,7 @@ def serve(  # noqa: PLR0917  (click passes them by name)
     POST /place with {"digests": [...]} answers which workers have a prompt, best first. Workers can
     be announced and withdrawn at /workers while it runs. GET /metrics is for Prometheus.
 
-    Whoever can reach the port can ask and announce: listen where only routers can.
+    Every client that can reach the port can ask and announce: listen where only routers can.
     """
     try:
         import uvicorn  # noqa: PLC0415  (an extra of its own)

@@ -44,7 +44,7 @@ class HasEvents(Protocol):
 
 
 class Publisher:
-    """Sends the events of one manager to whoever subscribes.
+    """Sends the events of one manager to its subscribers.
 
     ``publish`` sends what has happened since the last time; call it after each step. A thread of
     its own answers replay requests at once, and publishes what the engine leaves when it is idle.

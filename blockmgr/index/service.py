@@ -56,7 +56,7 @@ class Feeds:
         self._lock = threading.Lock()
 
     def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Announces a worker and follows its events. One that is followed already begins anew.
+        """Announces a worker and follows its events. One that is followed already starts again.
 
         Raises:
             ValueError: An address is none, or the index has no room for another worker.
@@ -207,7 +207,7 @@ def application(feeds: Feeds) -> Starlette:
     and their scores. ``GET /workers`` lists them, ``POST /workers`` with ``worker``, ``endpoint``
     and ``replay_endpoint`` announces one, ``DELETE /workers/NAME`` forgets it, and
     ``POST /workers/NAME/load`` with ``{"load": x}`` says how busy it is. ``GET /metrics`` is for
-    Prometheus, ``GET /health`` for whoever watches the process.
+    Prometheus, ``GET /health`` for health checks.
 
     Args:
         feeds: Whose index to ask, and where workers are announced.

@@ -69,7 +69,7 @@ class EvpSha256 : public Digester {
   EvpSha256(const Functions& functions, std::size_t plain_length)
       : functions_(functions), context_(functions.make(), functions.free), message_(plain_length) {
     if (!context_) throw std::bad_alloc();
-    // Looked up here, once: without a method, init starts anew with the one that is there.
+    // Looked up here, once: without a method, init starts again with the one that is there.
     if (!functions_.init(context_.get(), functions_.method, nullptr)) fail();
   }
   int size() const override { return kSize; }

@@ -31,7 +31,7 @@ nb::object take_snapshot(Holder& self, nb::handle make) {
   return pass_on_events(self, make, [](const auto& core) { return core.residents(); });
 }
 
-// What waits stays: whoever has been told of it and applies it again has the same in the end.
+// What waits stays: a reader that got it already and applies it again has the same in the end.
 template <class Holder>
 nb::object resident_events(Holder& self, nb::handle make) {
   return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);

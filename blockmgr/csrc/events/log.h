@@ -2,7 +2,7 @@
 //
 //   num_blocks <= capacity      num_runs <= capacity      num_lost > 0: one of them is reached
 //
-// Whoever mirrors a cache learns of runs: blocks that were stored one after the other, each the
+// A mirror of the cache gets runs: blocks that were stored one after the other, each the
 // parent of the next, are one event, and so are blocks that were removed one after the other. All
 // memory is there from the start and nothing here fails. What does not fit is counted as lost, and
 // so is all that comes after it: a log that is full stays so until it is dropped.

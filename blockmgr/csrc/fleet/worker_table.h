@@ -43,7 +43,7 @@ class WorkerTable {
  private:
   // No key is 0: that is an empty place.
   static std::uint64_t key_of(std::uint64_t key) { return key ? key : 1; }
-  // Whoever makes up digests must not be able to make them all fall into one place.
+  // A sender of made-up digests must not be able to make them all fall into one place.
   std::size_t home(std::uint64_t key) const {
     return static_cast<std::size_t>((key * kSpread) >> shift_);
   }

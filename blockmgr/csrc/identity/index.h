@@ -150,8 +150,8 @@ class PrefixIndex {
     PrefixIndex& index_;
     std::unique_ptr<EventLog> log_;
   };
-  // Of the full blocks with one digest, whether this is the one that is told of. Others there are
-  // only by collisions.
+  // Of the full blocks with one digest, whether this is the one in the events. Others exist only
+  // by collisions.
   bool stands_for_digest(BlockId b) const { return with_digest(blocks_.digest(b)) == b; }
   std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
 

@@ -69,7 +69,7 @@ class Store {
   void complete(std::int64_t ticket);
 
   // What became findable and what stopped being so since the last drop, and what is findable now.
-  // Whoever reads holds the monitor.
+  // The caller holds the monitor.
   EventColumns events() const { return pending_events(index_, blocks_); }
   EventColumns residents() const { return resident_events(index_, blocks_, step_); }
   // Once they are passed on. False: there are others by now, and nothing is dropped.
