@@ -42,7 +42,7 @@ def _sha256(message: bytes) -> bytes:
 DIGESTS: Mapping[str, DigestFunction] = MappingProxyType(
     {"xxh3_128": xxhash.xxh3_128_digest, "sha256": _sha256, "sha256_cbor": _sha256}
 )
-"""Named digest functions: bytes in, digest out. What the bytes of a block are is the core's."""
+"""Named digest functions: bytes in, digest out. The core decides which bytes stand for a block."""
 
 _SHORTEST, _LONGEST = 8, 64
 _SHORTEST_KEY = 16

@@ -65,7 +65,7 @@ class Publisher:
         layout: As ``Encoder`` has it.
         buffer_batches: Batches that are kept for replay.
         max_queued: Batches that wait for a slow reader, before it misses some.
-        flush_s: Longest time that events wait while nobody calls ``publish``.
+        flush_s: Longest time that events wait without a call of ``publish``.
         clock: Time in seconds, for time stamps.
 
     Raises:
@@ -106,7 +106,7 @@ class Publisher:
             maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)
         )
         self._flush_ms = max(1, round(positive("flush_s", flush_s) * 1000))
-        manager.take_events()  # what happened before nobody could have heard
+        manager.take_events()  # older events had no subscriber
         self._waiting: Events | None = manager.take_snapshot()
         self._next = 0
         self._lock = threading.Lock()

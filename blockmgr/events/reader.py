@@ -37,7 +37,7 @@ class Reader:
         worker: Name of the worker, for the sink.
         sink: What learns of the events.
         ask: What answers a request with numbers and payloads, or with None if no whole answer
-            comes; None if nobody can be asked.
+            comes; None without a replay endpoint.
         topic: First frame of the messages.
         retry_s: Least time between two attempts to fill a gap.
         check_s: Longest silence before the publisher is asked whether something was lost.
@@ -80,11 +80,11 @@ class Reader:
 
     @property
     def wants_answers(self) -> bool:
-        """Whether something is missing that somebody can be asked for."""
+        """Whether something is missing, and there is a replay endpoint."""
         return self._stale and self._ask is not None
 
     def lose(self) -> None:
-        """The connection is lost: whatever the worker has by now, nobody will say."""
+        """The connection is lost, and with it all news of what the worker has."""
         self.counts["lost"] += 1
         self._connected = False
         self._forget()
@@ -125,7 +125,7 @@ class Reader:
             return
         self._stale = True
         if self._ask is None:
-            # Nobody can be asked: what is known may be wrong, what comes from here on is not.
+            # There is no replay: all from here on is right, and what was known may be wrong.
             self._forget()
             self._take(epoch, number, batch)
             self._stale = False

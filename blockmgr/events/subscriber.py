@@ -30,10 +30,10 @@ class Subscriber:
     A gap is filled by replay, beginning with the next number; if the publisher has forgotten that,
     by a snapshot; if it has none (vLLM's), by all it can replay. As long as neither comes, the sink
     knows nothing of the worker: it never has a block that may be gone. The same after a restart of
-    the publisher, and from the moment the connection is lost. A publisher that is silent is asked
-    now and then whether something was lost.
+    the publisher, and from the moment the connection is lost. If a publisher is
+    silent, the subscriber asks it now and then for lost batches.
 
-    What is no batch of events is counted, logged once, and believed in no part.
+    It counts messages that are no batch of events, logs the first, and applies no part of them.
 
     Args:
         worker: Name of the worker, for the sink.

@@ -95,7 +95,7 @@ class About(msgspec.Struct, omit_defaults=True, gc=False):
 
     Attributes:
         epoch: When the publisher started, in nanoseconds: larger after each restart.
-        snapshot: Part of a snapshot: what was known before is to be forgotten, once, at its first.
+        snapshot: Part of a snapshot. The first part replaces all that was known before.
         last: No more parts follow.
     """
 

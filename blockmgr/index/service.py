@@ -102,7 +102,7 @@ class Feeds:
         self.index.withdraw(worker)
 
     def close(self) -> None:
-        """Stops following everybody; the index keeps nothing of them."""
+        """Stops following all workers; the index keeps nothing of them."""
         with self._lock:
             for worker in list(self._feeds):
                 self._remove(worker)
@@ -126,7 +126,7 @@ class _Metrics(Collector):
         self._feeds = feeds
 
     def describe(self) -> Iterator[Any]:
-        """Nothing: names are known without asking anybody."""
+        """Nothing: the names are fixed."""
         return iter(())
 
     def collect(self) -> Iterator[Any]:

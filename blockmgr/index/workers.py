@@ -77,7 +77,7 @@ class WorkerIndex:
     Args:
         max_workers: Workers at a time.
         max_blocks: Different blocks at a time. Those beyond are counted and left out.
-        tier_weights: What a block is worth in each tier.
+        tier_weights: Worth of a block in each tier.
         load_weight: How much of a score a load of 1 takes.
 
     Raises:

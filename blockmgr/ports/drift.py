@@ -92,7 +92,7 @@ def places(expected: Iterable[tuple[str, str]]) -> Iterator[Difference]:
 def asked(
     modules: Iterable[str], names: Collection[str], known: Collection[str]
 ) -> Iterator[Difference]:
-    """Attributes that modules read of whatever has one of these names, and that nobody knows."""
+    """Attributes of variables with these names that modules read and the port does not know."""
     for module in modules:
         path = inspect.getfile(importlib.import_module(module))
         found = read_of(Path(path).read_text(encoding="utf-8"), names)

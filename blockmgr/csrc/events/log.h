@@ -1,4 +1,4 @@
-// What became findable and what stopped being so, in order, until somebody takes it.
+// Which blocks became findable and which stopped being so, in order, until a caller takes them.
 //
 //   num_blocks <= capacity      num_runs <= capacity      num_lost > 0: one of them is reached
 //
@@ -57,7 +57,7 @@ class EventLog {
   std::uint32_t root_of(BlockId b) const { return roots_[static_cast<std::size_t>(b)]; }
   void set_step(std::int64_t step) noexcept { step_ = step; }
 
-  // Forgets what stands here, once somebody has it.
+  // Forgets what stands here, once a caller has them.
   void drop() noexcept;
 
   const EventRun* begin() const { return runs_.data(); }

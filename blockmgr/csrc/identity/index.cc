@@ -223,7 +223,7 @@ void PrefixIndex::drop(EventLog& log) noexcept {
   log.drop();
 }
 
-// The log is put aside: what is forgotten one by one is not told of.
+// The log is put aside, so that forgetting single blocks leaves no events.
 PrefixIndex::Clearing::Clearing(PrefixIndex& index) noexcept
     : index_(index), log_(std::move(index.log_)) {
   if (!log_) return;

@@ -189,7 +189,7 @@ class PrefixIndex {
   Interner extras_;
   std::vector<Root> roots_;
   Buckets buckets_;
-  std::unique_ptr<EventLog> log_;  // nullptr: nobody follows
+  std::unique_ptr<EventLog> log_;  // nullptr: events are off
   int num_keyed_ = 0;
 };
 

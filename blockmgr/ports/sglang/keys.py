@@ -52,7 +52,7 @@ def prompt_of(key: Any, page_size: int) -> Prompt:
     A page with so many placeholders side by side that its extra key would be too long ends them: it
     is computed and not cached.
     """
-    # The array cannot grow while somebody looks into it: no view of it is left behind.
+    # SGLang appends to the array later, which a view of it would prevent.
     wide = np.array(key.raw_token_ids(), dtype=np.int64)
     wide = wide[: len(wide) // page_size * page_size]
     high = wide >> HIGH_BITS
