@@ -12,6 +12,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    _Flags = npt.NDArray[np.bool_]
+
 __all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
 
 
@@ -90,7 +92,7 @@ class Events:
     kind: npt.NDArray[np.uint8]
     start: npt.NDArray[np.int64]
     digests: npt.NDArray[np.uint8]
-    has_parent: npt.NDArray[np.bool_]
+    has_parent: _Flags
     parent: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.uint32]
     extras: Mapping[int, bytes]
@@ -143,7 +145,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
     digest_size: int,
     kind: npt.NDArray[np.uint8],
     counts: npt.NDArray[np.int64],
-    has_parent: npt.NDArray[np.bool_],
+    has_parent: _Flags,
     parents: bytes,
     digests: bytes,
     tokens: npt.NDArray[np.uint32],

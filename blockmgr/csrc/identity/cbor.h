@@ -54,6 +54,7 @@ class CborDigester : public Digester {
   // vLLM has no namespaces. The empty one is its root for all prompts; others are digests of their
   // names as byte strings, which no block's array can be taken for.
   void digest_root(std::string_view name, std::uint8_t* out) override;
+  bool is_plain() const override { return false; }
   void digest_block(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
                     int num_tokens, std::uint8_t* out) override;
 

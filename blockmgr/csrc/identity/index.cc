@@ -6,7 +6,11 @@
 namespace blockmgr {
 
 PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
-    : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
+    : blocks_(blocks),
+      digester_(digester),
+      is_plain_(!digester || digester->is_plain()),
+      roots_(1),
+      buckets_(blocks.count) {
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
   if (digester_) digest_root({}, roots_[0].digest.data());
 }
@@ -36,6 +40,19 @@ void PrefixIndex::release_root(std::uint32_t root) noexcept {
 
 RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
+}
+
+void PrefixIndex::digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
+                         std::uint8_t* out) {
+  if (!is_plain_) [[unlikely]]
+    return digest_laid_out(parent, extras, tokens, out);
+  digester_->digest_plain(parent, static_cast<std::size_t>(blocks_.digest_size), extras, tokens,
+                          blocks_.block_size, out);
+}
+
+void PrefixIndex::digest_laid_out(const std::uint8_t* parent, std::string_view extras,
+                                  const Token* tokens, std::uint8_t* out) {
+  digester_->digest_block(parent, extras, tokens, blocks_.block_size, out);
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
@@ -138,8 +155,8 @@ void PrefixIndex::erase(BlockId b) noexcept {
   Block& block = blocks_[b];
   if (block.key_tokens == blocks_.block_size) {
     buckets_.erase(b, blocks_.digest(b));
-    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]
-      log_->removed(blocks_.digest(b));
+    if (log_) [[unlikely]]
+      log_removed(b);
   }
   const NodeId parent = block.parent;
   if (block.prev_sibling >= 0) {
@@ -214,6 +231,10 @@ void PrefixIndex::log_stored(BlockId b, const Key& key, const std::uint8_t* dige
   if (recorded == EventLog::kLost) return;
   if (recorded == EventLog::kNewRun) retain_root(root);
   extras_.retain(key.extras);
+}
+
+void PrefixIndex::log_removed(BlockId b) noexcept {
+  if (with_digest(blocks_.digest(b)) < 0) log_->removed(blocks_.digest(b));
 }
 
 void PrefixIndex::drop(EventLog& log) noexcept {

@@ -59,9 +59,7 @@ class PrefixIndex {
   void digest_root(std::string_view name, std::uint8_t* out) { digester_->digest_root(name, out); }
   // The digest of a block with this key, given its parent's digest; likewise.
   void digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
-              std::uint8_t* out) {
-    digester_->digest_block(parent, extras, tokens, blocks_.block_size, out);
-  }
+              std::uint8_t* out);
   void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
               std::uint8_t* out) {
     digest(parent, extras_.bytes(extras), tokens, out);
@@ -176,7 +174,12 @@ class PrefixIndex {
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
   // A full block with this digest, whatever else its key is, or kNoBlock.
   BlockId with_digest(const std::uint8_t* digest) const;
-  void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  // Apart from their callers, which pay for them only where a digest has a layout of its own or a
+  // log is kept.
+  [[gnu::noinline]] void digest_laid_out(const std::uint8_t* parent, std::string_view extras,
+                                         const Token* tokens, std::uint8_t* out);
+  [[gnu::noinline]] void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  [[gnu::noinline]] void log_removed(BlockId b) noexcept;
   void drop(EventLog& log) noexcept;
   // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
   // all. kTokens: the block size, if it is the usual one, or 0.
@@ -185,6 +188,7 @@ class PrefixIndex {
 
   Blocks& blocks_;
   Digester* digester_;
+  bool is_plain_;
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
