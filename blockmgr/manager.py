@@ -87,7 +87,7 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
 
     @classmethod
     def from_config(cls, config: ManagerConfig) -> Self:
-        """A manager set up as the config says."""
+        """A manager with this config."""
         manager = cls.__new__(cls)
         manager._set_up(config)
         return manager
@@ -133,7 +133,7 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
 
     @property
     def config(self) -> ManagerConfig:
-        """How this manager was set up."""
+        """The config of this manager."""
         return self._config
 
     # Admission.
@@ -557,7 +557,7 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out now: free and idle. With quotas, none gets them all."""
+        """Blocks that can be handed out now: free and idle. With quotas, of all namespaces."""
         return self._core.num_available()
 
     def stats(self) -> Stats:
@@ -565,7 +565,7 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
         return Stats(**self._core.stats())
 
     def blocks(self) -> BlockSnapshot:
-        """A snapshot of every block: its state, who shares it, what it continues.
+        """A snapshot of every block: its state, its sharers, its parent.
 
         Returns:
             Columns indexed by block id, owned by the caller.
