@@ -1,4 +1,4 @@
-"""What does beam search save by forking block tables instead of submitting each beam anew?
+"""What does beam search save by forking block tables instead of submitting each beam again?
 
 The same tiny seeded model, prompt and width, twice in one process, alternating: ``beam_search``
 forks and reparents; the other way submits every beam as a new request at each step, with one token
@@ -124,7 +124,7 @@ def main() -> None:
         f"{transformers.__version__}, {platform.machine()}, one thread\n"
         f"prompt {args.prompt}, {args.beams} beams, {args.tokens} tokens, blocks of "
         f"{args.block_size}; same beams both ways\n"
-        f"submitting anew over forking, median of {args.repeats} pairs (range):\n"
+        f"new requests over forks, median of {args.repeats} pairs (range):\n"
         f"  host time        {ratio('host_s')}   {host[1]:,.0f} us over {host[0]:,.0f} us a step\n"
         f"  all time         {ratio('all_s')}\n"
         f"  tokens computed  {anew.computed_tokens / fork.computed_tokens:.2f}   "

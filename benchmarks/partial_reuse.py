@@ -4,7 +4,7 @@ Each generator's trace, one request at a time, at block sizes 16, 64 and 256, in
 evicts and in one of a tenth of the distinct tokens. Columns, all in per cent of the prompt tokens:
 
 none      full blocks only: a replay without ``min_partial_tokens``
-children  beside them, the leading tokens of a cached full block that begins alike: a simulation,
+children  beside them, the leading tokens of a cached full block with the same prefix: a simulation,
           because the manager always keeps tails as well; its own count without copies must be
           that of the replay, to the token
 tails     what the manager does: a replay with ``min_partial_tokens`` of 1

@@ -80,13 +80,13 @@ def table() -> str:
 
 
 def summary() -> str:
-    """README's sentences: a hit and a decode step, beside what the peers take for them."""
+    """README's sentences: a hit and a decode step, and the times of the peers for them."""
     budgets, peers = _budgets(), Result(newest("peers") or {})
     measured = {row["name"]: row for row in budgets["results"]}
-    match, decode = ROWS[0], ROWS[4]
+    match, decode, scattered = ROWS[0], ROWS[4], ROWS[6]
     taken = {
         (row, peer): _times(ratio)
-        for row in (match, decode)
+        for row in (match, decode, scattered)
         for peer, ends in PEERS.items()
         if (ratio := _ratio(peers, row[2], *ends)) is not None
     }
@@ -97,7 +97,9 @@ def summary() -> str:
     return "\n".join(
         [
             f"A hit takes {_amount(measured[match[0]])} a block, and a decode step of 1,024",
-            f"sequences {_amount(measured[decode[0]])}. {others}",
+            f"sequences {_amount(measured[decode[0]])}. {others}.",
+            "Where a large pool misses the processor's caches, a hit takes vLLM and SGLang",
+            f"{' and '.join(taken[scattered, peer] for peer in PEERS)} times as long",
             "([how this was measured](docs/costs.md)).",
         ]
     )

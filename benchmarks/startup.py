@@ -4,7 +4,7 @@ Every line is measured in a fresh process, several times, and the least is shown
 says it holds, what the process grew by when it was built and when each of its blocks was cached,
 the time to build it, and the time of its first admissions, which meet pages never touched before.
 Beside the processor's time stands that of touching as many fresh bytes, page by page, in the same
-process: what a system takes to hand over memory, whoever asks.
+process: what a system takes to hand over memory, in any process.
 
 Not measured: the eviction of a full pool (``python -m benchmarks.policies``).
 

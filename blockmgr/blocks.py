@@ -39,10 +39,10 @@ class Admission(enum.Enum):
     """``admit`` with the same arguments would succeed."""
 
     LATER = "later"
-    """Not at the moment, but once enough running sequences are freed."""
+    """Not now; ``admit`` can succeed after running sequences are freed."""
 
     NEVER = "never"
-    """Larger than the pool or a block table row can ever hold."""
+    """Larger than the pool or a row of the block table."""
 
 
 class BlockCopy(NamedTuple):
@@ -90,17 +90,17 @@ class Remap(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which means nothing here
     """Logical block, from 0."""
     old: int
-    """Block id that stood there; -1 if that is not known any more."""
+    """The block id before; -1 if it is not known any more."""
     new: int
-    """Block id with the same content that stands there instead."""
+    """The block id now, with the same content."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """What the prefix cache holds of a prompt.
+    """The part of a prompt that is in the prefix cache.
 
     Attributes:
-        num_cached_tokens: Leading tokens that would not have to be computed.
+        num_cached_tokens: Leading tokens that need not be computed.
         num_partial_tokens: Of those, tokens that would come from a part of a block.
         block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order.
         num_idle_blocks: Idle blocks that admission takes into use for it, beside the fresh ones. So
@@ -115,7 +115,7 @@ class Match:
 
 
 class Priority(enum.IntEnum):
-    """How long a cached block is kept: no idle block goes while one of a lower priority is left."""
+    """How long a cached block is kept: idle blocks of a lower priority are evicted first."""
 
     LOW = 0
     """Evicted before all others."""
@@ -127,35 +127,35 @@ class Priority(enum.IntEnum):
     """Its last user expects it to be used again (``free(handle, expect_reuse=True)``)."""
 
     HIGH = 3
-    """Worth keeping over what is expected."""
+    """More important than expected blocks."""
 
     PINNED = 4
     """Covered by a pin: evicted only when nothing else is left. Not for ``retain``."""
 
 
 class Pin(NamedTuple):
-    """What a pin covers."""
+    """The number of blocks of a pin."""
 
     num_blocks: int
     """Leading full blocks of the prompt that were cached when it was made."""
     num_cached_blocks: int
-    """Of those, blocks that still are; running work can need the others so badly that they go."""
+    """Of those, blocks that are still cached; the others were evicted for running sequences."""
 
 
 class BlockState(enum.IntEnum):
-    """What a block is doing. In use means named by a block table, or pinned."""
+    """The state of a block. In use: named by a block table, or with an internal pin."""
 
     FREE = 0
-    """Not in use, holding nothing: handed out first."""
+    """Not in use, without content: handed out first."""
 
     OWNED = 1
-    """In use, and not to be found by others."""
+    """In use, and not cached."""
 
     CACHED = 2
     """In use, and found by prompts with the same prefix."""
 
     IDLE = 3
-    """Not in use, and still to be found: evicted in order when nothing is free."""
+    """Not in use, and cached: evicted in order when no block is free."""
 
     FENCED = 4
     """Not in use, waiting for a launched step to complete; free or idle after that."""

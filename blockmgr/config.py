@@ -150,42 +150,42 @@ _NO_QUOTAS = Quotas({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagerConfig:
-    """Everything that is fixed when a manager is built.
+    """The settings of a manager, fixed at construction.
 
     Attributes:
         num_blocks: Physical blocks in the pool, the null block included.
         block_size: Tokens per block, ``1 … 65535``.
         max_seqs: Rows of the block table array: sequences alive at once, preempted ones included.
         max_blocks_per_seq: Columns of the block table array; ``None`` for as many as the pool
-            has. The array takes 4 bytes an entry, and pages of it that are never used cost
-            address space only.
-        prefix_caching: Off, nothing is matched, hashed or kept, behind the same interface.
+            has. The array takes 4 bytes an entry; its unused pages take
+            address space and no memory.
+        prefix_caching: False matches, hashes and keeps nothing, behind the same interface.
         digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
             same tokens; see ``vllm_extras``), a ``KeyedDigest``, or any function from the bytes of
             a block to a digest of constant length, 8 to 64 bytes.
-        dedup: What ``commit`` does when an identical block is cached already. ``"remap"`` points
-            the sequence at it; ``"append_only"`` never changes a block table.
+        dedup: What ``commit`` does when an equal block is cached already. ``"remap"`` replaces the
+            sequence's block by it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
             token-granular reuse off.
         eviction: Order in which idle blocks are evicted: one of ``EVICTION_POLICIES``, or a
-            function from the capacity to a ``blockmgr.policy.EvictionPolicy`` of one's own.
+            function from the capacity to your own ``blockmgr.policy.EvictionPolicy``.
         retention: Whether blocks can be kept longer, or evicted sooner, than the order says:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
             only with ``retention``.
-        quotas: Blocks set apart for single namespaces. Each of these uses its own blocks and no
-            others, with an eviction order of its own; all other namespaces share what is left.
-            Not together with ``retention``, ``ghost_blocks`` or an eviction policy of one's own.
+        quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
+            a separate eviction order; all other namespaces share the rest. Not together with
+            ``retention``, ``ghost_blocks`` or an eviction policy in Python.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
-        null_block: Keep block 0 back as a target for padded writes.
+        null_block: Reserve block 0 as a target for padded writes.
         ghost_blocks: Evicted blocks to remember, by digest and time of last use:
-            ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
-            and costs nothing. With ``num_blocks``, 2**30 at most.
+            ``hit_rate_curve`` needs some, and ``explain`` gives more reasons with them. 0 costs
+            nothing. With ``num_blocks``, 2**30 at most.
         hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
             each.
         events: Whether what becomes findable, and what stops being so, is kept for

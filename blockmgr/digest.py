@@ -100,7 +100,7 @@ def digest_function(digest: str | DigestFunction) -> DigestFunction:
 
 
 def digest_size(function: DigestFunction) -> int:
-    """Length in bytes of what a digest function returns, found by calling it once.
+    """Length in bytes of the results of a digest function, found by one call.
 
     Raises:
         TypeError: It does not return bytes.

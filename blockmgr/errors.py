@@ -1,22 +1,22 @@
-"""Every error the library raises on purpose.
+"""All errors of the library.
 
 ::
 
     BlockMgrError(Exception)
-    ├── OutOfBlocksError                       ordinary shortage: retry once something is freed
+    ├── OutOfBlocksError                       ordinary shortage: retry after a block is freed
     ├── OutOfSequencesError                    ordinary shortage of sequence rows
-    ├── NeverFitsError       (also ValueError)      larger than the pool or a row ever holds
+    ├── NeverFitsError       (also ValueError)      larger than the pool or a table row
     ├── UnknownSequenceError (also KeyError)        never admitted, freed, or another manager's
-    ├── StaleMatchError                        what a match found is there no more: match again
-    ├── PinBudgetError                         ordinary shortage: unpin something first
-    ├── UnknownPinError      (also KeyError)        never made, or given back
+    ├── StaleMatchError                        blocks of a match were evicted: match again
+    ├── PinBudgetError                         ordinary shortage: unpin first
+    ├── UnknownPinError      (also KeyError)        never made, or released
     ├── SequenceStateError                     the handle is right, the sequence's state is not
     ├── BlockStateError                        the block id is right, the block's state is not
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
     ├── ForkError                              a call, in a fork, that could never begin
-    ├── PolicyError                            an eviction policy of one's own has failed
+    ├── PolicyError                            an eviction policy in Python has failed
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve

@@ -110,7 +110,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """How far a prompt is found in the cache, and why no further.
+    """How much of a prompt is cached, and why the rest is not.
 
     Attributes:
         num_tokens: Tokens in the prompt.
@@ -127,7 +127,7 @@ class Explanation:
 
     @property
     def reason(self) -> MissReason:
-        """Why the prompt is found no further."""
+        """Why the first missing token was not found."""
         return self.misses[0].reason
 
     def missed_tokens(self, reason: MissReason) -> int:

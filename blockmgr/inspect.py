@@ -76,7 +76,7 @@ class Row:
 
 
 def rows(manager: BlockManager, names: Mapping[int, str] | None = None) -> list[Row]:
-    """All live sequences, those that begin with the same blocks next to each other.
+    """All live sequences; those with the same first blocks stand next to each other.
 
     Args:
         manager: Whose sequences.
@@ -135,7 +135,7 @@ def describe(
     names: Mapping[int, str] | None = None,
     max_lines: int = DEFAULT_LINES,
 ) -> str:
-    """A manager or a sequence in words: which blocks, in which state, shared with whom.
+    """A description of a manager or a sequence: its blocks, their states, who shares them.
 
     Args:
         what: A manager or one of its live sequences.

@@ -88,7 +88,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
 
     @classmethod
     def from_config(cls, config: ManagerConfig) -> Self:
-        """A manager set up as the config says."""
+        """A manager with this config."""
         manager = cls.__new__(cls)
         manager._set_up(config)
         return manager
@@ -135,7 +135,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
 
     @property
     def config(self) -> ManagerConfig:
-        """How this manager was set up."""
+        """The config of this manager."""
         return self._config
 
     # Admission.
@@ -559,7 +559,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out now: free and idle. With quotas, none gets them all."""
+        """Blocks that can be handed out now: free and idle. With quotas, of all namespaces."""
         return self._core.num_available()
 
     def stats(self) -> Stats:
@@ -567,7 +567,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         return Stats(**self._core.stats())
 
     def blocks(self) -> BlockSnapshot:
-        """A snapshot of every block: its state, who shares it, what it continues.
+        """A snapshot of every block: its state, its sharers, its parent.
 
         Returns:
             Columns indexed by block id, owned by the caller.

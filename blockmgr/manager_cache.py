@@ -24,7 +24,7 @@ __all__ = ["CacheCalls"]
 
 
 class CacheCalls:
-    """What prompts find, and the cache as a whole: a part of ``BlockManager``."""
+    """Look-ups and the cache as a whole: a part of ``BlockManager``."""
 
     __slots__ = ()
 

@@ -62,7 +62,7 @@ class _Metric:
         return kind(f"blockmgr_{self.name}", self.help, labels=labels)
 
     def add_samples(self, family: _Family, stats: Stats, labels: Sequence[str]) -> None:
-        """Adds what one manager counts."""
+        """Adds the samples of one manager."""
         for value, field in self.fields.items():
             family.add_metric([*labels, value] if self.label else labels, getattr(stats, field))
 
@@ -180,7 +180,7 @@ class ManagerCollector(Collector):
         self._lock = threading.Lock()
 
     def add(self, manager: _HasStats, **labels: str) -> None:
-        """Shows one more manager.
+        """Adds a manager.
 
         Args:
             manager: Anything with ``stats()`` that can be referred to weakly.
@@ -203,7 +203,7 @@ class ManagerCollector(Collector):
             self._managers[key] = weakref.ref(manager)
 
     def remove(self, manager: _HasStats) -> None:
-        """Shows a manager no longer.
+        """Removes a manager.
 
         Raises:
             ValueError: The manager was never added, or has been removed.

@@ -19,7 +19,7 @@ __all__ = ["EvictionPolicy", "PolicyFactory", "policy_of"]
 
 
 class EvictionPolicy(Protocol):
-    """What a manager calls. Block ids are ints; they name other content once uncached.
+    """The calls of a manager. Block ids are ints; they name other content once uncached.
 
     The methods run inside a call of the manager, which finishes whatever they do: an exception, or
     a victim that cannot be evicted, is remembered and raised as ``PolicyError`` by
@@ -80,7 +80,7 @@ class EvictionPolicy(Protocol):
         """The idle block is used again."""
 
     def on_uncached(self, block: int, evicted: bool) -> None:
-        """The block cannot be found any more: evicted while idle, or forgotten or taken over."""
+        """The block is no longer cached: it was evicted, forgotten or taken over."""
 
     def victim(self) -> int:
         """An idle block without cached children, which is evicted next. There is one."""

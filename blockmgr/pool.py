@@ -138,7 +138,7 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.take(n)
 
     def acquire(self, blocks: Ints) -> None:
-        """Adds a reference to each block, as often as it stands in the list.
+        """Adds a reference to each block, as often as it is in the list.
 
         A used block keeps whatever it continues used: to acquire the last block of a chain is to
         keep the chain.
@@ -150,7 +150,7 @@ class BlockPool(EventCalls, NotCopied):
         self._core.acquire(blocks)
 
     def release(self, blocks: Ints) -> None:
-        """Drops a reference to each block, in this order, as often as it stands in the list.
+        """Drops a reference to each block, in this order, as often as it is in the list.
 
         A block that loses its last one becomes free, or idle if it is cached; a copy that is
         planned into it is dropped. A cached block stays used as long as a used one continues it,
@@ -163,7 +163,7 @@ class BlockPool(EventCalls, NotCopied):
         self._core.release(blocks)
 
     def touch(self, blocks: Ints) -> None:
-        """Makes idle blocks, and what they continue, the last in the eviction order.
+        """Moves idle blocks and their ancestors to the end of the eviction order.
 
         Blocks in use become so anyway when they are released, and are left alone.
 
@@ -283,7 +283,7 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.evict(n)
 
     def forget(self, n: int) -> npt.NDArray[np.int32]:
-        """Makes the next ``n`` idle blocks in the eviction order free.
+        """Frees the next ``n`` idle blocks in the eviction order.
 
         Returns:
             ``int32[n]`` on the host: the blocks, which are no longer held.
@@ -305,7 +305,7 @@ class BlockPool(EventCalls, NotCopied):
     # Copy-on-write.
 
     def make_writable(self, block: int, num_tokens: int) -> int:
-        """A block of the caller's own, to be written from token ``num_tokens`` on.
+        """A private block for the caller to write from token ``num_tokens`` on.
 
         The block itself, if only the caller holds it and it cannot be found. Otherwise a fresh one
         to which the caller's reference moves, with a copy of the leading tokens planned.
@@ -360,12 +360,12 @@ class BlockPool(EventCalls, NotCopied):
 
     @property
     def num_free(self) -> int:
-        """Blocks in no use, holding nothing."""
+        """Blocks not in use, without content."""
         return self._core.num_free()
 
     @property
     def num_idle(self) -> int:
-        """Blocks in no use, holding content that can be found."""
+        """Blocks not in use, cached."""
         return self._core.num_idle()
 
     @property
@@ -380,7 +380,7 @@ class BlockPool(EventCalls, NotCopied):
 
     @property
     def num_cached(self) -> int:
-        """Blocks holding content that can be found, used or idle."""
+        """Cached blocks, used or idle."""
         return self._core.num_cached()
 
     @property
@@ -405,7 +405,7 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.ref_counts(blocks)
 
     def is_cached(self, block: int) -> bool:
-        """Whether the block's content can be found.
+        """Whether the block is cached.
 
         Raises:
             ValueError: The block is out of range.
@@ -413,7 +413,7 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.is_cached(block)
 
     def are_cached(self, blocks: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each can be found: ``bool[len(blocks)]`` on the host, owned by the caller.
+        """Whether each is cached: ``bool[len(blocks)]`` on the host, owned by the caller.
 
         Raises:
             ValueError: A block is out of range.
@@ -421,7 +421,7 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.are_cached(blocks)
 
     def are_idle(self, blocks: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each is available with its content: ``bool[len(blocks)]`` on the host.
+        """Whether each is idle: ``bool[len(blocks)]`` on the host.
 
         To acquire such a block makes one fewer available.
 

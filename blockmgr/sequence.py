@@ -22,7 +22,7 @@ __all__ = ["Sequence"]
 
 
 class Sequence(NotCopied):
-    """A readable view of one sequence: nothing is stored here but the handle.
+    """A readable view of one sequence. It stores only the handle.
 
     As a context manager it frees the sequence at the end, unless that has happened already. Two
     views are equal if they name the same sequence of the same manager.
@@ -97,7 +97,7 @@ class Sequence(NotCopied):
 
     @property
     def num_slots(self) -> int:
-        """Tokens there are slots for: blocks held times ``block_size``."""
+        """Tokens with slots: blocks held times ``block_size``."""
         return self.num_blocks * self._manager.config.block_size
 
     @property

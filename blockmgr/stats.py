@@ -21,11 +21,11 @@ class Stats:
 
     Attributes:
         capacity: All blocks but the null block.
-        free_blocks: In no use, holding nothing.
-        idle_blocks: In no use, holding content that can be found.
+        free_blocks: Not in use, without content.
+        idle_blocks: Not in use, cached.
         fenced_blocks: Released, waiting for a launched step to complete.
-        used_blocks: Named by a block table, or pinned.
-        cached_blocks: Holding content that can be found, used, idle or fenced.
+        used_blocks: Named by a block table, or with an internal pin.
+        cached_blocks: With content that prompts can find: used, idle or fenced.
         peak_used_blocks: Largest ``used_blocks`` so far.
         num_sequences: Sequences alive, running or preempted.
         pending_copies: Copies recorded and not taken.
@@ -33,7 +33,7 @@ class Stats:
             False.
         hit_tokens: Of those, tokens found.
         partial_hit_tokens: Of those, tokens found in a part of a block.
-        resumed_query_tokens: Tokens looked up when resuming; finding one's own blocks is no merit.
+        resumed_query_tokens: Tokens looked up by ``resume``, which the hit rate leaves out.
         resumed_hit_tokens: Of those, tokens found.
         promoted_blocks: Blocks that became findable.
         deduplicated_blocks: Full blocks found to be cached already.
@@ -43,15 +43,15 @@ class Stats:
         cancelled_copies: Of those, copies dropped because their destination was released.
         forks: Sequences made by ``fork``.
         preemptions: Calls of ``preempt``.
-        low_priority_blocks: Cached blocks that go before all others (``Priority.LOW``); a gauge.
+        low_priority_blocks: Cached blocks at ``Priority.LOW``, evicted before others; a gauge.
         expected_blocks: Cached blocks at ``Priority.EXPECTED``; a gauge.
         high_priority_blocks: Cached blocks at ``Priority.HIGH``; a gauge.
         pinned_blocks: Cached blocks that pins cover, each counted once; a gauge.
         pins: Pins held; a gauge.
         expired_blocks: Blocks whose retention ran out.
-        evicted_pinned_blocks: Pinned blocks evicted because running work could have no other.
-        touched_blocks: Idle blocks that ``touch`` made the last to go.
-        forgotten_blocks: Cached blocks that ``reset_prefix_cache`` made unfindable.
+        evicted_pinned_blocks: Pinned blocks evicted for a running sequence, with no other left.
+        touched_blocks: Idle blocks that ``touch`` moved to the end of the eviction order.
+        forgotten_blocks: Cached blocks that ``reset_prefix_cache`` took out of the cache.
     """
 
     capacity: int
@@ -104,12 +104,12 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentHits:
-    """What the last requests found in the cache: ``hit_rate_window`` of them at most.
+    """The hits of the last requests: ``hit_rate_window`` of them at most.
 
     First admissions that read the cache count, one request each.
 
     Attributes:
-        requests: Requests looked back on.
+        requests: Number of requests.
         query_tokens: Tokens of their prompts.
         hit_tokens: Of those, tokens found.
     """
@@ -126,17 +126,17 @@ class RecentHits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:
-    """What becomes of one share of the blocks; in blocks.
+    """The limit and the use of one share of the pool, in blocks.
 
     ``limit`` = ``free_blocks`` + ``idle_blocks`` + ``fenced_blocks`` + ``used_blocks``. It names
     neither its namespace nor any token.
 
     Attributes:
-        limit: Blocks set apart; of namespaces without a quota, what no quota sets apart.
-        free_blocks: In no use, holding nothing.
-        idle_blocks: In no use, holding content that can be found.
+        limit: Blocks of the quota; for namespaces without a quota, the rest of the pool.
+        free_blocks: Not in use, without content.
+        idle_blocks: Not in use, cached.
         fenced_blocks: Released, waiting for a launched step to complete.
-        used_blocks: Named by a block table, or pinned.
+        used_blocks: Named by a block table, or with an internal pin.
         evicted_blocks: Idle blocks evicted for new content so far.
     """
 

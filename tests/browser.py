@@ -61,7 +61,7 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        # Otherwise a page hears of focus only while some window has it.
+        # Otherwise a page gets focus events only while some window has the focus.
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def __enter__(self) -> Browser:

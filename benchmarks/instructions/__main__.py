@@ -33,7 +33,7 @@ PACKAGES = ("blockmgr", "nanobind-backend", "numpy", "xxhash")
 
 
 def part(name: str) -> tuple[str, list[str], list[counted.Count]]:
-    """Under what name counts of this part are kept, what is said beside them, and the counts."""
+    """Under what name counts of this part are kept, their note, and the counts."""
     if name == "core":
         return counted.toolchain(), counted.flags(), counted.core()
     versions = [f"{package} {version(package)}" for package in PACKAGES]

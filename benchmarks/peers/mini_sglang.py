@@ -1,4 +1,4 @@
-"""mini-sglang's radix cache and page manager, written anew from what they do.
+"""mini-sglang's radix cache and page manager, written again from their behaviour.
 
 Its way: a tree whose edges are runs of whole pages, each with its tokens and, for each token, the
 slot its K/V is in; a node's children by their first page. An admission walks the tree, splits the
@@ -6,7 +6,7 @@ node in which it leaves it, locks the path, copies the path's slots into its row
 which has an entry for each token, and takes pages for the rest from the front of an array of free
 ones. After the forward its pages are inserted, at the end they are again, and only then what was
 decoded can be found. Where pages are short, the leaves that nobody holds are collected from the
-whole tree, put on a heap by time of use, and given up until there are enough.
+whole tree, put on a heap by time of use, and evicted until there are enough.
 
 Here it is tuned, so that it is not beaten for its types; ``mini_sglang_tensors`` keeps those. Slots
 are NumPy arrays, which are quicker to slice and join than small tensors. Keys are bytes: a run is
@@ -162,7 +162,7 @@ class Tree:
         return key[: self._page]
 
     def evict(self, num_slots: int) -> list[Slots]:
-        """Gives up whole leaves, the least recently used first, for at least so many slots."""
+        """Evicts whole leaves, the least recently used first, for at least so many slots."""
         leaves = self._idle_leaves()
         heapq.heapify(leaves)
         parts: list[Slots] = []

@@ -1,4 +1,4 @@
-"""nano-vllm's block manager, written anew from what it does.
+"""nano-vllm's block manager, written again from its behaviour.
 
 Its way: blocks with a reference count, a hash and their tokens; free ids in a deque, taken from
 the front and returned at the back, a sequence's last block first; a dict from hash to block id; a

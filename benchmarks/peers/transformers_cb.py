@@ -107,7 +107,7 @@ class _Cache:
         return len(allocator.match_prefix_blocks(prompt)) * allocator.tokens_per_page
 
     def _store(self, state: Any, num_tokens: int) -> None:
-        """Slots for so many further tokens; gives up what is cached if they are short."""
+        """Slots for so many further tokens; evicts cached blocks if they are short."""
         cache = self._cache
         if cache.can_store_request_tokens(state, num_tokens):
             return

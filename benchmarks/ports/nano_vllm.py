@@ -1,4 +1,4 @@
-"""``ports.nano_vllm``: a long cached prompt taken in and let go, and a sequence that grows."""
+"""``ports.nano_vllm``: a long cached prompt admitted and freed, and a sequence that grows."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def now(call: Any) -> Any:
 
 
 def of_port(num_prompt: int, num_tokens: int) -> Callable[[], Call]:
-    """Allocates for a cached prompt, commits, and lets go."""
+    """Allocates for a cached prompt, commits, and frees."""
 
     def build() -> Call:
         allocator = BlockAllocator(NUM_BLOCKS * BLOCK_SIZE, BLOCK_SIZE)

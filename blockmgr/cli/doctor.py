@@ -11,7 +11,7 @@ from blockmgr.lab.report import print_environment
 __all__ = ["doctor"]
 
 
-@click.command(short_help="Print versions: what a bug report needs.")
+@click.command(short_help="Print versions and devices for a bug report.")
 def doctor() -> None:
-    """Print versions, extras and devices: what a bug report needs."""
+    """Print versions, extras and devices for a bug report."""
     print_environment(sys.stdout)

@@ -39,7 +39,7 @@ ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "block_size", "seed"})
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 
-@click.command(short_help="Say why tokens that were computed were not found.")
+@click.command(short_help="Print the reasons for missed tokens.")
 @source_options
 @click.option(
     "--capacity",
@@ -54,7 +54,7 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
     "--request",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Explain the N-th request of the trace alone, as it was when it was admitted.",
+    help="Explain only the N-th request of the trace, at its admission.",
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
@@ -73,7 +73,7 @@ def explain(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Replay requests and say why tokens that were computed were not found.
+    """Replay requests and print the reasons for missed tokens.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
     """

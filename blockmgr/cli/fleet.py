@@ -75,7 +75,7 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     default="1,2,4,8",
     show_default=True,
     metavar="COUNTS",
-    help="How many replicas there are, separated by commas.",
+    help="Numbers of replicas, separated by commas.",
 )
 @click.option(
     "--routers",
@@ -85,7 +85,7 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     default=EVERY,
     show_default=True,
     metavar="NAMES",
-    help=f"What sends requests to replicas: {', '.join(ROUTERS)}.",
+    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}.",
 )
 @click.option(
     "--capacity",
@@ -100,21 +100,21 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     type=click.FloatRange(min=0),
     default=0.25,
     show_default=True,
-    help="What prefix-minus-load makes of the load.",
+    help="Weight of the load in prefix-minus-load.",
 )
 @click.option(
     "--prefill-ms-per-token",
     type=click.FloatRange(min=0),
     default=PrefillModel().ms_per_token,
     show_default=True,
-    help="Of the time to first token: time of a prompt token that is computed.",
+    help="Time to first token: part for each computed prompt token.",
 )
 @click.option(
     "--prefill-overhead-ms",
     type=click.FloatRange(min=0),
     default=PrefillModel().overhead_ms,
     show_default=True,
-    help="Of the time to first token: time of a request of which nothing is computed.",
+    help="Time to first token: part for each request.",
 )
 @how_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
@@ -146,7 +146,7 @@ def fleet(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Replay on fleets of several sizes, with each router, beside what no routing exceeds.
+    """Replay on fleets of several sizes with each router, beside an upper bound.
 
     SOURCE is a trace or the name of a workload, shared-prompt if there is none.
     """

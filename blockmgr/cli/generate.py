@@ -37,39 +37,50 @@ DEMO_PROMPTS: Final = tuple(
 )
 
 
-@click.command(short_help="Continue prompts with a model, and what sharing saved.")
+@click.command(short_help="Continue prompts with a model on this manager.")
 @click.argument("words", nargs=-1, metavar="[MODEL_DIR] [PROMPT]...")
-@click.option("--demo", is_flag=True, help="Take a tiny seeded model: nothing is downloaded.")
+@click.option("--demo", is_flag=True, help="Use a tiny seeded model; nothing is downloaded.")
 @click.option("--max-new-tokens", default=20, show_default=True, help="Tokens to generate at most.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-k", default=0, show_default=True, help="Draw from so many tokens; 0: all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Draw from this much probability.")
-@click.option("--seed", default=0, show_default=True, help="Of the first sample of each prompt.")
+@click.option(
+    "--temperature", default=0.0, show_default=True, help="0 takes the most likely token."
+)
+@click.option("--top-k", default=0, show_default=True, help="Draw from this many tokens; 0: all.")
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Draw from the tokens with this much probability.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the first sample of each prompt."
+)
 @click.option("--n", default=1, show_default=True, help="Samples of each prompt.")
-@click.option("--beams", default=0, show_default=True, help="Search with so many beams; 0: sample.")
-@click.option("--length-penalty", default=1.0, show_default=True, help="Of a beam search.")
+@click.option("--beams", default=0, show_default=True, help="Beams of a beam search; 0: sample.")
+@click.option(
+    "--length-penalty", default=1.0, show_default=True, help="Length penalty of a beam search."
+)
 @click.option("--block-size", default=16, show_default=True, help="Tokens per block.")
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=1),
     help="Size of the pool.  [default: what fits 1 GiB]",
 )
-@click.option("--chunk-size", type=int, help="Prefill prompts in chunks of so many tokens.")
+@click.option("--chunk-size", type=int, help="Prefill prompts in chunks of this many tokens.")
 @click.option(
     "--min-partial-tokens",
     default=0,
     show_default=True,
-    help="Reuse parts of blocks from this many tokens on; 0 is off.",
+    help="Reuse at least this many tokens of a part of a block; 0 is off.",
 )
 @click.option(
     "--dedup",
     type=click.Choice(["remap", "append_only"]),
     default="remap",
     show_default=True,
-    help="What happens to a block that is found to be cached already.",
+    help="remap merges equal blocks; append_only never changes a block table.",
 )
-@click.option("--device", default="cpu", show_default=True, help="Where weights and K/V live.")
-@click.option("--check", is_flag=True, help="Exit with 1 if model.generate says something else.")
+@click.option("--device", default="cpu", show_default=True, help="Device of weights and K/V.")
+@click.option("--check", is_flag=True, help="Exit with 1 if model.generate gives other tokens.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 @debug_option
 @click.pass_context
@@ -84,9 +95,9 @@ def generate(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Continue PROMPTS with the model in MODEL_DIR, and say what sharing saved.
+    """Continue PROMPTS with the model in MODEL_DIR, and print what sharing saved.
 
-    With --demo there is no MODEL_DIR; its model reads bytes and says nothing that means anything.
+    With --demo there is no MODEL_DIR; its model reads bytes, and its text has no meaning.
     """
     if not demo and len(words) < 2:
         raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)

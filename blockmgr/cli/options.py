@@ -59,7 +59,7 @@ def trace_options(command: F) -> F:
             type=click.IntRange(min=1),
             callback=_reading,
             expose_value=False,
-            help="Tokens an id of the trace stands for.  [default: from the lengths of prompts]",
+            help="Tokens for each id of the trace.  [default: from the lengths of prompts]",
         ),
         click.option(
             "--tokenizer",
@@ -113,7 +113,7 @@ def how_options_without(*names: str) -> Callable[[F], F]:
 
 def debug_option(command: F) -> F:
     """``--debug``."""
-    return click.option("--debug", is_flag=True, help="Show where an error came from.")(command)
+    return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(command)
 
 
 def _reading(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -267,7 +267,7 @@ _HOW: Final = {
         "--service-ms-per-token",
         default=30,
         show_default=True,
-        help="How long a request holds its blocks, for each output token.",
+        help="Time a request holds its blocks, for each output token.",
     ),
     "min_service_ms": click.option(
         "--min-service-ms",
@@ -282,21 +282,21 @@ _HOW: Final = {
         "--min-partial-tokens",
         default=0,
         show_default=True,
-        help="Reuse parts of blocks from this many tokens on; 0 is off.",
+        help="Reuse at least this many tokens of a part of a block; 0 is off.",
     ),
     "dedup": click.option(
         "--dedup",
         type=click.Choice(["remap", "append_only"]),
         default="remap",
         show_default=True,
-        help="What happens to a block that is found to be cached already.",
+        help="remap merges equal blocks; append_only never changes a block table.",
     ),
     "digest": click.option(
         "--digest",
         type=click.Choice(DIGEST_NAMES),
         default="xxh3_128",
         show_default=True,
-        help="What finds candidates; hits are proved either way.",
+        help="Digest that finds candidates; tokens prove each hit.",
     ),
     "eviction": click.option(
         "--eviction",
@@ -311,13 +311,13 @@ _HOW: Final = {
         type=click.Choice(["hold", "none"]),
         default="hold",
         show_default=True,
-        help="Outputs of which a trace knows the length alone: they hold blocks, or do not exist.",
+        help="Whether outputs of known length and unknown tokens hold blocks.",
     ),
     "hints": click.option(
         "--hints",
         type=click.Choice(["none", "truth"]),
         default="none",
         show_default=True,
-        help="What is known when a request ends: nothing, or whether its conversation goes on.",
+        help="Hints at the end of a request: none, or whether its conversation continues.",
     ),
 }

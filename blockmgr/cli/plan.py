@@ -80,7 +80,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="How many blocks and GiB give a hit rate.")
+@click.command(short_help="Print the blocks and GiB for a hit rate.")
 @source_options
 @click.option(
     "--hit-rate",
@@ -125,10 +125,10 @@ def plan(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Say how many blocks, and how many GiB of K/V, give a hit rate.
+    """Print the number of blocks, and of GiB of K/V, for a hit rate.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer
-    comes from the curve of LRU, exact unless requests wait; beside it stands a replay.
+    comes from the curve of LRU, which is exact unless requests wait. A replay checks it.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):

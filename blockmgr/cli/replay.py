@@ -58,7 +58,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     "--min-hit-rate",
     callback=share,
     metavar="SHARE",
-    help="Exit with 1 if a capacity stays below this, such as 30%.",
+    help="Exit with 1 if the rate of a capacity is below this, such as 30%.",
 )
 @click.option(
     "--no-attainable",
@@ -74,7 +74,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Draw the curve into a .png or .svg, with the data beside it as .csv.",
+    help="Draw the curve into a .png or .svg, and write its data into a .csv.",
 )
 @debug_option
 @click.pass_context

@@ -48,7 +48,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     type=FILE,
     required=True,
     metavar="FILE",
-    help="The page, a .html that needs no other file.",
+    help="The page: a .html that needs no other file.",
 )
 @click.option("--png", type=FILE, metavar="FILE", help="Draw the charts into a .png as well.")
 @click.option("--svg", type=FILE, metavar="FILE", help="Draw the charts into a .svg as well.")
@@ -78,7 +78,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Processes at work.  [default: one a CPU]",
+    help="Number of processes.  [default: one a CPU]",
 )
 @debug_option
 @click.pass_context

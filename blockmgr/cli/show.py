@@ -101,7 +101,7 @@ def show(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Show the blocks of a pool in the middle of a replay: states, sharing, who holds what.
+    """Show the blocks of a pool in the middle of a replay: states, sharing, sequences.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
     """

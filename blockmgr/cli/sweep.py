@@ -87,7 +87,7 @@ HEADINGS: Final = (
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Processes at work.  [default: one a CPU]",
+    help="Number of processes.  [default: one a CPU]",
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
@@ -111,7 +111,7 @@ def sweep(
     """Replay with every eviction policy at every pool size and block size.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. Each hit rate
-    stands beside the best that any order of eviction could do and beside an unbounded pool.
+    is printed with the optimum of that pool and the rate of an unbounded pool.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):

@@ -79,7 +79,7 @@ def workload(
     json_wanted: bool,
     debug: bool,
 ) -> None:
-    """Say what a generated workload is like, and write it into a trace file."""
+    """Describe a generated workload, and write it into a trace file."""
     with one_line_errors(ctx, show_traceback=debug):
         if export is not None:
             check_output(export, name="export")

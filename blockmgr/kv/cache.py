@@ -140,12 +140,12 @@ class PagedKVCache(NotCopied):
 
     @property
     def blocks(self) -> KVBlocks:
-        """The same memory as registered blocks, for whatever copies blocks."""
+        """The same memory as registered blocks, for copies."""
         return self._blocks
 
     @property
     def tensors(self) -> tuple[LayerTensors, ...]:
-        """Of each layer, what its kernels take, with the axes of the layout.
+        """The tensors of each layer for its kernels, with the axes of the layout.
 
         One tensor if the layout has an axis ``kv`` or ``latent``, else the tuple (K, V). Of a
         fused tensor, each layer's part: strided, without the axis ``layer``.
@@ -168,7 +168,7 @@ class PagedKVCache(NotCopied):
         return self._tensors.views[self._checked_layer(layer)][0]
 
     def values(self, layer: int) -> torch.Tensor | None:
-        """V of a layer, as ``keys``; None for MLA, which keeps nothing but ``keys``."""
+        """V of a layer, as ``keys``; None for MLA, which keeps only ``keys``."""
         return self._tensors.views[self._checked_layer(layer)][1]
 
     def slots(self, slot_mapping: Indices) -> Slots:

@@ -36,7 +36,7 @@ NO_LIMIT = 2**31 - 1
 
 
 class Copier(Protocol):
-    """What a backend does. A list is staged on the host, checked there, and launched."""
+    """The calls of a backend. A list is staged on the host, checked there, and launched."""
 
     chunks: list[torch.Tensor]
     """For ``ops.copy_blocks``: how the kernels cut a block; empty where there are none."""
@@ -138,7 +138,7 @@ class KVBlocks(NotCopied):
 
     @property
     def backend(self) -> Backend:
-        """What copies: ``"torch"`` or ``"triton"``."""
+        """The backend that copies: ``"torch"`` or ``"triton"``."""
         return self._backend
 
     @property
@@ -153,7 +153,7 @@ class KVBlocks(NotCopied):
 
     @property
     def num_segments(self) -> int:
-        """How many segments a copy goes through."""
+        """The number of segments in a copy."""
         return len(self._registered.segments)
 
     @property
@@ -327,7 +327,7 @@ class KVBlocks(NotCopied):
         self._done.add(plan)
 
     def copy_buffer(self, buffer: PairBuffer) -> None:
-        """Copies what the buffer holds when the device gets there; can be captured.
+        """Copies the content of the buffer at the time of the launch; can be captured.
 
         Args:
             buffer: Out of ``pair_buffer`` of this object.

@@ -49,7 +49,7 @@ STATE_ONLY = {"linear_attention", "mamba", "conv", "recurrent", "moe"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What decides the size of a model's K/V.
+    """The numbers that determine the size of a model's K/V.
 
     Attributes:
         num_layers: Layers that keep K/V.

@@ -54,7 +54,7 @@ class PrefillModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """What a fleet counted.
+    """The counts of a fleet.
 
     Attributes:
         router: Its name, or that of the factory.
@@ -175,7 +175,7 @@ def fleet(
 
 
 def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:
-    """What no routing and no order of eviction exceeds: the optimum of one pool of all blocks.
+    """An upper bound for all routers and policies: the optimum of one pool of all blocks.
 
     Whatever the replicas hold, one pool of as many blocks could hold as well, and it needs no
     block twice.

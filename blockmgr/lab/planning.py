@@ -38,7 +38,7 @@ GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """What one hit rate takes at one block size.
+    """The pool for one hit rate at one block size.
 
     Attributes:
         hit_rate: As asked for.
@@ -58,7 +58,7 @@ class PlanRow:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that fit the pool: what pools of different block sizes compare by."""
+        """Tokens that fit the pool, to compare pools of different block sizes."""
         return None if self.num_blocks is None else self.num_blocks * self.block_size
 
     @property

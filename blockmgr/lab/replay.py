@@ -96,7 +96,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no request of a trace goes beyond.
+    """The largest values of all requests of a trace.
 
     Attributes:
         sequences: Samples of all requests.
@@ -194,7 +194,7 @@ class EventLoop:
         return self.finish()
 
     def offer(self, number: int, request: Request) -> None:
-        """Let a request come, now that everything before it has happened.
+        """Add a request that arrives after all events so far.
 
         Args:
             number: Its number in the trace, larger than that of any that came.
@@ -207,11 +207,11 @@ class EventLoop:
         self._admit_waiting(request.arrival_ms)
 
     def advance(self, now: int) -> None:
-        """Let everything happen that happens until ``now``, in simulated milliseconds."""
+        """Process all events until ``now``, in simulated milliseconds."""
         self._end_until(now)
 
     def finish(self) -> ReplayResult:
-        """Let everything end, and count."""
+        """Process all remaining events, and count."""
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
         stats = self._manager.stats()
@@ -235,7 +235,7 @@ class EventLoop:
 
     @property
     def manager(self) -> BlockManager:
-        """The manager that is driven."""
+        """The manager of the replay."""
         return self._manager
 
     @property
@@ -245,7 +245,7 @@ class EventLoop:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have come and were not admitted yet."""
+        """Requests that have arrived and are not admitted yet."""
         return len(self._waiting)
 
     def running(self) -> list[tuple[int, list[int]]]:

@@ -38,7 +38,7 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that has come.
+    """A request that has arrived.
 
     Attributes:
         number: Its number in the trace, from 1.
@@ -57,7 +57,7 @@ Router = Callable[[Arrival, "Sequence[View]"], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What routers are made from.
+    """The input of a router factory.
 
     Attributes:
         trace: The requests.
@@ -163,7 +163,7 @@ ROUTERS: Final[Mapping[str, RouterFactory]] = MappingProxyType(
 
 
 def router_of(router: str | RouterFactory, setting: Setting) -> Router:
-    """A router by its name, or by a factory of one's own.
+    """A router by its name, or by your own factory.
 
     Raises:
         ValueError: There is none of this name.

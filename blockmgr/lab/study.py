@@ -117,14 +117,14 @@ def study(
         trace: The requests.
         capacities: Pool sizes; shares are of ``Attainable.working_set_blocks``.
         config: How to replay.
-        ceiling: Whether to find what was attainable. That takes memory for every distinct prefix,
-            where a replay takes some for its pool alone.
+        ceiling: Whether to compute the attainable rate. It takes memory for every distinct prefix;
+            a replay takes memory for its pool only.
         progress: Called once for each request of each replay.
         clock: Measures the host cost.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``, or a capacity is
-            a share of what is not to be found.
+            a share without ``ceiling``.
     """
     sizes = tuple(capacities)
     for capacity in sizes:

@@ -69,7 +69,7 @@ class SweepRow:
 
     @property
     def gap_closed(self) -> float | None:
-        """How much of the way from LRU to the optimum this row goes, 1 being all of it.
+        """The share of the gap between LRU and the optimum that this row closes; 1 is all.
 
         None where LRU without hints was not replayed, or is as good as the optimum to a hundredth
         of a point: a share of next to nothing says nothing.
@@ -83,7 +83,7 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmall:
-    """A pool that is smaller than the largest request, and so compares with no other.
+    """A pool smaller than the largest request, which cannot be compared with others.
 
     Attributes:
         block_size: Tokens per block.
@@ -234,7 +234,7 @@ def _pools(
 
 
 def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_set: int) -> None:
-    """Refuse a pool that would reject requests: its hit rate would compare with no other.
+    """Refuse a pool that would reject requests: its hit rate cannot be compared.
 
     Args:
         trace: The requests.

@@ -64,7 +64,7 @@ def fail(*_: object) -> Any:
 
 
 def endless(_: object) -> Iterator[int]:
-    """As good as endless, but for the memory of whoever takes all of it."""
+    """Almost endless: a reader that takes all of it runs out of memory."""
     return itertools.repeat(0, 10**6)
 
 

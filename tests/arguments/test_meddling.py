@@ -159,7 +159,7 @@ LONG_PROMPTS: dict[str, Any] = {
 def test_a_prompt_that_never_fits_is_refused_unread_and_leaves_no_memory(
     kind: str, quotas: dict[bytes, int]
 ) -> None:
-    """Its last number is wrong, so that whoever reads that far says something else."""
+    """Its last number is wrong, so that a reader that gets so far reports another error."""
     manager = BlockManager(16, 4, quotas=quotas, watermark_blocks=1)
     handle = manager.admit([1, 2, 3], namespace=b"tenant")
     manager.commit(handle, 3)

@@ -116,7 +116,7 @@ def test_one_history_has_one_end(eviction: Any) -> None:
 
 
 def test_everything_idle_can_be_evicted(eviction: Any) -> None:
-    """Whatever the queues and their limits: n blocks are there for whoever needs them."""
+    """Whatever the queues and their limits: n blocks are there for a sequence that needs them."""
     for shape in (range(1, 9), [8] * 3, [1] * 12, range(8, 0, -1)):
         manager = BlockManager(12, 2, eviction=eviction, min_partial_tokens=1)
         for i, length in enumerate(shape):

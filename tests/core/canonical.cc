@@ -14,7 +14,7 @@ struct Swap {
   bool names;
 };
 
-// Sequences by what can be said of each without naming anything else; equal ones in any order.
+// Sequences by their description without names of others; equal ones in any order.
 struct Ranked {
   std::uint64_t key;
   std::size_t index;

@@ -68,7 +68,7 @@ std::vector<std::size_t> Levels::contents() const {
 }
 
 // With append-only tables a key can pass to a block with the same content. What lost its key then
-// is named by no table; what was evicted, by that of whoever took it.
+// is named by no table; what was evicted, by that of the sequence that took it.
 void Levels::follow_moves() {
   const std::vector<std::size_t> now = contents();
   for (BlockId from = 0; from < core_.blocks().count; ++from) {
@@ -92,7 +92,7 @@ void Levels::move(BlockId from, BlockId to) {
   own.generation = core_.blocks()[to].generation;
   own.hint = given.hint;
   own.keyed = true;
-  given.was_idle = false;  // it was not given up
+  given.was_idle = false;  // it was not evicted
   given.moved_to = to;
   for (auto& [id, chain] : pins_)
     for (std::size_t i = 0; i < chain.blocks.size(); ++i)

@@ -14,7 +14,7 @@ class Levels {
  public:
   Levels(const Sequences& core, int num_blocks);
 
-  // Before and after a call: what lost its content or was cached in it starts anew.
+  // Before and after a call: what lost its content or was cached in it starts again.
   void before_call();
   // forgets: what is gone was not evicted.
   void after_call(double now, bool forgets);

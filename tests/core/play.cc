@@ -184,7 +184,7 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   // Not drawn, so that other choices stay what they were: some keep a log that is always too small.
   config.event_blocks = config.num_blocks % 2 ? 0 : config.num_blocks % 3 ? 256 : 3;
   settings.habits = draw_habits(bytes);
-  // As most managers are, which take short cuts: nobody has to hear of a block that changes hands.
+  // As most managers are, which take short cuts: no observer needs to know of single blocks.
   if (bytes.one_in(4) || profile.plain) {
     config.eviction = "lru";
     config.retention = false;
@@ -201,7 +201,7 @@ Habits Play::draw_habits(Bytes& bytes) {
   habits.by_row = bytes.one_in(2);
   habits.refills = bytes.one_in(3);
   habits.eager = bytes.one_in(2);
-  // Now and then so many steps that a counter of 16 or of 32 bits starts anew within the run.
+  // Now and then so many steps that a counter of 16 or of 32 bits starts again within the run.
   const int before = bytes.between(0, 24);
   if (bytes.one_in(4)) habits.first_step = (1ll << (bytes.one_in(2) ? 16 : 32)) - before;
   return habits;
@@ -615,7 +615,7 @@ void Play::retain(const EntryPtr& entry) {
   world_.retain(*entry, start, bytes_.between(start, length + bytes_.one_in(8)), level, ttl);
 }
 
-// Two sequences of the same tokens compute them at a time, and different things are said of each.
+// Two sequences of the same tokens compute them at a time, and get different hints.
 void Play::twins(const EntryPtr& entry) {
   std::vector<Token> prompt = entry->tokens;
   if (prompt.size() > 4096) return;

@@ -1,4 +1,4 @@
-// Calls under trial: whoever stands here may make a call several times before it is let through.
+// Calls under trial: code here may make a call several times before it goes through.
 #pragma once
 
 #include <cstdint>

@@ -217,7 +217,7 @@ int World::capacity_of(int name) const {
   return left;
 }
 
-// Of each share in proportion. What would then never come in is let in all the same.
+// Of each share in proportion. Requests that would then never fit are still admitted.
 std::int64_t World::watermark_of(int name, std::int64_t most, std::int64_t asked) const {
   const std::int64_t all = config_.num_blocks - config_.null_block;
   const std::int64_t held_back = asked < 0 ? config_.watermark_blocks : std::min(asked, all);
@@ -356,7 +356,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   return entry;
 }
 
-// Whoever runs goes on; nothing that was findable is, and nothing that they compute will be.
+// Running sequences continue; nothing that was findable is, and nothing that they compute will be.
 void World::reset(bool reset_hit_rate) {
   const bool promised = anybody_ahead();
   std::int64_t count = 0;
@@ -500,7 +500,7 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
       entry.kept = committed.kept;
       entry.promise = num_computed;
       note_promised(entry, was_keyed);
-      hand(entry);  // whoever commits early asks for its slots afterwards: they may be others
+      hand(entry);  // after an early commit the engine asks for its slots again: they may differ
     } else {
       entry.start = entry.left_off = num_computed;
     }

@@ -119,7 +119,7 @@ struct Entry {
   bool running = true;
   bool alive = true;
   bool outdated = false;              // goes on with what the cache has forgotten
-  std::int64_t num_findable = 0;      // outdated: leading blocks that may be cached all the same
+  std::int64_t num_findable = 0;      // outdated: leading blocks that may still be cached
   int version = 0;                    // grows when tokens are taken back
   std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
 };
@@ -181,7 +181,7 @@ class World {
   void call_dead(Op op, std::size_t which);
   void wrong_ticket(Op op, std::int64_t ticket);
   void take_remaps();
-  // What is said of blocks to come. A level of kNoLevel withdraws; prompts are of whole blocks.
+  // Retention of blocks to come. A level of kNoLevel withdraws; prompts are of whole blocks.
   void retain(const Entry& entry, std::int64_t start, std::int64_t stop, int level, double ttl);
   void retain_prefix(const Entry& entry, int level, double ttl);
   void pin(const Entry& entry);

@@ -31,7 +31,7 @@ bool World::anybody_ahead() const {
   return std::any_of(entries_.begin(), entries_.end(), [this](const auto& e) { return ahead(*e); });
 }
 
-// What is cached and written when it is first held stays in memory until the last hold is given up.
+// A block that is cached and written at its first hold stays in memory until its last release.
 void World::hold(const std::vector<std::int64_t>& ids) {
   const auto known = [this](std::int64_t b) { return is_known(b); };
   const Outcome due = std::all_of(ids.begin(), ids.end(), known) ? kDone : kBadBlock;
@@ -105,7 +105,7 @@ std::int64_t World::first_of(const Entry& entry, const std::vector<bool>& blocks
          table;
 }
 
-// Whoever names one of them goes on; neither they nor what comes after them is found again.
+// Sequences that name one of them continue; neither they nor their successors are found again.
 void World::forget(const std::vector<std::int64_t>& ids) {
   std::int64_t forgotten = 0;
   const int cached = core_.index().num_keyed();

@@ -1,4 +1,4 @@
-// What is said of blocks to come, and what one namespace feels of another.
+// Retention of blocks to come, and the influence of one namespace on another.
 #include <algorithm>
 #include <cmath>
 
@@ -182,7 +182,7 @@ void World::set_time(double seconds) {
   settle();
 }
 
-// Free, with what is expected of the blocks. One that ends gives up what is its own: from its end
+// Free, with what is expected of the blocks. One that ends lowers its own blocks: from its end
 // up to a block that others use, that others continue from, or that is expected.
 void World::end(const EntryPtr& entry, bool expect_reuse) {
   const EntryPtr kept = entry;

@@ -222,7 +222,7 @@ APPEND = Call(
     "aphrodite.append_slots",
     worlds.aphrodite,
     lambda w: partial(w.port.append_slots, w.first),
-    # Struck between its parts, it leaves the copies to whoever asks for copies next.
+    # Struck between its parts, it leaves the copies to the next call that asks for copies.
     first_part=lambda w: partial(w.table_1.append_token_ids, [4]),
 )
 APHRODITE = [

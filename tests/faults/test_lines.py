@@ -65,7 +65,7 @@ def test_a_call_struck_at_any_line_has_done_all_or_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", PORT_CALLS)
 def test_a_port_struck_at_any_line_has_done_nothing_and_loses_nothing(name: str) -> None:
-    """A call that had finished all the same would have an answer that nobody got."""
+    """A call that had finished would have an answer that no caller got."""
     report = run(PORT_CALLS[name])
     assert report.lines > 0
     assert report.broken == []

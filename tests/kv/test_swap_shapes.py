@@ -49,7 +49,7 @@ def test_what_is_swapped_out_comes_back(  # noqa: PLR0917  (examples have no nam
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    """One block on one side: K and V of it touch there, and stay rows of their own all the same."""
+    """One block on one side: K and V of it touch there, and are still separate rows."""
     shape = shape_of(layout, layers, heads, dim, dtype)
     cache = PagedKVCache(sizes[0], block_size, shape, layout=layout)
     host = cache.host_counterpart(sizes[1])

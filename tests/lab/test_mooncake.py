@@ -1,4 +1,4 @@
-"""Export in Mooncake's format: read back, the same hits, and only what is said to be lost is."""
+"""Export in Mooncake's format: read back, the same hits, and only the documented parts are lost."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _compared(config: PretrainedConfig) -> Outcome:
 
 
 def _prompts() -> Tokens:
-    """Two that begin alike, one shorter than any window, one that is longer than a chunk."""
+    """Two with the same prefix, one shorter than any window, one that is longer than a chunk."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(10, VOCAB, (n,), generator=generator).tolist() for n in (34, 21, 3)]
     return [*rows, [*rows[0][:19], 11, 12]]

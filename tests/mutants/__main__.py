@@ -42,7 +42,7 @@ def summary(found: dict[Mutant, Result], seconds: float) -> int:
     known = [count for count in calls if count and count > 0]
     median = statistics.median(known) if known else 0
     if known:
-        print(f"in the core after {median:,.0f} calls (median), {max(known):,} at the most")
+        print(f"in the core after {median:,.0f} calls (median), {max(known):,} at most")
     for name in survivors:
         print(f"survived: {name}")
     if median > MOST_CALLS:
@@ -62,7 +62,7 @@ def main() -> int:
         action="store_true",
         help="those between the two, else left out: each is built",
     )
-    parser.add_argument("--ops", type=int, default=300_000, help="calls before giving up")
+    parser.add_argument("--ops", type=int, default=300_000, help="most calls for a bug")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))

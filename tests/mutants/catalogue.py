@@ -26,7 +26,7 @@ class Mutant:
     """Of a bug in the core: the engine that meets it, where others hardly do."""
 
     times: int = 1
-    """Of a bug in the core: as many times as usual before giving up on what is rare."""
+    """Of a bug in the core: factor on the usual number of calls, for rare bugs."""
 
 
 CORE = (

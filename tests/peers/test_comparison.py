@@ -30,7 +30,7 @@ def peers() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Conversations of three turns that begin alike, in Mooncake's format."""
+    """Conversations of three turns with a common prefix, in Mooncake's format."""
     lines = []
     for talk in range(12):
         ids = [0]

@@ -139,7 +139,7 @@ def test_what_was_used_longest_ago_goes_first_when_blocks_run_out(peer: Any) -> 
     side.cache.free(side.admit(recent))
     side.cache.free(side.admit(old))  # used last, though cached first
     request = side.admit(new[: 2 * SIZE])
-    if Operation.EVICTING_ADMIT in peer.cannot:  # it gives up both
+    if Operation.EVICTING_ADMIT in peer.cannot:  # it evicts both
         assert side.match(old) == 0
     else:
         assert side.match(old) == 4 * SIZE

@@ -135,7 +135,7 @@ class ChunkedScheduler(Scheduler):
 
 
 class FirstScheduler(Scheduler):
-    """The first generation: whole prompts, yes or no, and the manager is told of no forward."""
+    """The first generation: whole prompts, yes or no, and the manager learns of no forward."""
 
     def schedule_prompts(self) -> list[Seq]:
         batch: list[Seq] = []

@@ -252,7 +252,7 @@ class PoolModel:
             raise TicketError
         return self.flight
 
-    # The pins of a copy go one after the other: what the first lets go is evicted first.
+    # The pins of a copy go one after the other: the block that the first releases is evicted first.
 
     def copies_applied(self, ticket: int) -> None:
         for copy in self.resolved(ticket):

@@ -150,7 +150,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     allocator = caching(4)
     blocks = chain(allocator, list(range(16)))
     start = ids(blocks)[:2]
-    for block in blocks:  # head first: the core keeps the order right all the same
+    for block in blocks:  # head first: the core still keeps the order right
         allocator.free(block)
     for _ in range(2):
         allocator.allocate_mutable(None)

@@ -107,7 +107,7 @@ def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
             PagedBatch(**{**good, name: value})
 
 
-# What is not supported, and when that is said.
+# Unsupported models, and when they are refused.
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("DeepseekV3Config", {}, "multi-head latent attention"),

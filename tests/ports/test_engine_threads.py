@@ -117,7 +117,7 @@ def unchanged(model: PreTrainedModel) -> Iterator[None]:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_two_engines_inside_a_layer_of_one_model(first_out: int, after: bool) -> None:
-    """Whoever leaves the model first takes nothing from the other, who is still inside."""
+    """The thread that leaves the model first takes nothing from the other one."""
     model = own_model()
     truth = greedy_truth("Llama", PROMPTS)
     engines = [engine_on(model), engine_on(model, block_size=8)]

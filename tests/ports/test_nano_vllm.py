@@ -464,7 +464,7 @@ def test_a_foreign_block_table_is_refused(kind: type[Manager]) -> None:
 
 @BOTH
 def test_a_prompt_larger_than_the_pool_is_refused_at_once(kind: type[Manager]) -> None:
-    """It waited for ever before."""
+    """It waited forever before."""
     blocks = kind(2, 4)
     held = seq(*range(9))
     with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):

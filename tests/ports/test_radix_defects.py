@@ -112,7 +112,7 @@ def test_a_device_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_handle_whose_page_was_evicted_cannot_be_locked() -> None:
-    """The count of a node that was in no tree any more went up, and sizes were wrong for ever."""
+    """The count of a node that was in no tree any more went up, and sizes stayed wrong."""
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1, 2], [0, 1])
     handle = cache.match_prefix([1, 2]).handle

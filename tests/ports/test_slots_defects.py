@@ -16,7 +16,7 @@ from tests.ports.test_slots import Memory, finish, joined, refused, serve
 
 
 def test_eviction_ends_when_everything_is_pinned() -> None:
-    """It went round the pinned entries for ever."""
+    """It looped over the pinned entries forever."""
     slots, cache = joined(max_capacity=6)
     serve(slots, cache, 1, 2, 3)
     serve(slots, cache, 4, 5, 6)
@@ -115,7 +115,7 @@ def test_a_source_is_not_handed_out_between_a_pin_and_its_copy() -> None:
     finish(slots, cache, source, 1, 2, 3)
     cache.pin((1, 2, 3))
     target = slots.alloc()
-    assert slots.alloc() == -1  # the source is not to be had
+    assert slots.alloc() == -1  # the source is not available
     cache.copy_kv((1, 2, 3), target, memory)
     cache.release((1, 2, 3))
     assert memory.holds(target, (1, 2, 3))

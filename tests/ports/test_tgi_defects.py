@@ -161,7 +161,7 @@ def test_an_allocation_has_no_clones(clone: Any) -> None:
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
-    """Prompts went into the trie all the same, never to be found, and took its room."""
+    """Prompts still went into the trie, were never found, and took its room."""
     engine = Engine(8, 1, prefix_caching=False)
     engine.cache([1, 2, 3, 4])
     stats = engine.allocator.manager.stats()

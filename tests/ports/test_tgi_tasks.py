@@ -1,4 +1,4 @@
-"""Two hundred asyncio tasks that allocate, compute and let go, in every way there is.
+"""Two hundred asyncio tasks that allocate, compute and free, in every way there is.
 
 Bounded by operations, not by time: 200 tasks of 750 requests each, 150,000 in all, which takes
 about ten seconds on the two cores it was written on. A fake KV memory checks what each request
@@ -26,7 +26,7 @@ class GivesUp(Exception):
 
 
 class Client:
-    """One task: requests for prompts that begin alike, ended in a random way."""
+    """One task: requests for prompts with common prefixes, ended in a random way."""
 
     def __init__(self, engine: Engine, seed: int, ends: Counter[str], queue: Queue) -> None:
         self.engine = engine

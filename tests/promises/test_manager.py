@@ -185,7 +185,7 @@ def explain(place: Place) -> None:
 
 
 def num_available(place: Place) -> None:
-    """As many blocks as there are said to be can be had, and not one more."""
+    """As many blocks as reported can be taken, and not one more."""
     manager, size = place.manager, place.config["block_size"]
     if manager.num_available != manager.stats().available:
         raise Broken("two counts of what is available")
@@ -364,7 +364,7 @@ def build_pool(seed: int) -> tuple[BlockPool, random.Random, list[int]]:
 
 
 def pool_says(name: str, pool: BlockPool, rng: random.Random) -> tuple[int, Any]:
-    """How many there are said to be, and a call that takes so many."""
+    """The reported number, and a call that takes that many."""
     if name in ("num_available", "num_free"):
         return getattr(pool, name), pool.take
     return pool.num_idle, pool.evict

@@ -107,7 +107,7 @@ class Pair:
 
 
 def play(name: str, seed: int, steps: int, **options: Any) -> int:
-    """Random prompts that begin alike, freed in any order; the number of evictions."""
+    """Random prompts with common prefixes, freed in any order; the number of evictions."""
     rng = random.Random(seed)
     num_blocks = rng.choice([3, 5, 8, 12, 24])
     vocabulary = rng.choice([2, 2, 3, 6])

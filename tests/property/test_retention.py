@@ -1,4 +1,4 @@
-"""What is kept and found under retention: contents, order and promises, whatever is said."""
+"""What is kept and found under retention: contents, order and promises, for any calls."""
 
 from __future__ import annotations
 

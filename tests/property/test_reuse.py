@@ -150,7 +150,7 @@ def test_the_curve_is_what_managers_of_the_other_sizes_find(
 def test_where_other_sizes_are_estimates_the_own_size_is_exact(
     options: dict[str, Any], seed: int
 ) -> None:
-    """Duplicates, parts of blocks and colliding digests: the books stay right all the same."""
+    """Duplicates, parts of blocks and colliding digests: the books still stay right."""
     sizes = Sizes(random.Random(seed), **options)
     sizes.others.clear()
     for _ in range(60):

@@ -137,7 +137,7 @@ class Served:
     outputs: dict[int, list[list[int]]] = field(default_factory=dict)
     """By request: the tokens of each of its sequences, in the order in which they ended."""
     dropped: set[int] = field(default_factory=set)
-    """Requests that the scheduler refused for ever."""
+    """Requests that the scheduler refused for good."""
     wrong_reads: int = 0
     wrong_tokens: int = 0
     error: str = ""

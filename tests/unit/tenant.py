@@ -69,7 +69,7 @@ class Tenant:
             )
 
     def tokens(self, most: int) -> list[int]:
-        """Few values, so that prompts begin alike."""
+        """Few values, so that prompts have common prefixes."""
         return [
             self.translate(self.rng.choice((1, 1, 2))) for _ in range(self.rng.randint(1, most))
         ]
@@ -159,7 +159,7 @@ class Tenant:
 
 
 def play(manager: BlockManager, tenants: list[Tenant], rounds: int) -> None:
-    """All tenants act in turn; the engine's steps come at the same times whoever takes part."""
+    """All tenants act in turn; the engine's steps come at the same times for any set of tenants."""
     open_steps: list[int] = []
     limit = manager.config.steps_in_flight
     for round_number in range(rounds):

@@ -74,7 +74,7 @@ def test_the_chain_goes_on_below_the_cached_twin(make_manager: MakeManager) -> N
 
 
 def test_no_block_is_kept_for_its_twin_alone(make_manager: MakeManager) -> None:
-    """The last table lets go of the cached one: the twin is the cached one from there on."""
+    """The last table drops the cached one: the twin is the cached one from there on."""
     manager = make_manager(8, 2, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
     step(manager)

@@ -1,6 +1,6 @@
 """``os.fork`` and signals while a call is under way, or waits for another one.
 
-Each in a process of its own: whoever waits for ever there can be ended.
+Each in its own process: a thread that waits forever there can be ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each eviction policy gives up, on short traces worked by hand from its paper.
+"""The victims of each eviction policy, on short traces worked by hand from its paper.
 
 A letter is a prompt of one full block and one more token, so it takes a second block while it runs:
 a pool of n blocks keeps n - 1 letters. Each prompt ends before the next one comes.

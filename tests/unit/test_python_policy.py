@@ -21,7 +21,7 @@ from tests.unit.snapshot import snapshot
 
 
 class Recorder(Lru):
-    """Least recently used, with everything that was said."""
+    """Least recently used, with a log of all notifications."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import catalogue
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
@@ -57,6 +59,14 @@ def test_the_picture_shows_the_blocks_that_the_code_has() -> None:
     source, destination, tokens = re.findall(r"\d+", copy)
     assert f">{tokens} tokens,<" in picture
     assert f">block {source} to {destination}<" in picture
+
+
+def test_the_number_of_planted_bugs_is_that_of_the_catalogue() -> None:
+    planted = len(catalogue.CORE) + len(catalogue.EXTENSION) + len(catalogue.PYTHON)
+    for page in ("README.md", "docs/proof.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        said = re.findall(r"\b(\d+)\s+(?:planted\s+bugs|bugs\s+are\s+planted)", text)
+        assert set(said) == {str(planted)}, page
 
 
 @pytest.mark.parametrize("page", ["README.md", "examples/README.md", "CONTRIBUTING.md"])

@@ -1,6 +1,6 @@
 """The arrays that callers are shown are output: whatever is written there, the manager goes on.
 
-NumPy calls them read-only; DLPack, ``ctypes`` and ``.base`` write to them all the same.
+NumPy calls them read-only; DLPack, ``ctypes`` and ``.base`` write to them anyway.
 """
 
 from __future__ import annotations

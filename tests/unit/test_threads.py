@@ -160,7 +160,7 @@ def test_many_threads_leave_books_that_agree() -> None:
     assert manager.stats().evicted_blocks > 0
 
 
-# Its own process: whoever waits for ever there can be ended.
+# Its own process: a thread that waits forever there can be ended.
 FIRST_ARRAYS = """
 import builtins, threading, time
 from blockmgr import BlockManager
@@ -276,7 +276,7 @@ class Hostile:
 
 @dataclass
 class Calling:
-    """A number, or an array of them, that is not to be had without a call of the manager."""
+    """A number, or an array of them, that cannot be read without a call of the manager."""
 
     by: Hostile
     value: Any

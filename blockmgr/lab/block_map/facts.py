@@ -23,8 +23,8 @@ Ids = npt.NDArray[np.int32]
 
 STATES: Final[Mapping[BlockState, str]] = {
     BlockState.CACHED: "in use, found by prompts with the same prefix",
-    BlockState.OWNED: "in use, not to be found by others",
-    BlockState.IDLE: "not in use, still to be found",
+    BlockState.OWNED: "in use, not cached",
+    BlockState.IDLE: "not in use, still cached",
     BlockState.FENCED: "waiting for a step to complete",
     BlockState.FREE: "holding nothing",
     BlockState.NULL: "target of padded writes",

@@ -1,4 +1,4 @@
-"""Slots for the conformance suite, which speaks of blocks: a slot for each of a sequence."""
+"""Slots for the conformance suite, which is about blocks: a slot for each of a sequence."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
-MOST_STALLED = 180  # seconds in which a process that waits for ever has hardly used a processor
+MOST_STALLED = 180  # seconds in which a process that waits forever has hardly used a processor
 LEAST_PROGRESS = 0.5  # seconds of processor time in these: looking whether to wait on takes some
 KEPT = 600  # characters of what a program said last
 
