@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
+
+
+# Under a name: the documentation would take the underscore of the type's own name for a link.
+_Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 class EventKind(enum.IntEnum):
@@ -90,7 +94,7 @@ class Events:
     kind: npt.NDArray[np.uint8]
     start: npt.NDArray[np.int64]
     digests: npt.NDArray[np.uint8]
-    has_parent: npt.NDArray[np.bool_]
+    has_parent: _Flags
     parent: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.uint32]
     extras: Mapping[int, bytes]

@@ -46,7 +46,8 @@ inline std::uint8_t* put_head(Major major, std::uint64_t number, std::uint8_t* o
 // Source: vLLM 0.33, v1/core/kv_cache_utils.py: hash_block_tokens, init_none_hash.
 class CborDigester : public Digester {
  public:
-  explicit CborDigester(std::unique_ptr<Digester> inner) : inner_(std::move(inner)) {}
+  explicit CborDigester(std::unique_ptr<Digester> inner)
+      : Digester(true), inner_(std::move(inner)) {}
   int size() const override { return inner_->size(); }
   std::uint8_t* message(std::size_t length) override { return inner_->message(length); }
   void digest(std::size_t length, std::uint8_t* out) override { inner_->digest(length, out); }

@@ -1,6 +1,7 @@
 #include "identity/digest.h"
 
 #include <cstring>
+#include <stdexcept>
 
 namespace blockmgr {
 
@@ -13,26 +14,9 @@ void Digester::digest_root(std::string_view name, std::uint8_t* out) {
   digest(name.size(), out);
 }
 
-void Digester::digest_block(const std::uint8_t* parent, std::string_view extras,
-                            const Token* tokens, int num_tokens, std::uint8_t* out) {
-  const auto digest_size = static_cast<std::size_t>(size());
-  const auto token_bytes = static_cast<std::size_t>(num_tokens) * sizeof(Token);
-  const std::size_t length = digest_size + extras.size() + token_bytes;
-  std::uint8_t* at = message(length);
-  std::memcpy(at, parent, digest_size);
-  if (!extras.empty()) std::memcpy(at + digest_size, extras.data(), extras.size());
-  at += digest_size + extras.size();
-  const std::uint16_t probe = 1;
-  std::uint8_t little_endian;
-  std::memcpy(&little_endian, &probe, 1);
-  if (little_endian) {
-    std::memcpy(at, tokens, token_bytes);
-  } else {
-    for (int i = 0; i < num_tokens; ++i)
-      for (int byte = 0; byte < 4; ++byte)
-        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
-  }
-  digest(length, out);
+void Digester::digest_block(const std::uint8_t*, std::string_view, const Token*, int,
+                            std::uint8_t*) {
+  throw std::logic_error("this digester leaves the layout of blocks to the index");
 }
 
 }  // namespace blockmgr

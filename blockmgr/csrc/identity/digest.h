@@ -20,12 +20,21 @@ class Digester {
   // Writes the digest of the message to out. May throw; then nothing was written.
   virtual void digest(std::size_t length, std::uint8_t* out) = 0;
 
-  // What stands for a namespace before its first block: zeros for the empty one, else the digest of
-  // its name. May throw, as below.
-  virtual void digest_root(std::string_view name, std::uint8_t* out);
-  // The digest of a block, given its parent's: parent || extras || tokens as little-endian u32.
+  // Whether what is digested of a block is the digester's own affair. If not, and for most it is
+  // not, that is parent || extras || tokens as little-endian u32, written where a message goes.
+  bool lays_out_blocks() const { return lays_out_blocks_; }
+  // The digest of a block, given its parent's, for those. May throw, as digest does.
   virtual void digest_block(const std::uint8_t* parent, std::string_view extras,
                             const Token* tokens, int num_tokens, std::uint8_t* out);
+  // What stands for a namespace before its first block: zeros for the empty one, else the digest of
+  // its name. Likewise.
+  virtual void digest_root(std::string_view name, std::uint8_t* out);
+
+ protected:
+  explicit Digester(bool lays_out_blocks = false) : lays_out_blocks_(lays_out_blocks) {}
+
+ private:
+  bool lays_out_blocks_;
 };
 
 }  // namespace blockmgr

@@ -59,9 +59,7 @@ class PrefixIndex {
   void digest_root(std::string_view name, std::uint8_t* out) { digester_->digest_root(name, out); }
   // The digest of a block with this key, given its parent's digest; likewise.
   void digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
-              std::uint8_t* out) {
-    digester_->digest_block(parent, extras, tokens, blocks_.block_size, out);
-  }
+              std::uint8_t* out);
   void digest(const std::uint8_t* parent, std::uint32_t extras, const Token* tokens,
               std::uint8_t* out) {
     digest(parent, extras_.bytes(extras), tokens, out);
