@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    # The documentation would take the underscore of the type's own name for a link.
     _Flags = npt.NDArray[np.bool_]
 
 __all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
@@ -65,8 +66,12 @@ class Event(NamedTuple):
     step: int
     """Steps whose copies had been applied."""
 
+    def __repr__(self) -> str:
+        # Neither namespace nor extra keys, which may hold secrets.
+        return f"<Event: {self.kind.name}, {len(self.digests)} blocks, step {self.step}>"
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Events:
     """Events in order, as columns: one row an event, and one row a block. All on the host.
 
@@ -95,15 +100,18 @@ class Events:
     has_parent: _Flags
     parent: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.uint32]
-    extras: Mapping[int, bytes]
+    extras: Mapping[int, bytes] = field(repr=False)  # may hold secrets, as the namespace may
     group: npt.NDArray[np.uint8]
     tier: npt.NDArray[np.uint8]
-    namespace: Sequence[bytes]
+    namespace: Sequence[bytes] = field(repr=False)
     step: npt.NDArray[np.int64]
     num_lost: int
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def __repr__(self) -> str:
+        return f"<Events: {len(self)} of {self.num_blocks} blocks, {self.num_lost} lost>"
 
     @property
     def num_blocks(self) -> int:
@@ -145,7 +153,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
     digest_size: int,
     kind: npt.NDArray[np.uint8],
     counts: npt.NDArray[np.int64],
-    has_parent: _Flags,
+    has_parent: npt.NDArray[np.bool_],
     parents: bytes,
     digests: bytes,
     tokens: npt.NDArray[np.uint32],

@@ -55,6 +55,10 @@ def _worker(
     help="A worker to follow, and where it publishes and answers; can be given several times.",
 )
 @click.option(
+    "--ranks", type=click.IntRange(1, 65536), default=1, show_default=True,
+    help="Data-parallel ranks of each worker: at ports in a row, each a worker NAME/RANK.",
+)  # fmt: skip
+@click.option(
     "--max-workers", type=click.IntRange(1, 65536), default=64, show_default=True,
     help="Workers at a time.",
 )  # fmt: skip
@@ -70,6 +74,7 @@ def serve(  # noqa: PLR0917  (click passes them by name)
     host: str,
     port: int,
     workers: list[tuple[str, str, str | None]],
+    ranks: int,
     max_workers: int,
     max_blocks: int,
     load_weight: float,
@@ -96,7 +101,7 @@ def serve(  # noqa: PLR0917  (click passes them by name)
         WorkerIndex(max_workers=max_workers, max_blocks=max_blocks, load_weight=load_weight)
     )
     with listener:
-        _announce(feeds, workers)
+        _announce(feeds, workers, ranks)
         click.echo(f"listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr)
         config = uvicorn.Config(application(feeds), log_level="warning", lifespan="off")
         try:
@@ -105,10 +110,10 @@ def serve(  # noqa: PLR0917  (click passes them by name)
             feeds.close()
 
 
-def _announce(feeds: Feeds, workers: Sequence[tuple[str, str, str | None]]) -> None:
+def _announce(feeds: Feeds, workers: Sequence[tuple[str, str, str | None]], ranks: int) -> None:
     try:
         for name, endpoint, replay in workers:
-            feeds.add(name, endpoint, replay)
+            feeds.add_ranks(name, endpoint, replay, ranks)
     except ValueError as error:
         feeds.close()
         raise WrongCommand(str(error)) from error

@@ -13,6 +13,7 @@ import msgspec
 from blockmgr.errors import MissingExtraError
 from blockmgr.event_columns import Tier
 from blockmgr.events.codec import decode_hashes
+from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.subscriber import Subscriber
 
 try:
@@ -83,6 +84,30 @@ class Feeds:
             )
             self._feeds[worker] = reader, thread, stop
             thread.start()
+
+    def add_ranks(
+        self, worker: str, endpoint: str, replay_endpoint: str | None = None, ranks: int = 1
+    ) -> list[str]:
+        """Announces an engine whose data-parallel ranks publish at ports in a row.
+
+        Args:
+            worker: Name of the engine. With several ranks, each is a worker ``NAME/RANK``.
+            endpoint: Where rank 0 publishes.
+            replay_endpoint: Where rank 0 answers requests; None if nowhere.
+            ranks: How many there are.
+
+        Returns:
+            The names of the workers.
+
+        Raises:
+            ValueError: An address is none, or the index has no room for all of them; those before
+                are followed.
+        """
+        names = [worker] if ranks == 1 else [f"{worker}/{rank}" for rank in range(ranks)]
+        for rank, name in enumerate(names):
+            replay = replay_endpoint and endpoint_of_rank(replay_endpoint, rank)
+            self.add(name, endpoint_of_rank(endpoint, rank), replay)
+        return names
 
     def remove(self, worker: str) -> None:
         """Forgets a worker.

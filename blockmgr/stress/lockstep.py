@@ -115,7 +115,9 @@ class LockStep:
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
-        self.mirror = Mirror() if config.get("events") else None
+        # A model that stands in for the manager has no events.
+        told = bool(config.get("events")) and hasattr(self.manager, "take_events")
+        self.mirror = Mirror() if told else None
         self.distinct = config.get("digest", "xxh3_128") in DIGEST_NAMES
         self.habits = habits or Habits()
         self.skip_steps(self.habits.first_step)

@@ -1153,6 +1153,49 @@ CORE = (
 )
 
 PYTHON = (
+    # Events on the wire.
+    Mutant(
+        "applies_a_batch_after_a_gap",
+        "events/stream.py",
+        "        if number == self.next:\n",
+        "        if number >= self.next:\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "takes_an_older_publisher_for_a_restart",
+        "events/stream.py",
+        "            return Verdict.RESTARTED if epoch > self.epoch else Verdict.OUTDATED\n",
+        "            return Verdict.RESTARTED\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "publishes_what_is_left_after_a_loss_as_all_there_is",
+        "events/publisher.py",
+        "        if events.num_lost:\n",
+        "        if events.num_lost < 0:\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "publishes_the_second_half_of_a_run_as_a_prompt_of_its_own",
+        "events/codec.py",
+        "            parent=event.digests[start - 1] if start else event.parent,\n",
+        "            parent=event.parent,\n",
+        tests=("tests/unit/test_event_wire.py",),
+    ),
+    Mutant(
+        "publishes_a_namespace_as_it_is",
+        "events/codec.py",
+        "    return hashlib.sha256(namespace).hexdigest()[:16]\n",
+        "    return hashlib.sha256(namespace).hexdigest()[:16] + repr(namespace)\n",
+        tests=("tests/unit/test_event_wire.py",),
+    ),
+    Mutant(
+        "counts_blocks_of_a_window_as_a_prefix",
+        "index/workers.py",
+        "        if group not in partial:\n",
+        "        if group not in partial or event:\n",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
     Mutant(
         "salt_and_adapter_of_one_text_meet",
         "digest.py",

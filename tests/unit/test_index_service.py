@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager
+from blockmgr import BlockManager, EndpointError
 from tests.unit.engine import cache
 
 pytest.importorskip("msgspec", reason="the extra 'index'")
@@ -107,6 +107,25 @@ def test_a_worker_that_dies_has_nothing_and_is_back_when_it_is(
     until(lambda: feeds.index.num_blocks("w") == 0)
     with closing(Publisher(manager_with([4, 5, 6, 7, 8]), 2, *addresses)):
         until(lambda: feeds.index.num_blocks("w") == 2)
+
+
+def test_the_ranks_of_an_engine_are_workers_at_ports_in_a_row(feeds: Feeds) -> None:
+    """One index for all of them, as an engine with data-parallel ranks needs it."""
+    for base in range(20_000, 60_000, 7):  # four ports that nobody has
+        first, replay = f"tcp://127.0.0.1:{base}", f"tcp://127.0.0.1:{base + 2}"
+        managers = [manager_with([rank, 2, 3]) for rank in range(2)]
+        with ExitStack() as stack:
+            try:
+                for rank, manager in enumerate(managers):
+                    stack.enter_context(Publisher(manager, 2, first, replay, rank=rank))
+            except EndpointError:
+                continue
+            assert feeds.add_ranks("e", first, replay, 2) == ["e/0", "e/1"]
+            until(lambda: all(feeds.index.num_blocks(f"e/{rank}") == 1 for rank in range(2)))
+            [digest] = managers[1].block_digests([1, 2])
+            assert feeds.index.found([digest])[:, 0].tolist() == [0, 1]
+            return
+    raise AssertionError("no four free ports in a row")
 
 
 def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:

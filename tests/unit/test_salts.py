@@ -111,6 +111,14 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield followed.config
     yield followed.hit_rate_curve()
     yield manager.recent_hits()
+    told = BlockManager(8, 2, events=True)
+    serve(told, PROMPT, namespace=SALT, extras={0: SALT})
+    yield told.config
+    events = told.take_events()
+    yield events
+    yield from events
+    yield blockmgr.EventKind.STORED
+    yield blockmgr.Tier.DEVICE
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 

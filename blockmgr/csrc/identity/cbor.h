@@ -46,7 +46,8 @@ inline std::uint8_t* put_head(Major major, std::uint64_t number, std::uint8_t* o
 // Source: vLLM 0.33, v1/core/kv_cache_utils.py: hash_block_tokens, init_none_hash.
 class CborDigester : public Digester {
  public:
-  explicit CborDigester(std::unique_ptr<Digester> inner) : inner_(std::move(inner)) {}
+  explicit CborDigester(std::unique_ptr<Digester> inner)
+      : Digester(true), inner_(std::move(inner)) {}
   int size() const override { return inner_->size(); }
   std::uint8_t* message(std::size_t length) override { return inner_->message(length); }
   void digest(std::size_t length, std::uint8_t* out) override { inner_->digest(length, out); }
@@ -54,7 +55,6 @@ class CborDigester : public Digester {
   // vLLM has no namespaces. The empty one is its root for all prompts; others are digests of their
   // names as byte strings, which no block's array can be taken for.
   void digest_root(std::string_view name, std::uint8_t* out) override;
-  bool is_plain() const override { return false; }
   void digest_block(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
                     int num_tokens, std::uint8_t* out) override;
 

@@ -1,6 +1,7 @@
 #include "identity/digest.h"
 
 #include <cstring>
+#include <stdexcept>
 
 namespace blockmgr {
 
@@ -11,6 +12,11 @@ void Digester::digest_root(std::string_view name, std::uint8_t* out) {
   }
   std::memcpy(message(name.size()), name.data(), name.size());
   digest(name.size(), out);
+}
+
+void Digester::digest_block(const std::uint8_t*, std::string_view, const Token*, int,
+                            std::uint8_t*) {
+  throw std::logic_error("this digester leaves the layout of blocks to the index");
 }
 
 }  // namespace blockmgr

@@ -6,11 +6,7 @@
 namespace blockmgr {
 
 PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
-    : blocks_(blocks),
-      digester_(digester),
-      is_plain_(!digester || digester->is_plain()),
-      roots_(1),
-      buckets_(blocks.count) {
+    : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
   roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
   if (digester_) digest_root({}, roots_[0].digest.data());
 }
@@ -42,17 +38,28 @@ RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
 }
 
-void PrefixIndex::digest(const std::uint8_t* parent, std::string_view extras, const Token* tokens,
+void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
-  if (!is_plain_) [[unlikely]]
-    return digest_laid_out(parent, extras, tokens, out);
-  digester_->digest_plain(parent, static_cast<std::size_t>(blocks_.digest_size), extras, tokens,
-                          blocks_.block_size, out);
-}
-
-void PrefixIndex::digest_laid_out(const std::uint8_t* parent, std::string_view extras,
-                                  const Token* tokens, std::uint8_t* out) {
-  digester_->digest_block(parent, extras, tokens, blocks_.block_size, out);
+  if (digester_->lays_out_blocks()) [[unlikely]]
+    return digester_->digest_block(parent, keys, tokens, blocks_.block_size, out);
+  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
+  const std::size_t length = digest_size + keys.size() + token_bytes;
+  std::uint8_t* message = digester_->message(length);
+  std::memcpy(message, parent, digest_size);
+  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
+  std::uint8_t* at = message + digest_size + keys.size();
+  const std::uint16_t probe = 1;
+  std::uint8_t little_endian;
+  std::memcpy(&little_endian, &probe, 1);
+  if (little_endian) {
+    std::memcpy(at, tokens, token_bytes);
+  } else {
+    for (int i = 0; i < blocks_.block_size; ++i)
+      for (int byte = 0; byte < 4; ++byte)
+        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
+  }
+  digester_->digest(length, out);
 }
 
 BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {

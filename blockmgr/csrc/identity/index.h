@@ -174,10 +174,7 @@ class PrefixIndex {
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
   // A full block with this digest, whatever else its key is, or kNoBlock.
   BlockId with_digest(const std::uint8_t* digest) const;
-  // Apart from their callers, which pay for them only where a digest has a layout of its own or a
-  // log is kept.
-  [[gnu::noinline]] void digest_laid_out(const std::uint8_t* parent, std::string_view extras,
-                                         const Token* tokens, std::uint8_t* out);
+  // Apart from their callers, which pay for them only where a log is kept.
   [[gnu::noinline]] void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   [[gnu::noinline]] void log_removed(BlockId b) noexcept;
   void drop(EventLog& log) noexcept;
@@ -188,7 +185,6 @@ class PrefixIndex {
 
   Blocks& blocks_;
   Digester* digester_;
-  bool is_plain_;
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
