@@ -160,10 +160,11 @@ class ManagerConfig:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
-            only with ``retention``.
+            only with ``retention``. With quotas, of each share in proportion to its size, rounded
+            down.
         quotas: Blocks set apart for single namespaces. Each of these uses its own blocks and no
-            others, with an eviction order of its own; all other namespaces share what is left.
-            Not together with ``retention``, ``ghost_blocks`` or an eviction policy of one's own.
+            others, with an eviction policy, levels of retention and remembered blocks of its own;
+            all other namespaces share what is left.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -172,7 +173,8 @@ class ManagerConfig:
         null_block: Keep block 0 back as a target for padded writes.
         ghost_blocks: Evicted blocks to remember, by digest and time of last use:
             ``hit_rate_curve`` needs some, and ``explain`` can say more with them. 0 follows nothing
-            and costs nothing. With ``num_blocks``, 2**30 at most.
+            and costs nothing. With ``num_blocks``, 2**30 at most. With quotas, each share
+            remembers its own, in proportion to its size, rounded up.
         hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
             each.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
@@ -238,6 +240,12 @@ class ManagerConfig:
         return self.num_blocks - self.null_block
 
     @property
+    def shares(self) -> list[int]:
+        """Blocks that no quota sets apart, then those of each quota."""
+        quotas = list(self.quotas.values())
+        return [self.capacity - sum(quotas), *quotas]
+
+    @property
     def row_width(self) -> int:
         """Columns of the block table array."""
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
@@ -258,13 +266,6 @@ class ManagerConfig:
                 f"quotas must be at most {(MAX_BLOCKS - self.num_blocks) // 2} for this num_blocks,"
                 f" got {len(quotas)}"
             )
-        for name, alone in (
-            ("retention", self.retention),
-            ("ghost_blocks", self.ghost_blocks),
-            ("an eviction policy of one's own", callable(self.eviction)),
-        ):
-            if quotas and alone:
-                raise ValueError(f"quotas must be empty with {name}, which knows no shares")
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

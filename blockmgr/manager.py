@@ -18,7 +18,7 @@ from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
 from blockmgr.manager_retention import RetentionCalls
-from blockmgr.policy import policy_of
+from blockmgr.policy import policies_of
 from blockmgr.sequence import Sequence
 from blockmgr.stats import Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
@@ -109,9 +109,9 @@ class BlockManager(BlockCalls, CacheCalls, RetentionCalls, NotCopied):
             "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
             "ghost_blocks": config.ghost_blocks,
             "hit_rate_window": config.hit_rate_window,
-            "python_policy": policy_of(
+            "python_policies": policies_of(
                 config.eviction,
-                config.capacity,
+                config.shares,
                 keys_move=config.prefix_caching and config.dedup == "append_only",
             ),
             "retention": config.retention,
