@@ -37,6 +37,7 @@ CORE = (
         "i < pool_.num_partitions(); ++i)\n    pool_.partition(i).retention->set_time",
         "i < 1; ++i)\n    pool_.partition(i).retention->set_time",
         profile="multi_tenant",
+        times=2,
     ),
     Mutant(
         "all_shares_have_the_whole_budget_of_pins",
@@ -90,8 +91,8 @@ CORE = (
     Mutant(
         "retention_tells_of_the_wrong_end_of_a_run",
         "policies/retention.cc",
-        "    return {run.blocks + first, run.count - first};",
-        "    return {run.blocks, run.count - first};",
+        "  return {run.blocks + first, run.count - first};",
+        "  return {run.blocks, run.count - first};",
     ),
     Mutant(
         "a_pool_takes_blocks_that_are_set_apart_for_others",
@@ -105,13 +106,6 @@ CORE = (
         "sequences/block_pool.cc",
         "    if (pool_.partition_of(b) != partition)",
         "    if (pool_.partition_of(b) < 0 * partition)",
-        profile="pool",
-    ),
-    Mutant(
-        "a_pool_forgets_retention_when_it_merges",
-        "sequences/block_pool.cc",
-        "      if (retention) retention->inherit(static_cast<BlockId>(ids[i]), twin);\n",
-        "",
         profile="pool",
     ),
     Mutant(
