@@ -173,10 +173,10 @@ class ManagerConfig:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
-            only with ``retention``.
+            only with ``retention``. With quotas, each share has its part of them, rounded down.
         quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
-            a separate eviction order; all other namespaces share the rest. Not together with
-            ``retention``, ``ghost_blocks`` or an eviction policy in Python.
+            a separate eviction policy, retention and remembered blocks; all other namespaces share
+            the rest.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -185,7 +185,8 @@ class ManagerConfig:
         null_block: Reserve block 0 as a target for padded writes.
         ghost_blocks: Evicted blocks to remember, by digest and time of last use:
             ``hit_rate_curve`` needs some, and ``explain`` gives more reasons with them. 0 costs
-            nothing. With ``num_blocks``, 2**30 at most.
+            nothing. With ``num_blocks``, 2**30 at most. With quotas, each share remembers its part,
+            rounded up.
         hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
             each.
         events: Whether what becomes findable, and what stops being so, is kept for
@@ -261,6 +262,12 @@ class ManagerConfig:
         return self.num_blocks - self.null_block
 
     @property
+    def shares(self) -> list[int]:
+        """Blocks that no quota sets apart, then those of each quota."""
+        quotas = list(self.quotas.values())
+        return [self.capacity - sum(quotas), *quotas]
+
+    @property
     def row_width(self) -> int:
         """Columns of the block table array."""
         return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
@@ -288,13 +295,6 @@ class ManagerConfig:
                 f"quotas must be at most {(MAX_BLOCKS - self.num_blocks) // 2} for this num_blocks,"
                 f" got {len(quotas)}"
             )
-        for name, alone in (
-            ("retention", self.retention),
-            ("ghost_blocks", self.ghost_blocks),
-            ("an eviction policy of one's own", callable(self.eviction)),
-        ):
-            if quotas and alone:
-                raise ValueError(f"quotas must be empty with {name}, which knows no shares")
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

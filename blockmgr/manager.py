@@ -19,7 +19,7 @@ from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
 from blockmgr.manager_events import EventCalls
 from blockmgr.manager_retention import RetentionCalls
-from blockmgr.policy import policy_of
+from blockmgr.policy import policies_of
 from blockmgr.sequence import Sequence
 from blockmgr.stats import Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
@@ -111,9 +111,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             "ghost_blocks": config.ghost_blocks,
             "hit_rate_window": config.hit_rate_window,
             "event_blocks": config.waiting_blocks,
-            "python_policy": policy_of(
+            "python_policies": policies_of(
                 config.eviction,
-                config.capacity,
+                config.shares,
                 keys_move=config.prefix_caching and config.dedup == "append_only",
             ),
             "retention": config.retention,

@@ -121,16 +121,24 @@ class CacheCalls:
         """
         return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
 
-    def hit_rate_curve(self) -> HitRateCurve:
+    def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
         """The hits of pools of other sizes, up to ``num_blocks + ghost_blocks``.
+
+        With ``quotas``, what other shares of this namespace would have: a share is followed by
+        itself, and its requests alone count.
 
         Exact for requests that come one after another, and under any load for the size the pool
         has, if it evicts the least recently used block and reuses whole blocks only. Where requests
         overlap, blocks that several compute at once after an eviction count as missed by larger
         pools as well.
 
+        Args:
+            namespace: Whose share; those without a quota have one in common.
+
         Raises:
-            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching.
+            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching;
+                the namespace is too long, or the quotas leave it no block.
+            TypeError: It is not bytes.
 
         Cost: O(num_blocks + ghost_blocks).
 
@@ -142,13 +150,16 @@ class CacheCalls:
         >>> manager.hit_rate_curve().hit_tokens.tolist()
         [0, 0, 0, 0, 0, 2, 2, 2, 2]
         """
-        counts = self._core.reuse_counts()
+        counts = self._core.reuse_counts(namespace)
         if counts is None:
-            raise ValueError("hit_rate_curve needs prefix_caching and ghost_blocks above 0")
-        query_tokens, found = counts
+            raise ValueError(
+                "hit_rate_curve needs prefix_caching, ghost_blocks above 0, and a namespace that "
+                "the quotas leave blocks"
+            )
+        capacity, query_tokens, found = counts
         # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
         hit_tokens = np.add.accumulate(found) * self._config.block_size
-        return HitRateCurve(self._config.capacity, query_tokens, hit_tokens)
+        return HitRateCurve(capacity, query_tokens, hit_tokens)
 
     def num_common_prefix_blocks(
         self, handles: IntSequence[int] | npt.NDArray[np.int64] | None = None

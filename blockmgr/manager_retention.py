@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blockmgr import _core
     from blockmgr.tokens import Extras, Tokens
 
-__all__ = ["RetentionCalls"]
+__all__ = ["RetentionCalls", "number", "retention"]
 
 
 class RetentionCalls:
@@ -60,7 +60,7 @@ class RetentionCalls:
 
         Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
         """
-        level, seconds = _retention(priority, ttl)
+        level, seconds = retention(priority, ttl)
         return self._core.retain(handle, start, stop, level, seconds)
 
     def retain_prefix(
@@ -89,7 +89,7 @@ class RetentionCalls:
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
         """
-        level, seconds = _retention(priority, ttl)
+        level, seconds = retention(priority, ttl)
         return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
 
     def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
@@ -110,7 +110,8 @@ class RetentionCalls:
             against the budget, and stays pinned until the last of them is given back.
 
         Raises:
-            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``.
+            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``; with ``quotas``, than
+                the namespace's share of them.
             NeverFitsError: The prompt is longer than a block table row.
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
@@ -183,10 +184,16 @@ class RetentionCalls:
 
         Cost: O(1), and for each block whose time is over that of ``retain``.
         """
-        self._core.set_time(_number(seconds, "seconds"))
+        self._core.set_time(number(seconds, "seconds"))
 
 
-def _number(value: float, name: str) -> float:
+def number(value: float, name: str) -> float:
+    """The value as a float, NumPy's numbers among them.
+
+    Raises:
+        TypeError: No number.
+        ValueError: Too large an int.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -195,14 +202,20 @@ def _number(value: float, name: str) -> float:
         raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
 
 
-def _retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
+def retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
+    """A priority and its time as the core takes them: -1 for none, infinity for no end.
+
+    Raises:
+        TypeError: A value of the wrong type.
+        ValueError: One out of its bounds, or a time beside no priority.
+    """
     if priority is not None and not isinstance(priority, Priority):
         raise TypeError(f"priority must be a Priority or None, got {priority!r}")
     if priority is Priority.PINNED:
         raise ValueError("priority must be at most Priority.HIGH, got Priority.PINNED; see pin")
     if ttl is None:
         return (-1 if priority is None else priority.value), math.inf
-    seconds = _number(ttl, "ttl")
+    seconds = number(ttl, "ttl")
     if not 0 < seconds < math.inf:
         raise ValueError(f"ttl must be above 0 and finite, got {ttl!r}")
     if priority is None:

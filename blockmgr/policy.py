@@ -12,10 +12,10 @@ and idle again, and one above ``Priority.NORMAL`` counts as used for as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-__all__ = ["EvictionPolicy", "PolicyFactory", "policy_of"]
+__all__ = ["EvictionPolicy", "PolicyFactory", "policies_of"]
 
 
 class EvictionPolicy(Protocol):
@@ -87,32 +87,41 @@ class EvictionPolicy(Protocol):
 
 
 PolicyFactory = Callable[[int], EvictionPolicy]
-"""Makes the policy of one manager, given its ``capacity`` in blocks; a class, most simply."""
+"""Makes the policy of one pool, given its ``capacity`` in blocks; a class, most simply.
+
+With ``quotas`` it is called for each share with blocks, the common share first. The policy of a
+share is notified of the blocks of that share only.
+"""
 
 _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")
 
 
-def policy_of(
-    eviction: str | PolicyFactory, capacity: int, *, keys_move: bool = False
-) -> EvictionPolicy | None:
-    """The policy a factory makes for a pool of ``capacity`` blocks; None for one with a name.
+def policies_of(
+    eviction: str | PolicyFactory, shares: Iterable[int], *, keys_move: bool = False
+) -> list[EvictionPolicy]:
+    """The policies a factory makes, one for each share that has blocks; none for a name.
 
     Args:
         eviction: A name, or a factory.
-        capacity: Blocks of the pool.
-        keys_move: Whether the policy needs ``on_moved``.
+        shares: Blocks of each share, in order.
+        keys_move: Whether the policies need ``on_moved``.
 
     Raises:
         TypeError: What it makes lacks a method of ``EvictionPolicy``.
     """
     if isinstance(eviction, str):
-        return None
-    policy = eviction(capacity)
+        return []
     methods = (*_METHODS, "on_moved") if keys_move else _METHODS
-    missing = [name for name in methods if not callable(getattr(policy, name, None))]
-    if missing:
-        raise TypeError(
-            f"eviction must make an object with the methods of EvictionPolicy, got one of type "
-            f"{type(policy).__name__} without {', '.join(missing)}"
-        )
-    return policy
+    policies = []
+    for capacity in shares:
+        if not capacity:
+            continue
+        policy = eviction(capacity)
+        missing = [name for name in methods if not callable(getattr(policy, name, None))]
+        if missing:
+            raise TypeError(
+                "eviction must make an object with the methods of EvictionPolicy, got one of type "
+                f"{type(policy).__name__} without {', '.join(missing)}"
+            )
+        policies.append(policy)
+    return policies

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as IntSequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,12 @@ from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
 from blockmgr.manager_events import EventCalls
+from blockmgr.policy import policies_of
+from blockmgr.pool_retention import PoolRetentionCalls
 from blockmgr.uncopied import NotCopied
+
+if TYPE_CHECKING:
+    from blockmgr.policy import PolicyFactory
 
 __all__ = ["BlockPool"]
 
@@ -34,7 +39,7 @@ Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArr
 of ``uint32`` is fastest. Of a subclass of ``list`` or ``tuple`` its own items count."""
 
 
-class BlockPool(EventCalls, NotCopied):
+class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     ``BlockManager`` is what an engine calls. This is for adapters that keep block tables of their
@@ -52,6 +57,14 @@ class BlockPool(EventCalls, NotCopied):
         null_block: Keep block 0 back as a target for padded writes.
         events: As in ``ManagerConfig``.
         event_blocks: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``. A policy is notified of the requests that
+            ``acquire`` and ``acquire_prefix`` find blocks for.
+        retention: Whether ``retain`` and ``pin`` can be used, as in ``ManagerConfig``.
+        max_pinned_blocks: As in ``ManagerConfig``.
+        quotas: Blocks reserved for single namespaces, as in ``ManagerConfig``. ``take`` names the
+            namespace whose share it takes from, and a block can be promoted under a namespace of
+            that share only.
+        ghost_blocks: Evicted blocks to remember, for ``hit_rate_curve``; as in ``ManagerConfig``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -91,6 +104,11 @@ class BlockPool(EventCalls, NotCopied):
         null_block: bool = False,
         events: bool = False,
         event_blocks: int | None = None,
+        eviction: str | PolicyFactory = "lru",
+        retention: bool = False,
+        max_pinned_blocks: int = 0,
+        quotas: Mapping[bytes, int] | None = None,
+        ghost_blocks: int = 0,
     ) -> None:
         config = ManagerConfig(
             num_blocks=num_blocks,
@@ -100,6 +118,11 @@ class BlockPool(EventCalls, NotCopied):
             null_block=null_block,
             events=events,
             event_blocks=event_blocks,
+            eviction=eviction,
+            retention=retention,
+            max_pinned_blocks=max_pinned_blocks,
+            quotas={} if quotas is None else quotas,
+            ghost_blocks=ghost_blocks,
         )
         self._config = config
         self.num_blocks = config.num_blocks
@@ -111,6 +134,12 @@ class BlockPool(EventCalls, NotCopied):
             "prefix_caching": config.prefix_caching,
             "null_block": config.null_block,
             "event_blocks": config.waiting_blocks,
+            "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
+            "python_policies": policies_of(config.eviction, config.shares),
+            "retention": config.retention,
+            "max_pinned_blocks": config.max_pinned_blocks,
+            "quotas": list(config.quotas.items()),
+            "ghost_blocks": config.ghost_blocks,
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.PoolCore(options)
@@ -123,31 +152,66 @@ class BlockPool(EventCalls, NotCopied):
 
     # References.
 
-    def take(self, n: int = 1) -> npt.NDArray[np.int32]:
+    def take(self, n: int = 1, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Hands out blocks for new content, with one reference each.
 
         Free blocks first, the last freed first; then idle ones are evicted, in order.
+
+        Args:
+            n: How many.
+            namespace: Whose share to take from, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller.
 
         Raises:
-            OutOfBlocksError: Fewer than ``n`` are available.
-            ValueError: ``n`` below 0.
+            OutOfBlocksError: Fewer than ``n`` are available there.
+            ValueError: ``n`` below 0, or too long a namespace.
+            TypeError: A value of the wrong type.
         """
-        return self._core.take(n)
+        return self._core.take(n, namespace)
 
-    def acquire(self, blocks: Ints) -> None:
+    def acquire(self, blocks: Ints, *, found: bool = True) -> None:
         """Adds a reference to each block, as often as it is in the list.
 
         A used block keeps whatever it continues used: to acquire the last block of a chain is to
         keep the chain.
 
+        Args:
+            blocks: Held or cached, of any share.
+            found: Whether a request has found those that are cached, which eviction policies
+                count; False for one more reference to what a request has already, as a fork takes.
+
         Raises:
             BlockStateError: A block that is not held and not cached.
             ValueError: A block out of range.
+            TypeError: ``found`` is no bool.
         """
-        self._core.acquire(blocks)
+        self._core.acquire(blocks, found)
+
+    def acquire_prefix(
+        self,
+        tokens: Ints,
+        *,
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+    ) -> npt.NDArray[np.int32]:
+        """``find``, then ``acquire``, as one request that ``hit_rate_curve`` counts.
+
+        Args:
+            tokens: A prompt, from its beginning; it counts as looked up whole.
+            namespace: Whose cache.
+            extras: Further keys, 1 to 1024 bytes each, by block.
+
+        Returns:
+            ``int32[k]`` on the host, owned by the caller: the blocks found, with one more reference
+            each.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+        """
+        return self._core.acquire_prefix(tokens, namespace, extras_pairs(extras))
 
     def release(self, blocks: Ints) -> None:
         """Drops a reference to each block, in this order, as often as it is in the list.
@@ -232,7 +296,8 @@ class BlockPool(EventCalls, NotCopied):
         Raises:
             BlockStateError: The block is not held; it is cached with another content, or waits
                 for a copy; or the parent is not cached.
-            ValueError: A value out of its bounds, or a namespace beside a parent.
+            ValueError: A value out of its bounds, a namespace beside a parent, or a block of
+                another share than the namespace's or the parent's.
             TypeError: A value of the wrong type.
 
         Cost: One digest, unless the twin was the last one matched or promoted there.
@@ -270,32 +335,42 @@ class BlockPool(EventCalls, NotCopied):
         """
         return self._core.promote_chain(blocks, tokens, parent, namespace, extras_pairs(extras))
 
-    def evict(self, n: int) -> npt.NDArray[np.int32]:
+    def evict(self, n: int, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Takes the next ``n`` idle blocks in the eviction order, whether or not any are free.
+
+        Args:
+            n: How many.
+            namespace: Of whose share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller, with one reference each.
 
         Raises:
-            OutOfBlocksError: Fewer than ``n`` are idle; ``available`` says how many.
-            ValueError: ``n`` below 0.
+            OutOfBlocksError: Fewer than ``n`` are idle there; ``available`` says how many.
+            ValueError: ``n`` below 0, or too long a namespace.
+            TypeError: A value of the wrong type.
         """
-        return self._core.evict(n)
+        return self._core.evict(n, namespace)
 
-    def forget(self, n: int) -> npt.NDArray[np.int32]:
+    def forget(self, n: int, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Frees the next ``n`` idle blocks in the eviction order.
+
+        Args:
+            n: How many.
+            namespace: Of whose share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host: the blocks, which are no longer held.
 
         Raises:
-            OutOfBlocksError: Fewer than ``n`` are idle; ``available`` says how many.
-            ValueError: ``n`` below 0.
+            OutOfBlocksError: Fewer than ``n`` are idle there; ``available`` says how many.
+            ValueError: ``n`` below 0, or too long a namespace.
+            TypeError: A value of the wrong type.
         """
-        return self._core.forget(n)
+        return self._core.forget(n, namespace)
 
     def reset(self) -> None:
-        """Forgets every cached block.
+        """Forgets every cached block, and with ``ghost_blocks`` the evicted ones.
 
         Raises:
             BlockStateError: A block is in use.
@@ -484,7 +559,10 @@ class BlockPool(EventCalls, NotCopied):
         return self._core.tokens(block)
 
     def idle_blocks(self, most: int | None = None) -> npt.NDArray[np.int32]:
-        """The idle blocks in eviction order: ``int32[num_idle]`` on the host, a copy.
+        """The idle blocks, the least recently used first: ``int32[num_idle]`` on the host, a copy.
+
+        The order of eviction, unless a policy or retention has another. With ``quotas``, share by
+        share.
 
         Args:
             most: No more than these first ones; ``None`` for all.
@@ -505,8 +583,10 @@ class BlockPool(EventCalls, NotCopied):
 
         Raises:
             InvariantError: Something does not hold, which is a bug here.
+            PolicyError: As ``check_policy`` does.
 
         Cost: O(blocks). For tests and debugging.
         """
         if violations := self._core.violations():
             raise InvariantError(tuple(violations))
+        self.check_policy()

@@ -58,7 +58,6 @@ def configs(
     names = sorted(DIGESTS) if digest == "any" else [digest]
     eviction = draw(st.sampled_from(evictions))
     ghost_blocks = draw(st.sampled_from([0, 0, 1, 5]))
-    alone = retention or ghost_blocks or callable(eviction)
     return {
         "num_blocks": num_blocks,
         "block_size": block_size,
@@ -74,7 +73,7 @@ def configs(
         "null_block": null_block,
         "ghost_blocks": ghost_blocks,
         "eviction": eviction,
-        "quotas": {} if alone else draw(quotas(capacity)),
+        "quotas": draw(quotas(capacity)),
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
         "hit_rate_window": draw(st.sampled_from([1000, 0, 1, 3])),

@@ -352,17 +352,20 @@ void count_tails() {
 
 void count_pool() {
   constexpr int kChain = 64;
-  BlockPool pool(kPoolBlocks, kBlockSize, false, std::make_unique<UncountedDigester>());
+  StoreConfig config;
+  config.num_blocks = kPoolBlocks;
+  config.block_size = kBlockSize;
+  BlockPool pool(config, std::make_unique<UncountedDigester>());
   Prompts prompts;
   std::vector<BlockId> taken(kChain);
   std::vector<std::int64_t> ids(kChain);
   for (const bool counted : {false, true}) {
     const Tokens tokens = prompts.draw(kChain * kBlockSize);
     const ChainKey key{tokens.data(), kChain * kBlockSize, -1, {}, {}};
-    const auto take = [&] { pool.take(kChain, taken.data()); };
+    const auto take = [&] { pool.take(kChain, {}, taken.data()); };
     const auto promote = [&] { pool.promote(ids.data(), kChain, key, taken.data()); };
     const auto release = [&] { pool.release(ids.data(), kChain); };
-    const auto acquire = [&] { pool.acquire(ids.data(), kChain); };
+    const auto acquire = [&] { pool.acquire(ids.data(), kChain, true); };
     std::size_t num_found = 0;
     const auto find = [&] { num_found = pool.find(key).size(); };
     const auto run = [&](const char* name, auto call) {

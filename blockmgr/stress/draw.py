@@ -171,6 +171,25 @@ class Draw:
         """One block or two."""
         return {"count": self.rng.randint(1, 2)}
 
+    def retain(self) -> Record:
+        """A few tokens of a sequence, for a while."""
+        priority = self.rng.choice([None, 0, 1, 2, 3])
+        ttl = None if priority is None else self.rng.choice([None, None, 1, 2.5])
+        return {
+            "start": self.rng.randint(0, 6),
+            "length": self.rng.randint(1, 8),
+            "priority": priority,
+            "ttl": ttl,
+        }
+
+    def unpin(self) -> Record:
+        """Now and then twice."""
+        return {"again": self.rng.random() < 0.2}
+
+    def set_time(self) -> Record:
+        """Now and then backwards."""
+        return {"seconds": self.rng.choice([0.5, 1, 3, -1])}
+
     def free(self) -> Record:
         """Now and then in the step that was to compute it."""
         return {"withdraw": self.rng.random() < 0.3}

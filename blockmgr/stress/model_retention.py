@@ -25,9 +25,10 @@ __all__ = ["RetentionModel"]
 
 @dataclass(eq=False)
 class Held:
-    """A pin: the blocks it was made for."""
+    """A pin: the blocks it was made for, and whose share has them."""
 
     blocks: list[Block]
+    share: bytes | None = None
 
 
 class RetentionModel(ModelAdmission):
@@ -154,14 +155,15 @@ class RetentionModel(ModelAdmission):
         self.check_retention()
         blocks = self.cached_prefix(tokens, namespace, extras)
         needed = sum(not self.is_pinned(block) for block in blocks)
-        budget = self.config.max_pinned_blocks
-        left = budget - len(self.pinned_blocks())
+        share = self.share(bytes(namespace))  # type: ignore[call-overload]  # checked above
+        budget = self.config.max_pinned_blocks * self.limit(share) // self.capacity
+        left = budget - sum(block.share == share for block in self.pinned_blocks())
         if needed > left:
             raise PinBudgetError(needed, left, budget)
-        if len(self.pins) >= budget:
+        if sum(held.share == share for held in self.pins.values()) >= budget:
             raise PinBudgetError(1, 0, budget)
         self.last_pin += 1
-        self.pins[self.last_pin] = Held(blocks)
+        self.pins[self.last_pin] = Held(blocks, share)
         return self.last_pin
 
     def unpin(self, pin: int) -> None:
@@ -187,6 +189,10 @@ class RetentionModel(ModelAdmission):
             block.stamp = next(self.clock)
         self.count["touched_blocks"] += len(idle)
         return len(idle)
+
+    @property
+    def time(self) -> float:
+        return self.now
 
     def set_time(self, seconds: float) -> None:
         self.check_retention()

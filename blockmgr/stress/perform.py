@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockmgr.blocks import Priority
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -210,6 +212,31 @@ def _preempt(world: World, entry: Entry, record: Record) -> None:
     world.preempt(entry, withdraw=record.get("withdraw", False))
 
 
+def _unpin(world: World, record: Record) -> None:
+    if world.pins:
+        world.unpin(record["entry"], again=record["again"])
+
+
+def _set_time(world: World, record: Record) -> None:
+    if world.manager.config.retention:
+        world.same_answer("set_time", [world.manager.time + record["seconds"]])
+
+
+def _retain(world: World, entry: Entry, record: Record) -> None:
+    start, priority = record["start"], record["priority"]
+    key = {"priority": None if priority is None else Priority(priority), "ttl": record["ttl"]}
+    world.retain(entry, start, start + record["length"], **key)
+
+
+def _pin(world: World, entry: Entry, record: Record) -> None:
+    world.pin(entry.tokens, namespace=entry.namespace, extras=entry.extras)
+
+
+def _touch(world: World, entry: Entry, record: Record) -> None:
+    key = {"namespace": entry.namespace, "extras": entry.extras}
+    world.same_answer("touch", [entry.tokens], **key)
+
+
 OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "admit": _admit,
     "decode": _decode,
@@ -227,6 +254,8 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "touch_blocks": _touch_blocks,
     "forget": _forget,
     "nonsense": _nonsense,
+    "unpin": _unpin,
+    "set_time": _set_time,
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {
     "next_turn": _next_turn,
@@ -238,4 +267,7 @@ ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {
     "branch": _branch,
     "free": _free,
     "preempt": _preempt,
+    "retain": _retain,
+    "pin": _pin,
+    "touch": _touch,
 }

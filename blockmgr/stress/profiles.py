@@ -37,6 +37,11 @@ BALANCED = {
     "let_go": 2,
     "touch_blocks": 0.5,
     "forget": 0.7,
+    "retain": 2,
+    "pin": 1,
+    "unpin": 1,
+    "touch": 0.5,
+    "set_time": 0.5,
     "nonsense": 1,
 }
 """How often each operation is drawn, unless a profile says otherwise."""
@@ -139,6 +144,7 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
     if default:
         return {**sizes, "digest": "xxh3_128"}
     quotas = draw_quotas(rng, profile, num_blocks) if profile.quotas else {}
+    retention = rng.random() < 0.3
     return {
         **sizes,
         **({"quotas": quotas} if quotas else {}),
@@ -157,4 +163,7 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
         "hit_rate_window": rng.choice([0, 1, 5, 1000]),
         "events": rng.random() < 0.5,
         "event_blocks": rng.choice([None, None, 1, 3, 10]),
+        "retention": retention,
+        "max_pinned_blocks": rng.randint(0, num_blocks) if retention else 0,
+        "ghost_blocks": rng.choice([0, 0, 1, num_blocks]),
     }

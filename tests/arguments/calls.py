@@ -47,13 +47,14 @@ class World:
         self.sequence = manager.sequence(self.running)
         self.pin = manager.pin(PROMPT)
         self.ticket = manager.take_copies().ticket
-        self.pool = BlockPool(16, 4)
+        self.pool = BlockPool(16, 4, retention=True, max_pinned_blocks=8, ghost_blocks=4)
         self.held = self.pool.take(6).tolist()
         self.pool.promote_chain(self.held[:2], LONG[:8])
         idle = self.pool.take(1).tolist()
         self.pool.promote(idle[0], [50, 51, 52, 53])
         self.pool.release(idle)
         self.pool.make_writable(self.held[0], 2)
+        self.pool_pin = self.pool.pin(self.held[1])
         self.pool_ticket = self.pool.take_copies().ticket
         self.checker = _core.CopyChecker(16, 4)
         self.out = np.zeros((9, 3), np.int32)
@@ -249,6 +250,7 @@ CALLS: Final = (
     method("manager", "BlockManager.sequence", handle=handle),
     method("manager", "BlockManager.row", handle=handle),
     method("manager", "BlockManager.quota_usage", namespace=own),
+    method("manager", "BlockManager.hit_rate_curve", namespace=own),
     method(
         "manager", "BlockManager.block_digests", tokens=prompt, namespace=own, extras=keys(None)
     ),
@@ -280,8 +282,23 @@ CALLS: Final = (
     ),
     method("sequence", "Sequence.free", expect_reuse=other(None)),
     # Blocks without sequences.
-    method("pool", "BlockPool.take", n=number(2)),
-    method("pool", "BlockPool.acquire", blocks=held),
+    method("pool", "BlockPool.take", n=number(2), namespace=own),
+    method("pool", "BlockPool.acquire", blocks=held, found=other(True)),
+    method(
+        "pool",
+        "BlockPool.acquire_prefix",
+        tokens=ints(LONG),
+        namespace=own,
+        extras=keys(None),
+    ),
+    method("pool", "BlockPool.retain", blocks=held, priority=high, ttl=other(3.0)),
+    method("pool", "BlockPool.pin", block=number(lambda w: w.held[0])),
+    method("pool", "BlockPool.unpin", pin=number(lambda w: w.pool_pin)),
+    method("pool", "BlockPool.pinned", pin=number(lambda w: w.pool_pin)),
+    method("pool", "BlockPool.set_time", seconds=other(6)),
+    method("pool", "BlockPool.quota_usage", namespace=own),
+    method("pool", "BlockPool.hit_rate_curve", namespace=own),
+    method("pool", "BlockPool.priority", block=number(lambda w: w.held[1])),
     method("pool", "BlockPool.release", blocks=held),
     method("pool", "BlockPool.touch", blocks=held),
     method(
@@ -310,8 +327,8 @@ CALLS: Final = (
         namespace=own,
         extras=extras,
     ),
-    method("pool", "BlockPool.evict", n=number(1)),
-    method("pool", "BlockPool.forget", n=number(1)),
+    method("pool", "BlockPool.evict", n=number(1), namespace=own),
+    method("pool", "BlockPool.forget", n=number(1), namespace=own),
     method(
         "pool", "BlockPool.make_writable", block=number(lambda w: w.held[1]), num_tokens=number(2)
     ),
@@ -375,6 +392,10 @@ ELSEWHERE: Final = {
     "Core.block_ids_from": "BlockManager.block_ids",
     "Core.view": "BlockManager.sequence",
     "Core.view_pin": "BlockManager.pinned",
+    "Core.reuse_counts": "BlockManager.hit_rate_curve",
+    "PoolCore.view_pin": "BlockPool.pinned",
+    "PoolCore.reuse_counts": "BlockPool.hit_rate_curve",
+    "PoolCore.level": "BlockPool.priority",
     "Core.block_ids": "Sequence.block_ids",
     "Core.tokens": "Sequence.tokens",
     "Core.set_debug": "BlockManager.debug, which is a property",

@@ -7,6 +7,7 @@
 #include "identity/index.h"
 #include "places/pool.h"
 #include "policies/policy.h"
+#include "sequences/block_pool.h"
 #include "sequences/copies.h"
 #include "sequences/sequences.h"
 
@@ -22,9 +23,12 @@ struct Commits {
   static_assert((kCannotThrow<decltype(members)> && ...), "a commit must not be able to throw");
 };
 
-template struct Commits<&Pool::take, &Pool::take_idle, &Pool::victim, &Pool::acquire,
-                        &Pool::release, &Pool::pin, &Pool::unpin, &Pool::admitted, &Pool::hit,
-                        &Pool::enter, &Pool::promote, &Pool::promote_tail, &Pool::forget,
+template struct Commits<&Pool::take, &Pool::take_run, &Pool::take_idle, &Pool::victim,
+                        &Pool::acquire, &Pool::acquire_chain,
+                        static_cast<void (Pool::*)(BlockId, Context&) noexcept>(&Pool::release),
+                        &Pool::release_table, &Pool::pin, &Pool::unpin, &Pool::admitted,
+                        &Pool::hit, &Pool::touch, &Pool::tell_cached, &Pool::exchange,
+                        &Pool::promote, &Pool::promote_tail, &Pool::forget,
                         &Pool::set_twin, &Pool::drop_twin, &Pool::part_from_twins,
                         &Pool::hand_over, &Pool::take_over, &Pool::move_fence>;
 template struct Commits<&PrefixIndex::retain_root, &PrefixIndex::release_root, &PrefixIndex::insert,
@@ -32,9 +36,11 @@ template struct Commits<&PrefixIndex::retain_root, &PrefixIndex::release_root, &
 template struct Commits<&Interner::retain, &Interner::release>;
 template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::take,
                         &CopyTracker::applied, &CopyTracker::aborted>;
-template struct Commits<&Policy::admitted, &Policy::enter, &Policy::on_cached, &Policy::on_hit,
-                        &Policy::on_idle, &Policy::on_used, &Policy::on_moved, &Policy::on_uncached,
-                        &Policy::victim>;
+template struct Commits<&Observer::on_taken, &Observer::on_freed, &Observer::on_cached,
+                        &Observer::on_waiting, &Observer::on_idle, &Observer::on_used,
+                        &Observer::on_touched, &Observer::on_moved, &Observer::on_uncached>;
+template struct Commits<&Policy::admitted, &Policy::on_hit, &Policy::victim>;
+template struct Commits<&BlockPool::acquire_run, &BlockPool::note_request, &BlockPool::run_from>;
 template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,
                         &Store::abort_copies>;
 template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,

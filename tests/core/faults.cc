@@ -241,9 +241,19 @@ void construct_all(Tallies& tallies) {
       const Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
     });
   }
-  construct("pool", tallies, [] {
-    const BlockPool core(8, 4, true, std::make_unique<TestDigester>(TestDigester::kWide));
-  });
+  for (const char* eviction : kPolicies) {
+    StoreConfig config;
+    config.num_blocks = 8;
+    config.block_size = 4;
+    config.null_block = true;
+    config.eviction = eviction;
+    config.retention = true;
+    config.max_pinned_blocks = config.ghost_blocks = 4;
+    config.quotas = {{"a", 3}};
+    construct("pool", tallies, [&] {
+      const BlockPool core(config, std::make_unique<TestDigester>(TestDigester::kWide));
+    });
+  }
 }
 
 // Calls that allocate nothing once their scratch has grown to the size they need.

@@ -122,19 +122,25 @@ void Levels::before_call() {
 
 void Levels::after_call(double now, bool forgets) {
   if (!core_.config().remap) follow_moves();
-  int highest_gone = kLow;
-  int lowest_left = kNumLevels;
+  const auto shares = static_cast<std::size_t>(core_.pool().num_partitions());
+  std::vector<int> highest_gone(shares, kLow);
+  std::vector<int> lowest_left(shares, kNumLevels);
   for (BlockId b = 0; b < core_.blocks().count; ++b) {
     Said& said = at(b);
     const Block& block = core_.blocks()[b];
     const bool same = said.old_generation == block.generation;
-    if (said.was_idle && !same && said.was_full) highest_gone = std::max(highest_gone, said.own);
-    if (said.was_idle && same && is_idle(b)) lowest_left = std::min(lowest_left, said.level);
+    const auto share = static_cast<std::size_t>(core_.pool().partition_of(b));
+    if (said.was_idle && !same && said.was_full)
+      highest_gone[share] = std::max(highest_gone[share], said.own);
+    if (said.was_idle && same && is_idle(b))
+      lowest_left[share] = std::min(lowest_left[share], said.level);
     if (!same || (block.keyed() && !said.keyed)) said.hint = kNormal;
     said.keyed = block.keyed();
     if (said.until <= now) said.retention = kNoLevel;
   }
-  higher_went_first_ = !forgets && highest_gone > lowest_left;
+  higher_went_first_ = false;
+  for (std::size_t share = 0; share < shares && !forgets; ++share)
+    higher_went_first_ |= highest_gone[share] > lowest_left[share];
 }
 
 void Levels::found(const std::vector<BlockId>& blocks) {
@@ -162,8 +168,9 @@ void Levels::inherit(BlockId from, BlockId cached) {
   own.generation = core_.blocks()[cached].generation;
 }
 
-void Levels::pin(std::int64_t id, const std::vector<BlockId>& chain) {
+void Levels::pin(std::int64_t id, const std::vector<BlockId>& chain, int partition) {
   Chain& kept = pins_[id];
+  kept.partition = partition;
   kept.blocks = chain;
   for (const BlockId b : chain) kept.generations.push_back(core_.blocks()[b].generation);
 }
@@ -173,9 +180,19 @@ std::int64_t Levels::any_pin(std::size_t which) const {
   return std::next(pins_.begin(), static_cast<std::ptrdiff_t>(which % pins_.size()))->first;
 }
 
-std::int64_t Levels::num_pinned() const {
+int Levels::num_pins(int partition) const {
+  return static_cast<int>(std::count_if(pins_.begin(), pins_.end(), [&](const auto& pin) {
+    return pin.second.partition == partition;
+  }));
+}
+
+std::int64_t Levels::num_pinned(int partition) const {
   const std::vector<int> levels = due(pin_ends());
-  return std::count(levels.begin(), levels.end(), static_cast<int>(kPinned));
+  std::int64_t count = 0;
+  for (BlockId b = 0; b < core_.blocks().count; ++b)
+    count += levels[static_cast<std::size_t>(b)] == kPinned &&
+             core_.pool().partition_of(b) == partition;
+  return count;
 }
 
 std::int64_t Levels::num_unpinned(const std::vector<BlockId>& chain) const {
@@ -189,9 +206,9 @@ std::string Levels::wrong() const {
   const std::vector<int> levels = due(pin_ends());
   for (BlockId b = 0; b < core_.blocks().count; ++b)
     if (core_.blocks()[b].keyed() &&
-        core_.retention()->level(b) != levels[static_cast<std::size_t>(b)])
+        core_.level(b) != levels[static_cast<std::size_t>(b)])
       return "block " + std::to_string(b) + " stands at level " +
-             std::to_string(core_.retention()->level(b)) + ", should at " +
+             std::to_string(core_.level(b)) + ", should at " +
              std::to_string(levels[static_cast<std::size_t>(b)]);
   return {};
 }

@@ -28,12 +28,13 @@ class Levels {
   void inherit(BlockId from, BlockId cached);
   void hint(BlockId b, bool reuse) { at(b).hint = reuse ? kExpected : kLow; }
   bool is_expected(BlockId b) const { return at(b).hint == kExpected; }
-  void pin(std::int64_t id, const std::vector<BlockId>& chain);
+  void pin(std::int64_t id, const std::vector<BlockId>& chain, int partition);
   void unpin(std::int64_t id) { pins_.erase(id); }
   int num_pins() const { return static_cast<int>(pins_.size()); }
+  int num_pins(int partition) const;
   std::int64_t any_pin(std::size_t which) const;
-  // Blocks that pins cover, and those of a chain that none covers.
-  std::int64_t num_pinned() const;
+  // Blocks of a partition that pins cover, and those of a chain that none covers.
+  std::int64_t num_pinned(int partition) const;
   std::int64_t num_unpinned(const std::vector<BlockId>& chain) const;
 
   // The first thing that is not as it should be; empty: all is.
@@ -60,6 +61,7 @@ class Levels {
   struct Chain {
     std::vector<BlockId> blocks;
     std::vector<std::uint32_t> generations;
+    int partition = 0;
   };
   Said& at(BlockId b) { return said_[static_cast<std::size_t>(b)]; }
   const Said& at(BlockId b) const { return said_[static_cast<std::size_t>(b)]; }

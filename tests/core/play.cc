@@ -207,7 +207,7 @@ Habits Play::draw_habits(Bytes& bytes) {
   return habits;
 }
 
-// Quotas, or what none of them goes together with.
+// What every share of the blocks has of its own, and whether there are shares.
 void Play::draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings) {
   Config& config = settings.core;
   if (profile.namespaces > 1 && capacity > 2 && bytes.one_in(2)) {
@@ -219,7 +219,6 @@ void Play::draw_levels(Bytes& bytes, const Profile& profile, int capacity, Setti
       config.quotas.push_back({World::text_of((first + i) % profile.namespaces), blocks});
       left -= blocks;
     }
-    return;
   }
   config.retention = bytes.one_in(2);
   if (config.retention) config.max_pinned_blocks = bytes.below(std::min(capacity, 12) + 1);

@@ -14,24 +14,66 @@ TestDigester* make_pool_digester(Bytes& bytes) {
   return new TestDigester(static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds)));
 }
 
+StoreConfig draw_config(Bytes& bytes) {
+  StoreConfig config;
+  config.null_block = bytes.one_in(5);
+  const int capacity = bytes.between(1, 12);
+  config.num_blocks = capacity + config.null_block;
+  config.block_size = bytes.between(1, 4);
+  if (bytes.one_in(3)) return config;  // as most pools are
+  config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
+  config.retention = bytes.one_in(2);
+  if (config.retention) config.max_pinned_blocks = bytes.below(capacity + 1);
+  if (bytes.one_in(2)) config.ghost_blocks = bytes.between(1, 2 * capacity);
+  int left = capacity;
+  for (const std::string& name : kPoolNames) {
+    if (!left || bytes.one_in(2)) continue;
+    const int blocks = bytes.between(1, left);
+    config.quotas.push_back({name, blocks});
+    left -= blocks;
+  }
+  return config;
+}
+
 }  // namespace
 
 PoolPlay::PoolPlay(Bytes& bytes, Trial* trial)
     : bytes_(bytes),
       trial_(trial),
-      null_block_(bytes.one_in(5)),
-      num_blocks_(bytes.between(1, 12) + null_block_),
-      size_(bytes.between(1, 4)),
-      first_(null_block_),
+      config_(draw_config(bytes)),
+      num_blocks_(config_.num_blocks),
+      size_(config_.block_size),
+      first_(config_.null_block),
       digester_(make_pool_digester(bytes)),
-      pool_(num_blocks_, size_, null_block_, std::unique_ptr<Digester>(digester_)) {}
+      pool_(config_, std::unique_ptr<Digester>(digester_)) {}
+
+std::string PoolPlay::share(int number) const {
+  const Pool::Partition& own = pool_.pool().partition(number);
+  std::string known = std::to_string(own.free.size()) + " " + std::to_string(own.idle.size()) +
+                      " " + std::to_string(own.num_evicted) + " ";
+  if (own.policy) own.policy->fingerprint(known);
+  if (own.past) own.past->fingerprint(known);
+  return known;
+}
+
+int PoolPlay::share_of(const std::string& name) const {
+  for (std::size_t i = 0; i < config_.quotas.size(); ++i)
+    if (config_.quotas[i].name == name) return static_cast<int>(i) + 1;
+  return 0;
+}
+
+const std::string& PoolPlay::some_name() { return kPoolNames[bytes_.below(3)]; }
 
 void PoolPlay::fail(const std::string& otherwise) const {
   throw Violation("pool call " + std::to_string(calls_) + ": " + otherwise);
 }
 
-PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::function<void()>& run) {
+PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::function<void()>& run,
+                                 int touched) {
   ++calls_;
+  std::vector<std::string> shares;
+  for (int i = 0; touched >= 0 && i < pool_.pool().num_partitions(); ++i)
+    shares.push_back(share(i));
   const std::string before = pool_.fingerprint();
   if (digester_ && digester_->fails_in) due |= bit(kFailed);
   Outcome outcome = kDone;
@@ -44,6 +86,10 @@ PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::func
     outcome = kWrongBlock;
   } catch (const DigestFailed&) {
     outcome = kFailed;
+  } catch (const PinBudget&) {
+    outcome = kPinRefused;
+  } catch (const UnknownPin&) {
+    outcome = kUnknownPin;
   } catch (const Error& error) {
     outcome = error.kind == ErrorKind::kValue  ? kBadValue
               : error.kind == ErrorKind::kStep ? kStepRefused
@@ -51,6 +97,9 @@ PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::func
   }
   EXPECT(due & bit(outcome), "outcome " + std::to_string(outcome) + " was not due");
   if (outcome != kDone) EXPECT(pool_.fingerprint() == before, "a refused call changed something");
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    EXPECT(static_cast<int>(i) == touched || share(static_cast<int>(i)) == shares[i],
+           "a call is felt in another's share");
   return outcome;
 }
 
@@ -98,12 +147,17 @@ void PoolPlay::check() {
   for (std::int64_t b = first_; b < num_blocks_; ++b) {
     EXPECT(pool_.view(b).ref_count == held(b), "a block is held more or less often than it was");
     EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost unasked");
+    if (keyed(b))
+      EXPECT(pool_.pool().partition_of(static_cast<BlockId>(b)) ==
+                 share_of(contents_[b].substr(0, contents_[b].find('|'))),
+             "a block is cached under a namespace of another share");
   }
+  check_levels();
 }
 
 bool PoolPlay::move() {
   if (bytes_.done()) return false;
-  switch (bytes_.below(16)) {
+  switch (bytes_.below(22)) {
     case 0:
     case 1:
       take();
@@ -139,6 +193,22 @@ bool PoolPlay::move() {
     case 14:
       copies();
       break;
+    case 15:
+    case 16:
+      acquire_prefix();
+      break;
+    case 17:
+      retain();
+      break;
+    case 18:
+      pin();
+      break;
+    case 19:
+      unpin();
+      break;
+    case 20:
+      set_time();
+      break;
     default:
       if (digester_) digester_->fails_in = bytes_.below(4);
       break;
@@ -150,13 +220,17 @@ bool PoolPlay::move() {
 void PoolPlay::take() {
   const int count = bytes_.between(-1, 4);
   std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
-  const Outcome due = count < 0                          ? kBadValue
-                      : count > pool_.pool().available() ? kOutOfBlocks
-                                                         : kDone;
-  if (call("pool take", bit(due), [&] { pool_.take(count, out.data()); }) != kDone) return;
+  const std::string& name = some_name();
+  const int own = share_of(name);
+  const Outcome due = count < 0                                       ? kBadValue
+                      : count > pool_.pool().partition(own).available() ? kOutOfBlocks
+                                                                      : kDone;
+  const auto run = [&] { pool_.take(count, name, out.data()); };
+  if (call("pool take", bit(due), run, own) != kDone) return;
   forget_lost();
   for (const BlockId b : out) {
     EXPECT(held_.count(b) == 0, "a block in use was handed out");
+    EXPECT(pool_.pool().partition_of(b) == own, "a block of another share was handed out");
     held_[b] = 1;
   }
 }
@@ -169,7 +243,8 @@ void PoolPlay::acquire() {
     due = !in_range(id) ? kBadValue : known({id}) ? kDone : kWrongBlock;
   }
   const auto count = static_cast<std::int64_t>(ids.size());
-  if (call("pool acquire", bit(due), [&] { pool_.acquire(ids.data(), count); }) == kDone)
+  const bool found = bytes_.one_in(2);
+  if (call("pool acquire", bit(due), [&] { pool_.acquire(ids.data(), count, found); }) == kDone)
     for (const std::int64_t id : ids) ++held_[id];
 }
 
@@ -230,9 +305,11 @@ void PoolPlay::promote() {
   std::vector<BlockId> out(ids.size());
   // Whether it is in order depends on what is cached already; what it leaves does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
-  if (call("pool promote", due, [&] { pool_.promote(ids.data(), count, key, out.data()); }) !=
-      kDone)
-    return;
+  const int own = key.parent < 0
+                      ? share_of(name)
+                      : pool_.pool().partition_of(static_cast<BlockId>(key.parent));
+  const auto run = [&] { pool_.promote(ids.data(), count, key, out.data()); };
+  if (call("pool promote", due, run, own) != kDone) return;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (digester_) {
       const bool marked =
@@ -244,7 +321,9 @@ void PoolPlay::promote() {
              "a promoted block was merged with one of another content");
       contents_[out[i]] = before;
     }
+    EXPECT(pool_.pool().partition_of(out[i]) == own, "a block of another share was promoted");
     if (out[i] == ids[i]) continue;
+    merge(ids[i], out[i]);
     ++held_[out[i]];
     if (!--held_[ids[i]]) held_.erase(ids[i]);
   }
@@ -276,17 +355,19 @@ void PoolPlay::make_writable() {
   const int num_tokens = bytes_.between(-1, size_ + 1);
   BlockId writable = -1;
   const bool moves = held(id) > 1 || keyed(id);
-  const Outcome due = !held(id)                                ? kWrongBlock
-                      : num_tokens < 0 || num_tokens > size_   ? kBadValue
-                      : moves && pool_.pool().available() == 0 ? kOutOfBlocks
-                                                               : kDone;
-  if (call("pool make_writable", bit(due),
-           [&] { writable = pool_.make_writable(id, num_tokens); }) != kDone)
-    return;
+  const int own = pool_.pool().partition_of(static_cast<BlockId>(id));
+  const bool none = pool_.pool().partition(own).available() == 0;
+  const Outcome due = !held(id)                              ? kWrongBlock
+                      : num_tokens < 0 || num_tokens > size_ ? kBadValue
+                      : moves && none                        ? kOutOfBlocks
+                                                             : kDone;
+  const auto run = [&] { writable = pool_.make_writable(id, num_tokens); };
+  if (call("pool make_writable", bit(due), run, own) != kDone) return;
   forget_lost();
   EXPECT((writable == id) == !moves, "a block to write into is shared or findable");
   if (!moves) return;
   EXPECT(held_.count(writable) == 0, "a block in use was handed out");
+  EXPECT(pool_.pool().partition_of(writable) == own, "a block of another share was handed out");
   held_[writable] = 1;
   if (!--held_[id]) held_.erase(id);
 }
@@ -294,13 +375,15 @@ void PoolPlay::make_writable() {
 void PoolPlay::evict(bool forget) {
   const int count = bytes_.between(-1, 3);
   std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
-  const Outcome due = count < 0                         ? kBadValue
-                      : count > pool_.pool().num_idle() ? kOutOfBlocks
-                                                        : kDone;
+  const std::string& name = some_name();
+  const int own = share_of(name);
+  const Outcome due = count < 0                                        ? kBadValue
+                      : count > pool_.pool().partition(own).idle.size() ? kOutOfBlocks
+                                                                       : kDone;
   const auto run = [&] {
-    forget ? pool_.forget(count, out.data()) : pool_.evict(count, out.data());
+    forget ? pool_.forget(count, name, out.data()) : pool_.evict(count, name, out.data());
   };
-  if (call("pool evict", bit(due), run) != kDone) return;
+  if (call("pool evict", bit(due), run, own) != kDone) return;
   for (const BlockId b : out) {
     EXPECT(contents_.count(b) == 1 && held_.count(b) == 0, "a block that is not idle was evicted");
     if (!forget) held_[b] = 1;

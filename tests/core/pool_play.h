@@ -17,7 +17,17 @@ namespace blockmgr::testing {
 
 class PoolPlay {
  public:
-  enum Outcome { kDone, kOutOfBlocks, kWrongBlock, kBadValue, kStepRefused, kWrongTicket, kFailed };
+  enum Outcome {
+    kDone,
+    kOutOfBlocks,
+    kWrongBlock,
+    kBadValue,
+    kStepRefused,
+    kWrongTicket,
+    kFailed,
+    kPinRefused,
+    kUnknownPin
+  };
 
   // Draws a configuration from the stream.
   explicit PoolPlay(Bytes& bytes, Trial* trial = nullptr);
@@ -31,7 +41,8 @@ class PoolPlay {
   using Content = std::string;
   using Ids = std::vector<std::int64_t>;
 
-  Outcome call(const char* name, unsigned due, const std::function<void()>& run);
+  // touched: the share that the call may be felt in; -1: any.
+  Outcome call(const char* name, unsigned due, const std::function<void()>& run, int touched = -1);
   void put_on_trial(const char* name, const std::function<void()>& run);
   static constexpr unsigned bit(Outcome outcome) { return 1u << outcome; }
   [[noreturn]] void fail(const std::string& otherwise) const;
@@ -42,6 +53,12 @@ class PoolPlay {
   std::uint32_t held(std::int64_t id) const;
   bool keyed(std::int64_t id) const { return pool_.blocks()[static_cast<BlockId>(id)].keyed(); }
   void forget_lost();
+  // What is in a share, and what its policy and its past know, as bytes.
+  std::string share(int number) const;
+  int share_of(const std::string& name) const;
+  const std::string& some_name();
+  std::vector<BlockId> chain_of(std::int64_t id) const;
+  std::int64_t pinned_in(int number) const;
 
   void take();
   void acquire();
@@ -49,6 +66,13 @@ class PoolPlay {
   void touch();
   void promote();
   void find();
+  void acquire_prefix();
+  void retain();
+  void pin();
+  void unpin();
+  void set_time();
+  void check_levels();
+  void merge(std::int64_t own, std::int64_t cached);
   void make_writable();
   void evict(bool forget);
   void reset();
@@ -57,7 +81,7 @@ class PoolPlay {
 
   Bytes& bytes_;
   Trial* trial_;
-  bool null_block_;
+  StoreConfig config_;
   int num_blocks_;
   int size_;
   std::int64_t first_;
@@ -65,6 +89,19 @@ class PoolPlay {
   BlockPool pool_;
   std::map<std::int64_t, std::uint32_t> held_;  // references of each block in use
   std::map<std::int64_t, Content> contents_;    // of each cached block
+  // What was said of blocks: a level until a time, while the content is the same.
+  struct Said {
+    std::uint32_t generation;
+    int level;
+    double until;
+  };
+  struct Pinned {
+    int share;
+    std::vector<std::pair<BlockId, std::uint32_t>> chain;  // with generations
+  };
+  std::map<std::int64_t, Said> said_;
+  std::map<std::int64_t, Pinned> pins_;
+  double time_ = 0;
   std::int64_t ticket_ = 0;
   bool open_ = false;
   std::int64_t calls_ = 0;

@@ -14,37 +14,49 @@ namespace blockmgr::testing {
 class Witness final : public Policy {
  public:
   // base: nullptr leaves the choice of victims to the pool.
-  Witness(Blocks& blocks, const PrefixIndex& index, std::unique_ptr<Policy> base)
-      : Policy(blocks, index),
+  Witness(Blocks& blocks, const PrefixIndex& index, Range range, std::unique_ptr<Policy> base)
+      : Policy(blocks, index, range),
         base_(std::move(base)),
-        states_(static_cast<std::size_t>(blocks.count)) {
+        states_(range) {
     found.reserve(static_cast<std::size_t>(blocks.count));
   }
 
-  std::uint32_t admitted(const BlockId* blocks, std::int64_t count,
-                         std::int64_t num_blocks) noexcept override {
-    found.assign(blocks, blocks + count);
-    return base_ ? base_->admitted(blocks, count, num_blocks) : 0;
-  }
-  void enter(std::uint32_t context) noexcept override {
-    if (base_) base_->enter(context);
-  }
-  void on_cached(BlockId b) noexcept override {
-    move(b, kUnknown, kUsed, "is cached twice");
-    if (base_) base_->on_cached(b);
+  Context admitted(Run run, std::int64_t num_blocks) noexcept override {
+    found.assign(run.begin(), run.end());
+    for (const BlockId b : run)
+      if (state(b) == kUnknown) fault_ = "what is not cached is found";
+    check_run(run);
+    return base_ ? base_->admitted(run, num_blocks) : last_request_++ % 1024 + 1;
   }
   void on_hit(BlockId b) noexcept override {
     ++num_hits;
     if (state(b) == kUnknown) fault_ = "what is not cached is found";
     if (base_) base_->on_hit(b);
   }
-  void on_idle(BlockId b) noexcept override {
-    move(b, kUsed, kIdle, "becomes idle and was not in use");
-    if (base_) base_->on_idle(b);
+  void on_cached(Run run, Context& who) noexcept override {
+    for (const BlockId b : run) move(b, kUnknown, kUsed, "is cached twice");
+    check_run(run);
+    check_context(who);
+    if (base_) base_->on_cached(run, who);
   }
-  void on_used(BlockId b) noexcept override {
-    move(b, kIdle, kUsed, "is used and was not idle");
-    if (base_) base_->on_used(b);
+  void on_waiting(Run run, Context& who) noexcept override {
+    for (const BlockId b : run)
+      if (state(b) != kUsed) fault_ = "what waits for a step was not in use";
+    check_run(run);
+    if (run.count > 1) check_context(who);
+    if (base_) base_->on_waiting(run, who);
+  }
+  void on_idle(Run run, Context& who) noexcept override {
+    for (std::int64_t i = run.count; i-- > 0;)
+      move(run.blocks[i], kUsed, kIdle, "becomes idle and was not in use");
+    check_run(run);
+    if (run.count > 1) check_context(who);
+    if (base_) base_->on_idle(run, who);
+  }
+  void on_used(Run run) noexcept override {
+    for (const BlockId b : run) move(b, kIdle, kUsed, "is used and was not idle");
+    check_run(run);
+    if (base_) base_->on_used(run);
   }
   void on_touched(BlockId b) noexcept override {
     if (state(b) != kIdle) fault_ = "what is not idle is touched";
@@ -79,18 +91,33 @@ class Witness final : public Policy {
 
   std::vector<BlockId> found;  // by the last admission
   std::int64_t num_hits = 0;   // besides those
+  std::int64_t due = -1;       // what is known of the sequence that calls; -1: any
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
 
-  State& state(BlockId b) { return states_[static_cast<std::size_t>(b)]; }
+  State& state(BlockId b) { return states_[b]; }
+  // Each block of a run is the parent of the next, and all are of this partition.
+  void check_run(Run run) noexcept {
+    if (run.count < 0) fault_ = "a run has no length";
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      if (!range_.holds(run.blocks[i])) fault_ = "a policy is told of blocks of another partition";
+      if (i && blocks_[run.blocks[i]].parent != run.blocks[i - 1])
+        fault_ = "a run is no part of a chain";
+    }
+  }
+  // Only without a base, which may add to what is known.
+  void check_context(Context who) noexcept {
+    if (!base_ && due >= 0 && who != due) fault_ = "a run is told of with another request";
+  }
   void move(BlockId b, State from, State to, const char* otherwise) noexcept {
     if (state(b) != from) fault_ = otherwise;
     state(b) = to;
   }
 
   std::unique_ptr<Policy> base_;
-  std::vector<State> states_;
+  Column<State> states_;
+  Context last_request_ = 0;
   const char* fault_ = nullptr;
 };
 

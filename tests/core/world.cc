@@ -24,15 +24,15 @@ TestDigester* make_digester(const Settings& settings) {
   return settings.core.prefix_caching ? new TestDigester(settings.digest) : nullptr;
 }
 
-// Makes the eviction policy behind a witness; empty: as the config says.
-PolicyMaker watched(const Settings& settings, Witness** out) {
+// Makes the eviction policy of each partition behind a witness; empty: as the config says.
+PolicyMaker watched(const Settings& settings, std::vector<Witness*>& out) {
   if (!settings.witness) return nullptr;
   const Config& config = settings.core;
-  return [&config, out](Blocks& blocks, const PrefixIndex& index) -> std::unique_ptr<Policy> {
-    const int capacity = config.num_blocks - config.null_block;
-    auto witness = std::make_unique<Witness>(blocks, index,
-                                             make_policy(config.eviction, blocks, index, capacity));
-    *out = witness.get();
+  return [&config, &out](Blocks& blocks, const PrefixIndex& index,
+                         Range range) -> std::unique_ptr<Policy> {
+    auto witness = std::make_unique<Witness>(blocks, index, range,
+                                             make_policy(config.eviction, blocks, index, range));
+    out.push_back(witness.get());
     return witness;
   };
 }
@@ -80,7 +80,7 @@ World::World(const Settings& settings, Counts* counts)
       config_(settings_.core),
       habits_(settings_.habits),
       digester_(make_digester(settings)),
-      core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, &witness_)),
+      core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, witnesses_)),
       levels_(core_, settings.core.num_blocks),
       device_(settings.core.num_blocks, settings.core.block_size),
       counts_(counts),
@@ -147,7 +147,8 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   if (digester_ && digester_->fails_in) due |= bit(kDigestFailed);
   const unsigned touched = std::exchange(touched_, 0u);
-  const auto others = shares();
+  const bool deep = snapshot && touched;
+  const auto others = shares(deep);
   const bool merges = (config_.retention || config_.remap) && (op == kCommit || op == kDecode);
   std::vector<std::vector<BlockId>> before_merging;
   if (merges) before_merging = merging();
@@ -167,8 +168,9 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
                                               name_of(outcome) + "\" and changed something");
   if (counts_) ++(*counts_)[op][outcome];
-  if (witness_) EXPECT(!witness_->fault(), witness_->fault());
-  if (touched) check_others(others, touched);
+  for (const Witness* witness : witnesses_) EXPECT(!witness->fault(), witness->fault());
+  expect_context(nullptr);
+  if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
   const bool forgets = op == kForget || op == kFree || op == kPreempt;
@@ -329,7 +331,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
                       : stale ? kStale
                       : fits  ? kDone
                               : kOutOfBlocks;
-  const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
+  const std::int64_t hits_before = hits_in(name);
   auto entry = std::make_shared<Entry>();
   entry->name = name;
   touching(name);
@@ -365,8 +367,9 @@ void World::reset(bool reset_hit_rate) {
            [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
     EXPECT(count == cached, "a reset misstates what it has forgotten");
     EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
-    EXPECT(!core_.pool().reuse() || core_.pool().reuse()->num_ghosts() == 0,
-           "evicted blocks are remembered after a reset");
+    for (int i = 0; i < core_.pool().num_partitions(); ++i)
+      EXPECT(!core_.pool().past(i) || core_.pool().past(i)->num_ghosts() == 0,
+             "evicted blocks are remembered after a reset");
     EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
            "requests are remembered after a reset");
     for (const EntryPtr& entry : entries_) {
@@ -391,7 +394,7 @@ void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
                            : never       ? kNeverFits
                            : fits        ? kDone
                                          : kOutOfBlocks);
-  const std::int64_t hits_before = witness_ ? witness_->num_hits : 0;
+  const std::int64_t hits_before = hits_in(entry.name);
   touching(entry.name);
   if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots, read_cache); }) == kDone) {
     entry.running = true;
@@ -493,6 +496,7 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
   Entry committed = entry;
   begin_early(committed);
   touching(entry.name);
+  expect_context(&entry);
   if (call(kCommit, bit(due), run) == kDone) {
     if (early()) {
       entry.early_step = committed.early_step;
@@ -516,6 +520,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
                       : num_tokens < s.num_computed && ahead(entry) ? kStepRefused
                                                                     : kDone;
   touching(entry.name);
+  expect_context(&entry);
   if (call(kTruncate, bit(due), [&] { core_.truncate(entry.handle, num_tokens); }) == kDone) {
     const auto length = static_cast<std::size_t>(num_tokens);
     entry.tokens.resize(length);
@@ -618,6 +623,7 @@ void World::free(const EntryPtr& entry, bool withdraw) {
   touching(kept->name);
   const int cached = core_.index().num_keyed();
   const std::vector<bool> was_keyed = keyed();
+  expect_context(kept.get());
   if (call(kFree, bit(due), [&] { core_.free(kept->handle, withdraw); }) == kDone) {
     EXPECT(!kept->outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
@@ -634,6 +640,7 @@ void World::preempt(Entry& entry, bool withdraw) {
   const Outcome due = !entry.running ? kWrongState : refused ? kStepRefused : kDone;
   touching(entry.name);
   const int cached = core_.index().num_keyed();
+  expect_context(&entry);
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle, withdraw); }) == kDone) {
     EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");

@@ -257,9 +257,11 @@ class World {
   std::int64_t longest(const Entry& entry) const { return longest(entry.name); }
   // The next call must not be felt by anybody else.
   void touching(int name) { touched_ |= 1u << partition_of(name); }
-  void check_others(const std::vector<std::array<std::int64_t, 3>>& before, unsigned touched) const;
   void check_quotas() const;
-  std::vector<std::array<std::int64_t, 3>> shares() const;
+  // Of each partition its counts; deep: and all that its policy and its past know, as bytes.
+  using Share = std::pair<std::array<std::int64_t, 3>, std::string>;
+  std::vector<Share> shares(bool deep) const;
+  void check_others(const std::vector<Share>& before, unsigned touched, bool deep) const;
   // Blocks a prompt would take or use that are available: what has to be left.
   std::int64_t needed_for(const MatchResult& match, std::int64_t slots) const;
   MatchResult found_for(const Entry& entry);
@@ -304,6 +306,9 @@ class World {
   void check_cached();
   void check_computed();
   void check_ghosts();
+  void expect_context(const Entry* entry);
+  Witness* witness_of(int name) const;
+  std::int64_t hits_in(int name) const;
   void check_found(const Entry& entry);
   void check_tails();
   int extras_prefix(std::uint32_t id) const;
@@ -316,7 +321,7 @@ class World {
   const Config& config_;
   const Habits& habits_;
   TestDigester* digester_;
-  Witness* witness_ = nullptr;
+  std::vector<Witness*> witnesses_;  // of each partition that has blocks
   Sequences core_;
   Levels levels_;
   Device device_;

@@ -8,19 +8,21 @@ namespace blockmgr::testing {
 
 // ---- quotas -------------------------------------------------------------------------------------
 
-std::vector<std::array<std::int64_t, 3>> World::shares() const {
-  std::vector<std::array<std::int64_t, 3>> result;
+std::vector<World::Share> World::shares(bool deep) const {
+  std::vector<Share> result;
   if (config_.quotas.empty()) return result;
   for (int p = 0; p < core_.pool().num_partitions(); ++p) {
     const Pool::Partition& own = core_.pool().partition(p);
-    result.push_back({own.free.size(), own.idle.size(), own.num_evicted});
+    std::string known;
+    if (deep && own.policy) own.policy->fingerprint(known);
+    if (deep && own.past) own.past->fingerprint(known);
+    result.push_back({{own.free.size(), own.idle.size(), own.num_evicted}, std::move(known)});
   }
   return result;
 }
 
-void World::check_others(const std::vector<std::array<std::int64_t, 3>>& before,
-                         unsigned touched) const {
-  const auto after = shares();
+void World::check_others(const std::vector<Share>& before, unsigned touched, bool deep) const {
+  const auto after = shares(deep);
   for (std::size_t p = 0; p < before.size(); ++p)
     EXPECT(touched >> p & 1 || before[p] == after[p], "a call is felt in another's quota");
 }
@@ -42,13 +44,33 @@ void World::check_quotas() const {
 
 // ---- levels -------------------------------------------------------------------------------------
 
+// The witness of the share that a namespace has; shares without blocks have none.
+Witness* World::witness_of(int name) const {
+  const Range range = core_.pool().partition(partition_of(name)).range();
+  for (Witness* witness : witnesses_)
+    if (witness->range().first == range.first && range.count) return witness;
+  return nullptr;
+}
+
+// From here on, policies are to be told of this sequence; nullptr: of any.
+void World::expect_context(const Entry* entry) {
+  for (Witness* witness : witnesses_)
+    witness->due = entry ? static_cast<std::int64_t>(view(*entry).context) : -1;
+}
+
+std::int64_t World::hits_in(int name) const {
+  const Witness* witness = witness_of(name);
+  return witness ? witness->num_hits : 0;
+}
+
 // What an admission has found: its hints are used up, and the policy was told.
 void World::note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before) {
   if (config_.retention) levels_.found(match.blocks);
-  if (!witness_) return;
+  const Witness* witness = witness_of(entry.name);
+  if (!witness) return;
   const auto full = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
-  EXPECT(witness_->found == match.blocks, "the policy was not told what an admission found");
-  EXPECT(witness_->num_hits - hits_before == (view(entry).num_cached > full),
+  EXPECT(witness->found == match.blocks, "the policy was not told what an admission found");
+  EXPECT(witness->num_hits - hits_before == (view(entry).num_cached > full),
          "the policy was not told of a part that was found");
 }
 
@@ -134,13 +156,15 @@ void World::retain_prefix(const Entry& entry, int level, double ttl) {
 void World::pin(const Entry& entry) {
   if (static_cast<int>(entry.tokens.size()) >= config_.row_width * config_.block_size) return;
   const std::vector<BlockId> blocks = full_prefix(entry);
-  const std::int64_t room = config_.max_pinned_blocks - levels_.num_pinned();
-  const bool fits =
-      levels_.num_unpinned(blocks) <= room && levels_.num_pins() < config_.max_pinned_blocks;
+  const int share = partition_of(entry.name);
+  const std::int64_t capacity = core_.pool().partition(share).capacity;
+  const std::int64_t budget = config_.max_pinned_blocks * capacity / core_.pool().capacity();
+  const bool fits = levels_.num_unpinned(blocks) <= budget - levels_.num_pinned(share) &&
+                    levels_.num_pins(share) < budget;
   const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
   std::int64_t id = 0;
   if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = core_.pin(asked); }) == kDone) {
-    levels_.pin(id, blocks);
+    levels_.pin(id, blocks, share);
     EXPECT(core_.view_pin(id).num_blocks == static_cast<std::int32_t>(blocks.size()),
            "a pin covers other blocks than were found");
   }
@@ -205,6 +229,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
   for (std::size_t i = 0; i < chain.size(); ++i)
     expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
   const std::vector<bool> was_keyed = keyed();
+  expect_context(kept.get());
   if (call(kFree, bit(due), [&] { core_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));

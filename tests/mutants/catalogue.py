@@ -34,8 +34,8 @@ CORE = (
     Mutant(
         "removes_a_digest_that_another_block_has",
         "identity/index.cc",
-        "    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]\n",
-        "    if (log_) [[unlikely]]\n",
+        "  if (with_digest(blocks_.digest(b)) < 0) log_->removed(blocks_.digest(b));\n",
+        "  log_->removed(blocks_.digest(b));\n",
     ),
     Mutant(
         "logs_a_block_that_took_over_a_key_in_its_old_namespace",
@@ -61,6 +61,91 @@ CORE = (
         "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoBlock;\n",
         "void EventLog::removed(const std::uint8_t* digest) noexcept {\n",
         times=4,
+    ),
+    # What each share has of its own, and runs.
+    Mutant(
+        "time_passes_in_the_common_share_only",
+        "sequences/pins.cc",
+        "i < pool_.num_partitions(); ++i)\n    pool_.partition(i).retention->set_time",
+        "i < 1; ++i)\n    pool_.partition(i).retention->set_time",
+        profile="multi_tenant",
+        times=2,
+    ),
+    Mutant(
+        "all_shares_have_the_whole_budget_of_pins",
+        "sequences/store.cc",
+        "std::int64_t{config.max_pinned_blocks} * capacity / all)",
+        "std::int64_t{config.max_pinned_blocks} * capacity / capacity + 0 * all)",
+    ),
+    Mutant(
+        "two_shares_number_their_pins_alike",
+        "sequences/store.cc",
+        "      first_pin += pins;\n",
+        "",
+        profile="pool",
+    ),
+    Mutant(
+        "a_run_that_ends_its_use_is_one_short",
+        "places/pool.cc",
+        "          first = count - 1;\n",
+        "          first = count;\n",
+    ),
+    Mutant(
+        "a_run_that_waits_is_told_as_idle",
+        "places/pool.cc",
+        "    kLeaving == kToFence ? each.on_waiting(run, who) : each.on_idle(run, who);",
+        "    each.on_idle(run, who);",
+    ),
+    Mutant(
+        "a_run_that_is_used_again_is_not_told",
+        "places/pool.cc",
+        "  own.tell([run = Run{chain + i, count - i}](Observer& each) { each.on_used(run); });\n",
+        "",
+    ),
+    Mutant(
+        "a_run_that_is_cached_goes_on_past_a_twin",
+        "sequences/promotion.cc",
+        "      tell(i);\n      index_.set_hint",
+        "      index_.set_hint",
+    ),
+    Mutant(
+        "a_run_is_cached_for_nobody",
+        "sequences/promotion.cc",
+        "  Context who = s.context;\n",
+        "  Context who = kNobody;\n",
+    ),
+    Mutant(
+        "a_run_ends_its_use_for_nobody",
+        "sequences/sequences.cc",
+        "  Context who = s.context;\n",
+        "  Context who = kNobody;\n",
+    ),
+    Mutant(
+        "retention_tells_of_the_wrong_end_of_a_run",
+        "policies/retention.cc",
+        "  return {run.blocks + first, run.count - first};",
+        "  return {run.blocks, run.count - first};",
+    ),
+    Mutant(
+        "a_pool_takes_blocks_that_are_set_apart_for_others",
+        "sequences/block_pool.cc",
+        "++i) out[i] = pool_.take(partition);",
+        "++i) out[i] = pool_.take(0 * partition);",
+        profile="pool",
+    ),
+    Mutant(
+        "a_pool_caches_under_a_namespace_of_another_share",
+        "sequences/block_pool.cc",
+        "    if (pool_.partition_of(b) != partition)",
+        "    if (pool_.partition_of(b) < 0 * partition)",
+        profile="pool",
+    ),
+    Mutant(
+        "a_pool_does_not_count_a_request",
+        "sequences/block_pool.cc",
+        "  if (past) past->count(run.blocks",
+        "  if (false) past->count(run.blocks",
+        profile="pool",
     ),
     # What callers are shown.
     Mutant(
@@ -562,8 +647,8 @@ CORE = (
     Mutant(
         "a_chain_does_not_pin_what_is_before_it",
         "places/pool.cc",
-        "parent >= 0) ++blocks_[parent].pins;\n  common_.idle.remove",
-        "parent >= 0) {}\n  common_.idle.remove",
+        "parent >= 0) ++blocks_[parent].pins;\n  Partition& own",
+        "parent >= 0) {}\n  Partition& own",
     ),
     Mutant(
         "the_end_of_a_chain_stays_pinned",
@@ -683,8 +768,8 @@ CORE = (
     Mutant(
         "a_run_of_evictions_miscounts_what_is_idle",
         "places/pool.cc",
-        "  common_.idle.remove_front(static_cast<int>(count), victim);",
-        "  common_.idle.remove_front(static_cast<int>(count) - 1, victim);",
+        "  own.idle.remove_front(static_cast<int>(count), victim);",
+        "  own.idle.remove_front(static_cast<int>(count) - 1, victim);",
     ),
     Mutant(
         "used_blocks_stay_idle",
@@ -741,8 +826,8 @@ CORE = (
     Mutant(
         "leaks_the_last_block",
         "sequences/sequences.cc",
-        "    pool_.release_table(t + keep, count);",
-        "    pool_.release_table(t + keep, count - (count % 7 == 6));",
+        "    pool_.release_table(t + keep, count, who);",
+        "    pool_.release_table(t + keep, count - (count % 7 == 6), who);",
     ),
     Mutant(
         "keeps_what_a_released_block_continues",
@@ -759,8 +844,8 @@ CORE = (
     Mutant(
         "releases_without_taking_a_reference_away",
         "places/pool.cc",
-        "    --block.ref_count;\n  }\n  return count;",
-        "  }\n  return count;",
+        "      --block.ref_count;\n    }\n  }\n",
+        "    }\n  }\n",
     ),
     Mutant(
         "keeps_copies_into_released_blocks",
@@ -771,8 +856,8 @@ CORE = (
     Mutant(
         "releases_a_block_twice",
         "places/pool.cc",
-        "    release(table[--count]);",
-        "    release(table[--count]);\n    if (count % 7 == 3) release(table[count]);",
+        "    release(table[--count], who);",
+        "    release(table[--count], who);\n    if (count % 7 == 3) release(table[count], who);",
     ),
     Mutant(
         "stale_handles_live_on",
@@ -958,8 +1043,8 @@ CORE = (
     Mutant(
         "retention_is_not_inherited",
         "sequences/promotion.cc",
-        "  if (retention_) retention_->inherit(own, cached);\n",
-        "",
+        "    retention->inherit(own, cached);\n",
+        "    (void)retention;\n",
         profile="returning",
     ),
     Mutant(
@@ -990,7 +1075,7 @@ CORE = (
     Mutant(
         "hints_break_the_promises_of_others",
         "sequences/retaining.cc",
-        "branches || retention_->is_expected(node))",
+        "branches || policy.is_expected(node))",
         "branches)",
     ),
     Mutant(
@@ -1001,7 +1086,7 @@ CORE = (
     ),
     Mutant(
         "pins_beyond_the_budget",
-        "sequences/retaining.cc",
+        "sequences/pins.cc",
         "  if (needed > available) throw PinBudget",
         "  if (needed > available + 1) throw PinBudget",
     ),
@@ -1041,8 +1126,8 @@ CORE = (
     Mutant(
         "the_policy_is_not_told_what_was_found",
         "sequences/admission.cc",
-        "found.full, found.num_full, num_blocks);",
-        "found.full, 0, num_blocks);",
+        "{found.full, found.num_full}, num_blocks);",
+        "{found.full, 0}, num_blocks);",
     ),
     Mutant(
         "the_policy_is_not_told_of_parts",
@@ -1053,17 +1138,14 @@ CORE = (
     Mutant(
         "the_policy_is_not_told_of_a_use",
         "places/pool.cc",
-        "  own.idle.remove(b);  // a free block is only ever taken\n  if (own.policy) ",
-        "  own.idle.remove(b);  // a free block is only ever taken\n  if (false) ",
+        "  of(b).tell([b](Observer& each) { each.on_used({&b, 1}); });\n",
+        "",
     ),
     Mutant(
         "the_policy_is_not_told_of_what_is_forgotten",
         "places/pool.cc",
-        (
-            "  if (Policy* policy = of(b).policy.get()) policy->on_uncached(b, false);\n"
-            "  index_.erase(b);\n  if (!used) {"
-        ),
-        "  index_.erase(b);\n  if (!used) {",
+        "  tell_uncached(of(b), b, false);\n",
+        "",
     ),
     Mutant(
         "evicts_a_block_before_its_children",
@@ -1135,14 +1217,14 @@ CORE = (
     Mutant(
         "a_cached_ghost_is_not_resolved",
         "policies/reuse.cc",
-        "  if (ghost < 0) return;\n  resolve(ghost);\n",
-        "  if (ghost < 0) return;\n",
+        "    if (ghost < 0) continue;\n    resolve(ghost);\n",
+        "    if (ghost < 0) continue;\n",
     ),
     Mutant(
         "a_cached_ghost_is_remembered",
         "policies/reuse.cc",
-        "  const std::int32_t ghost = find(digest);\n  if (ghost < 0) return;\n",
-        "  const std::int32_t ghost = -1;\n  if (ghost < 0) return;\n",
+        "    const std::int32_t ghost = find(blocks_.digest(b));\n",
+        "    const std::int32_t ghost = -1;\n",
     ),
     Mutant(
         "drops_nothing_beyond_the_limit",
@@ -1433,10 +1515,9 @@ EXTENSION = (
     ),
     Mutant(
         "takes_any_number_for_a_level",
-        "bindings/module.cc",
+        "bindings/shares.cc",
         "  if (level < kNoLevel || level > kHigh)\n",
         "  if (level < kNoLevel)\n",
-        ("tests/arguments/test_meddling.py",),
     ),
     Mutant(
         "takes_every_array_for_one_in_order",

@@ -185,13 +185,25 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda _: BlockManager(24, 2, quotas={SALT: SALT.decode()}),  # type: ignore[dict-item]
     lambda _: BlockManager(24, 2, quotas=[SALT]),  # type: ignore[arg-type]
     lambda _: BlockManager(24, 2, quotas=SALT),  # type: ignore[arg-type]
-    lambda _: BlockManager(24, 2, quotas={SALT: 8}, retention=True),
+    lambda m: m.hit_rate_curve(SALT.decode()),
+    lambda m: m.hit_rate_curve(SALT),
     lambda _: Quotas({OTHER: 1})[SALT],
     lambda _: namespace_key(salt=SALT.decode()),  # type: ignore[arg-type]
     lambda _: KeyedDigest(SALT.decode()),  # type: ignore[arg-type]
     lambda _: KeyedDigest(SALT[:8]),
     lambda _: BlockPool(8, 2).find(PROMPT, namespace=SALT.decode()),  # type: ignore[arg-type]
     lambda _: BlockPool(8, 2).children(namespace=SALT * 100),
+    lambda _: BlockPool(8, 2, quotas={SALT: 9}),
+    lambda _: BlockPool(8, 2, quotas={SALT: 4}).take(5, namespace=SALT),
+    lambda _: BlockPool(8, 2, quotas={SALT: 4}).take(1, namespace=SALT.decode()),  # type: ignore[arg-type]
+    lambda _: BlockPool(8, 2, quotas={SALT: 4}).evict(1, namespace=SALT),
+    lambda _: BlockPool(8, 2, quotas={SALT: 4}).forget(1, namespace=SALT * 100),
+    lambda _: BlockPool(8, 2).acquire_prefix(PROMPT, namespace=SALT.decode()),  # type: ignore[arg-type]
+    lambda _: BlockPool(8, 2).quota_usage(SALT * 100),
+    lambda _: BlockPool(8, 2).hit_rate_curve(SALT),
+    lambda _: (pool := BlockPool(8, 2, quotas={SALT: 4})).promote(
+        int(pool.take()[0]), [1, 2], namespace=SALT
+    ),
 ]
 
 
@@ -284,5 +296,10 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "block_digests",
         "find",
         "children",
+        "hit_rate_curve",
+        "take",
+        "evict",
+        "forget",
+        "acquire_prefix",
     }
     assert takes <= tried | {"retain_prefix", "promote", "promote_chain"}

@@ -145,10 +145,12 @@ inline constexpr int kMaxBlocks = INT32_MAX - 511;
 inline constexpr int kMaxBlockSize = UINT16_MAX;
 inline constexpr int kMinDigest = 8;
 
+bool bool_argument(nb::handle value, const char* name);
+
 // A whole number among the options, in [low, high].
 int int_option(const nb::dict& options, const char* name, int low, int high);
 
-// What a class with a member `digest`, and perhaps `policy`, needs to take part in garbage
+// What a class with a member `digest`, and perhaps `policies`, needs to take part in garbage
 // collection: a digest function or a policy may refer to the object that calls it.
 template <class Owner>
 PyType_Slot* collection_slots() {
@@ -158,18 +160,18 @@ PyType_Slot* collection_slots() {
       if (!nb::inst_ready(self)) return 0;
       const Owner* owner = nb::inst_ptr<Owner>(self);
       if (owner->digest) Py_VISIT(owner->digest->function().ptr());
-      if constexpr (requires { owner->policy; }) {
-        if (owner->policy) Py_VISIT(owner->policy->policy().ptr());
-        if (owner->policy) Py_VISIT(owner->policy->held_error().ptr());
-      }
+      if constexpr (requires { owner->policies; })
+        for (const auto* policy : owner->policies.all) {
+          Py_VISIT(policy->policy().ptr());
+          Py_VISIT(policy->held_error().ptr());
+        }
       return 0;
     }
     static int clear(PyObject* self) {
       Owner* owner = nb::inst_ptr<Owner>(self);
       if (owner->digest) owner->digest->clear_function();
-      if constexpr (requires { owner->policy; }) {
-        if (owner->policy) owner->policy->clear();
-      }
+      if constexpr (requires { owner->policies; })
+        for (auto* policy : owner->policies.all) policy->clear();
       return 0;
     }
   };

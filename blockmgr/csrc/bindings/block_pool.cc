@@ -7,6 +7,8 @@
 #include "bindings/bindings.h"
 #include "bindings/digest.h"
 #include "bindings/events.h"
+#include "bindings/policy.h"
+#include "bindings/shares.h"
 #include "memory/errors.h"
 #include "sequences/block_pool.h"
 
@@ -17,10 +19,9 @@ using IdArray = IntArray<std::int64_t>;
 
 // One pool: the core, and buffers that the conversions of its calls reuse.
 struct PoolCore {
-  PoolCore(int num_blocks, int block_size, bool null_block, std::int64_t event_blocks,
-           DigestOption option)
+  PoolCore(const StoreConfig& config, DigestOption option, const nb::list& python_policies)
       : digest(option.python),
-        core(num_blocks, block_size, null_block, std::move(option.digester), event_blocks) {}
+        core(config, std::move(option.digester), policies.maker(python_policies)) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the pool.
@@ -35,19 +36,18 @@ struct PoolCore {
     return static_cast<std::int64_t>(core.blocks().count) * core.blocks().block_size;
   }
 
-  PythonDigest* digest;  // the core's, if it calls Python
+  PythonDigest* digest;     // the core's, if it calls Python
+  PythonPolicies policies;  // the core's
   BlockPool core;
   std::vector<Token> tokens;
   std::vector<std::int64_t> ids;
 };
 
 void init_pool(PoolCore* self, nb::dict options) {
-  const bool null_block = nb::cast<bool>(options["null_block"]);
-  const int num_blocks = int_option(options, "num_blocks", 1 + null_block, kMaxBlocks);
-  const int block_size = int_option(options, "block_size", 1, kMaxBlockSize);
-  const int event_blocks = int_option(options, "event_blocks", 0, kMaxEventBlocks);
-  new (self)
-      PoolCore(num_blocks, block_size, null_block, event_blocks, digest_option(options, block_size));
+  StoreConfig config;
+  read_store_options(options, config);
+  new (self) PoolCore(config, digest_option(options, config.block_size),
+                      nb::cast<nb::list>(options["python_policies"]));
 }
 
 // Block ids, read. A block may stand among them as often as it is held, so any number will do; but
@@ -89,18 +89,58 @@ nb::object copied(const std::vector<BlockId>& ids) {
   return to_array(std::move(numbers), count);
 }
 
-nb::object take(PoolCore& self, nb::handle n) {
+nb::object take(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
-  self.read([&](const BlockPool& core) { core.check_take(count); });
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  self.read([&](const BlockPool& core) { core.check_take(count, bytes); });
   const Array<BlockId> result(count);
-  self.core.take(count, result.numbers);
+  self.core.take(count, bytes, result.numbers);
   return result.array;
 }
 
-void acquire(PoolCore& self, nb::handle blocks) {
+void acquire(PoolCore& self, nb::handle blocks, nb::handle found) {
+  const bool is_found = bool_argument(found, "found");
   const Ids ids(self, blocks);
-  self.core.acquire(ids.data(), ids.size());
+  self.core.acquire(ids.data(), ids.size(), is_found);
 }
+
+void retain(PoolCore& self, nb::handle blocks, int level, double ttl) {
+  check_retention(level, ttl);
+  const Ids ids(self, blocks);
+  self.core.retain(ids.data(), ids.size(), level, ttl);
+}
+
+nb::object pin(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  nb::object number;
+  self.core.pin(id, announce_to<std::int64_t>(number));
+  return number;
+}
+
+void unpin(PoolCore& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
+
+// (num_blocks, num_cached_blocks)
+nb::tuple view_pin(PoolCore& self, nb::handle pin) {
+  const std::int64_t id = int_argument(pin, "pin");
+  const auto facts = self.read([&](const BlockPool& core) { return core.view_pin(id); });
+  return nb::make_tuple(facts.num_blocks, facts.num_cached);
+}
+
+void set_time(PoolCore& self, double seconds) { self.core.set_time(seconds); }
+
+double time(PoolCore& self) {
+  return self.read([](const BlockPool& core) { return core.time(); });
+}
+
+int level_of(PoolCore& self, nb::handle block) {
+  const std::int64_t id = block_argument(block);
+  return self.read([&](const BlockPool& core) {
+    core.cached(id);
+    return static_cast<int>(core.level(static_cast<BlockId>(id)));
+  });
+}
+
+nb::object policy_error(PoolCore& self) { return self.policies.error(); }
 
 void release(PoolCore& self, nb::handle blocks) {
   const Ids ids(self, blocks);
@@ -112,7 +152,7 @@ void touch(PoolCore& self, nb::handle blocks) {
   self.core.touch(ids.data(), ids.size());
 }
 
-// All of a key but its tokens, which are read last: converting the rest may run Python code.
+// The caller reads the tokens last, after the last conversion that can run Python code.
 ChainKey key_argument(nb::handle parent, nb::handle name, nb::handle extras) {
   const std::int64_t node = int_argument(parent, "parent");
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
@@ -127,6 +167,20 @@ nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle
   key.tokens = values.data();
   key.num_tokens = values.size();
   return copied(self.core.find(key));
+}
+
+// The blocks found may change while the array is made, which can run code that calls the pool.
+nb::object acquire_prefix(PoolCore& self, nb::handle tokens, nb::handle name, nb::handle extras) {
+  ChainKey key{nullptr, 0, kNoBlock, bytes_argument(name, "namespace", 0), extras_argument(extras)};
+  TokenArray values = token_argument(self, tokens);
+  values.read(self.most_tokens());
+  key.tokens = values.data();
+  key.num_tokens = values.size();
+  for (;;) {
+    const Array<BlockId> result(static_cast<std::int64_t>(self.core.find(key).size()));
+    const std::int64_t count = nb::len(result.array);
+    if (self.core.acquire_prefix(key, count, result.numbers)) return result.array;
+  }
 }
 
 nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
@@ -164,19 +218,21 @@ nb::object make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens
   return result;
 }
 
-nb::object evict(PoolCore& self, nb::handle n) {
+nb::object evict(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
-  self.read([&](const BlockPool& core) { core.check_evict(count); });
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  self.read([&](const BlockPool& core) { core.check_evict(count, bytes); });
   const Array<BlockId> result(count);
-  self.core.evict(count, result.numbers);
+  self.core.evict(count, bytes, result.numbers);
   return result.array;
 }
 
-nb::object forget(PoolCore& self, nb::handle n) {
+nb::object forget(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
-  self.read([&](const BlockPool& core) { core.check_evict(count); });
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  self.read([&](const BlockPool& core) { core.check_evict(count, bytes); });
   const Array<BlockId> result(count);
-  self.core.forget(count, result.numbers);
+  self.core.forget(count, bytes, result.numbers);
   return result.array;
 }
 
@@ -265,11 +321,14 @@ nb::object tokens_of(PoolCore& self, nb::handle block) {
 
 nb::object idle_blocks(PoolCore& self, int most) {
   return copied(self.read([most](const BlockPool& core) {
-    const BlockList& list = core.pool().idle_list();
     std::vector<BlockId> ids;
-    const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, list.size()));
+    const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, core.pool().num_idle()));
     ids.reserve(count);
-    for (BlockId b = list.front(); ids.size() < count; b = list.after(b)) ids.push_back(b);
+    for (int i = 0; i < core.pool().num_partitions() && ids.size() < count; ++i) {
+      const BlockList& list = core.pool().idle_list(i);
+      for (BlockId b = list.front(); b != list.end() && ids.size() < count; b = list.after(b))
+        ids.push_back(b);
+    }
     return ids;
   }));
 }
@@ -314,12 +373,40 @@ nb::bytes fingerprint(PoolCore& self) {
 
 void bind_block_pool(nb::module_& m) {
   const auto any = [] { return nb::arg().none(); };
+  const auto anybody = [] { return nb::arg().none() = nb::bytes("", 0); };
   nb::class_<PoolCore>(m, "PoolCore", nb::type_slots(collection_slots<PoolCore>()),
                        "Blocks without sequences; documented as blockmgr.pool.BlockPool.")
       .def("__init__", init_pool,
            nb::sig("def __init__(self, options: dict[str, typing.Any], /) -> None"))
-      .def("take", take, nb::sig("def take(self, n: object, /) -> " BM_IDS), any())
-      .def("acquire", acquire, nb::sig("def acquire(self, blocks: object, /) -> None"), any())
+      .def("take", take,
+           nb::sig("def take(self, n: object, namespace: object = b'', /) -> " BM_IDS), any(),
+           anybody())
+      .def("acquire", acquire,
+           nb::sig("def acquire(self, blocks: object, found: object = True, /) -> None"), any(),
+           any() = nb::bool_(true))
+      .def("acquire_prefix", acquire_prefix,
+           nb::sig("def acquire_prefix(self, tokens: object, namespace: object, extras: object, "
+                   "/) -> " BM_IDS),
+           any(), any(), any())
+      .def("retain", retain,
+           nb::sig("def retain(self, blocks: object, level: int, ttl: float, /) -> None"), any(),
+           nb::arg().noconvert(), nb::arg().noconvert())
+      .def("pin", pin, nb::sig("def pin(self, block: object, /) -> int"), any())
+      .def("unpin", unpin, nb::sig("def unpin(self, pin: object, /) -> None"), any())
+      .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
+           any())
+      .def("set_time", set_time, nb::sig("def set_time(self, seconds: float, /) -> None"),
+           nb::arg().noconvert())
+      .def("time", time)
+      .def("level", level_of, nb::sig("def level(self, block: object, /) -> int"), any())
+      .def("policy_error", policy_error,
+           nb::sig("def policy_error(self, /) -> BaseException | None"))
+      .def("quota_usage", quota_usage<PoolCore>,
+           nb::sig("def quota_usage(self, namespace: object, /) -> dict[str, int]"), any())
+      .def("reuse_counts", reuse_counts<PoolCore>,
+           nb::sig("def reuse_counts(self, namespace: object, /) -> "
+                   "tuple[int, int, " BM_ARRAY("int64") "] | None"),
+           any())
       .def("release", release, nb::sig("def release(self, blocks: object, /) -> None"), any())
       .def("touch", touch, nb::sig("def touch(self, blocks: object, /) -> None"), any())
       .def("find", find,
@@ -337,10 +424,15 @@ void bind_block_pool(nb::module_& m) {
       .def("make_writable", make_writable,
            nb::sig("def make_writable(self, block: object, num_tokens: object, /) -> int"), any(),
            any())
-      .def("evict", evict, nb::sig("def evict(self, n: object, /) -> " BM_IDS), any())
-      .def("forget", forget, nb::sig("def forget(self, n: object, /) -> " BM_IDS), any())
+      .def("evict", evict,
+           nb::sig("def evict(self, n: object, namespace: object = b'', /) -> " BM_IDS), any(),
+           anybody())
+      .def("forget", forget,
+           nb::sig("def forget(self, n: object, namespace: object = b'', /) -> " BM_IDS), any(),
+           anybody())
       .def("take_events", take_events<PoolCore>,
-           nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
+           nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> "
+                   "typing.Any"))
       .def("resident_events", resident_events<PoolCore>,
            nb::sig("def resident_events(self, make: typing.Callable[..., typing.Any], /) -> "
                    "typing.Any"))

@@ -2,14 +2,13 @@
 
 #include <utility>
 
-#include "bindings/events.h"
+#include "bindings/shares.h"
 
 namespace blockmgr {
 
 namespace {
 
 constexpr int kMaxStepsInFlight = 200;
-constexpr int kMaxPlaces = 1 << 30;
 constexpr int kMaxWindow = 1 << 24;
 
 // Memory that an array shares. It keeps only that alive, not the manager: arrays take no part in
@@ -71,8 +70,7 @@ void init_core(Core* self, nb::dict options) {
   };
   const auto flag = [&](const char* name) { return nb::cast<bool>(options[name]); };
   Config config;
-  config.num_blocks = whole("num_blocks", 1, kMaxBlocks);
-  config.block_size = whole("block_size", 1, kMaxBlockSize);
+  read_store_options(options, config);
   config.max_seqs = whole("max_seqs", 1, INT32_MAX);
   config.row_width = whole("row_width", 1, INT32_MAX / config.block_size);
   config.prefix_caching = flag("prefix_caching");
@@ -81,26 +79,10 @@ void init_core(Core* self, nb::dict options) {
   config.watermark_blocks = whole("watermark_blocks", 0, config.num_blocks);
   config.steps_in_flight = whole("steps_in_flight", 0, kMaxStepsInFlight);
   config.early_commit = flag("early_commit");
-  config.null_block = flag("null_block");
-  config.retention = flag("retention");
-  config.max_pinned_blocks = whole("max_pinned_blocks", 0, config.num_blocks);
-  config.eviction = nb::cast<std::string>(options["eviction"]);
-  std::int64_t left = config.num_blocks - config.null_block;
-  if (left < 1) throw Error(ErrorKind::kValue, "num_blocks must leave a block to hold tokens");
-  for (const nb::handle quota : options["quotas"]) {
-    const std::int64_t blocks = int_argument(quota[1], "quotas");
-    if (blocks < 1 || blocks > left || config.quotas.size() == UINT16_MAX)
-      throw Error(ErrorKind::kValue, "quotas must be at most " + std::to_string(UINT16_MAX) +
-                                         ", at least 1 block each and no more than there are");
-    left -= blocks;
-    config.quotas.push_back(
-        {std::string(bytes_argument(quota[0], "quotas", 0)), static_cast<int>(blocks)});
-  }
-  config.ghost_blocks = whole("ghost_blocks", 0, std::max(0, kMaxPlaces - config.num_blocks));
-  config.event_blocks = whole("event_blocks", 0, kMaxEventBlocks);
   config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
   new (self)
-      Core(config, digest_option(options, config.block_size), nb::borrow(options["python_policy"]));
+      Core(config, digest_option(options, config.block_size),
+           nb::cast<nb::list>(options["python_policies"]));
 }
 
 }  // namespace blockmgr

@@ -13,10 +13,10 @@ namespace blockmgr {
 
 // One manager: the core, and buffers that the conversions of its calls reuse.
 struct Core {
-  // python_policy: an eviction policy written in Python; None: the one the config names.
-  Core(const Config& config, DigestOption option, const nb::object& python_policy)
+  // python_policies: eviction policies written in Python; empty: the config names one.
+  Core(const Config& config, DigestOption option, const nb::list& python_policies)
       : digest(option.python),
-        core(config, std::move(option.digester), policy_maker(python_policy)) {}
+        core(config, std::move(option.digester), policies.maker(python_policies)) {}
 
   // What the function reads off the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the manager.
@@ -41,21 +41,11 @@ struct Core {
   std::int64_t most_matched() const { return core.most_tokens() + 1; }
 
   PythonDigest* digest;            // the core's, if it calls Python
-  PythonPolicy* policy = nullptr;  // the core's; nullptr for those with a name
+  PythonPolicies policies;  // the core's
   Sequences core;
   std::vector<Token> tokens;
   std::vector<std::int64_t> handles;
   std::vector<std::int64_t> parents;
-
- private:
-  PolicyMaker policy_maker(const nb::object& python_policy) {
-    if (python_policy.is_none()) return nullptr;
-    return [this, &python_policy](Blocks& blocks, const PrefixIndex& index) {
-      auto made = std::make_unique<PythonPolicy>(blocks, index, python_policy);
-      policy = made.get();
-      return made;
-    };
-  }
 };
 
 // options: a dict, for nanobind does not look whether it had the memory to make one of keywords.
@@ -68,9 +58,6 @@ nb::object seq_lens(Core& self);
 // explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
 // last four one for each missed block.
 nb::tuple explained(const ExplainResult& result);
-// hit_rate_curve: (query_tokens, blocks found by number of blocks), or None if nothing is followed.
-nb::object reuse_counts(Core& self);
-
 // bindings_holding.cc: calls by block id.
 void acquire_blocks(Core& self, nb::handle blocks);
 void release_blocks(Core& self, nb::handle blocks);

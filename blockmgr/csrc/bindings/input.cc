@@ -116,4 +116,12 @@ ExtrasBytes extras_argument(nb::handle extras) {
   return result;
 }
 
+bool bool_argument(nb::handle value, const char* name) {
+  if (!PyBool_Check(value.ptr())) {
+    PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value.ptr());
+    throw nb::python_error();
+  }
+  return value.is(Py_True);
+}
+
 }  // namespace blockmgr

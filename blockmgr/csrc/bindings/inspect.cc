@@ -47,21 +47,4 @@ nb::tuple explained(const ExplainResult& result) {
                         column(std::int64_t{}, &MissedBlock::evicted_ago));
 }
 
-nb::object reuse_counts(Core& self) {
-  std::int64_t query_tokens = 0;
-  std::int64_t size = 0;
-  std::unique_ptr<std::int64_t[]> numbers;
-  self.read([&](const Sequences& core) {
-    const ReuseTracker* reuse = core.pool().reuse();
-    if (!reuse) return 0;
-    size = static_cast<std::int64_t>(reuse->histogram().size());
-    numbers = new_numbers<std::int64_t>(size);
-    std::copy_n(reuse->histogram().data(), size, numbers.get());
-    query_tokens = reuse->query_tokens();
-    return 0;
-  });
-  if (!numbers) return nb::none();
-  return nb::make_tuple(query_tokens, to_array(std::move(numbers), size));
-}
-
 }  // namespace blockmgr

@@ -10,6 +10,7 @@
 
 #include "bindings/core.h"
 #include "bindings/events.h"
+#include "bindings/shares.h"
 
 namespace blockmgr {
 namespace {
@@ -51,14 +52,6 @@ void same_number(std::int64_t handles, std::int64_t others, const char* name) {
     throw Error(ErrorKind::kValue, std::string(name) + " must be as many as handles (" +
                                        std::to_string(handles) + "), got " +
                                        std::to_string(others));
-}
-
-bool bool_argument(nb::handle value, const char* name) {
-  if (!PyBool_Check(value.ptr())) {
-    PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value.ptr());
-    throw nb::python_error();
-  }
-  return value.is(Py_True);
 }
 
 // All of a prompt but its tokens, which are read last: converting the rest may run Python code.
@@ -201,13 +194,6 @@ void free_sequence(Core& self, nb::handle handle, nb::handle withdraw) {
 void free_expecting(Core& self, nb::handle handle, bool expect_reuse, nb::handle withdraw) {
   const std::int64_t h = handle_argument(handle);
   self.core.free_expecting(h, expect_reuse, bool_argument(withdraw, "withdraw"));
-}
-
-void check_retention(int level, double ttl) {
-  if (level < kNoLevel || level > kHigh)
-    throw Error(ErrorKind::kValue, "level must be in [" + std::to_string(kNoLevel) + ", " +
-                                       std::to_string(kHigh) + "], got " + std::to_string(level));
-  if (!(ttl > 0)) throw Error(ErrorKind::kValue, "ttl must be above 0, got " + std::to_string(ttl));
 }
 
 nb::object retain(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int level,
@@ -426,9 +412,12 @@ nb::object tokens_of(Core& self, nb::handle handle) {
 nb::dict stats(Core& self) {
   using Fact = std::pair<const char*, std::int64_t>;
   const auto facts = self.read([](const Sequences& core) {
-    const RetainingPolicy* retention = core.retention();
-    const auto at_level = [&](Level level) { return retention ? retention->num_cached(level) : 0; };
-    const auto counts = retention ? retention->counts() : RetainingPolicy::Counts();
+    const auto at_level = [&](Level level) {
+      return core.sum_retained([level](const RetainingPolicy& r) { return r.num_cached(level); });
+    };
+    const auto summed = [&](std::int64_t RetainingPolicy::Counts::*count) {
+      return core.sum_retained([count](const RetainingPolicy& r) { return r.counts().*count; });
+    };
     const Counters& n = core.counters();
     const Pool& pool = core.pool();
     return std::to_array<Fact>({
@@ -458,34 +447,15 @@ nb::dict stats(Core& self) {
         {"expected_blocks", at_level(kExpected)},
         {"high_priority_blocks", at_level(kHigh)},
         {"pinned_blocks", at_level(kPinned)},
-        {"pins", retention ? retention->num_pins() : 0},
-        {"expired_blocks", counts.expired},
-        {"evicted_pinned_blocks", counts.pinned_evicted},
+        {"pins", core.sum_retained([](const RetainingPolicy& r) { return r.num_pins(); })},
+        {"expired_blocks", summed(&RetainingPolicy::Counts::expired)},
+        {"evicted_pinned_blocks", summed(&RetainingPolicy::Counts::pinned_evicted)},
         {"touched_blocks", n.touched_blocks},
         {"forgotten_blocks", n.forgotten_blocks},
     });
   });
   nb::dict d = made(nb::dict());
   for (const auto& [name, value] : facts) d[name] = value;
-  return d;
-}
-
-nb::dict quota_usage(Core& self, nb::handle name) {
-  const std::string_view bytes = bytes_argument(name, "namespace", 0);
-  using Fact = std::pair<const char*, std::int64_t>;
-  const auto facts = self.read([&](const Sequences& core) {
-    const Pool::Partition& own = core.quota(bytes);
-    return std::to_array<Fact>({
-        {"limit", own.capacity},
-        {"free_blocks", own.free.size()},
-        {"idle_blocks", own.idle.size()},
-        {"fenced_blocks", own.num_fenced},
-        {"used_blocks", own.capacity - own.available() - own.num_fenced},
-        {"evicted_blocks", own.num_evicted},
-    });
-  });
-  nb::dict d = made(nb::dict());
-  for (const auto& [fact, value] : facts) d[fact] = value;
   return d;
 }
 
@@ -509,7 +479,7 @@ std::vector<std::string> violations(Core& self) {
 
 // What first went wrong in an eviction policy written in Python, or None.
 nb::object policy_error(Core& self) {
-  return self.policy ? nb::borrow(self.policy->error()) : nb::none();
+  return self.policies.error();
 }
 
 // Steps that searches for victims have taken; for tests of what they cost.
@@ -736,7 +706,7 @@ NB_MODULE(_core, m) {
       .def("debug", debug)
       .def("handles", handles)
       .def("stats", stats, nb::sig("def stats(self, /) -> dict[str, int]"))
-      .def("quota_usage", quota_usage,
+      .def("quota_usage", quota_usage<Core>,
            nb::sig("def quota_usage(self, namespace: object, /) -> dict[str, int]"), any())
       .def("num_available", num_available)
       .def("memory_usage", memory_usage)
@@ -747,8 +717,10 @@ NB_MODULE(_core, m) {
       .def("fingerprint", fingerprint)
       .def("blocks", inspect_blocks,
            nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
-      .def("reuse_counts", reuse_counts,
-           nb::sig("def reuse_counts(self, /) -> tuple[int, " BM_ARRAY("int64") "] | None"))
+      .def("reuse_counts", reuse_counts<Core>,
+           nb::sig("def reuse_counts(self, namespace: object, /) -> "
+                   "tuple[int, int, " BM_ARRAY("int64") "] | None"),
+           nb::arg().none())
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
   bind_block_pool(m);

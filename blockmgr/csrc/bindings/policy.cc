@@ -28,7 +28,7 @@ void PythonPolicy::tell(Call call) noexcept {
   }
 }
 
-void PythonPolicy::on_cached(BlockId b) noexcept {
+void PythonPolicy::cached(BlockId b) noexcept {
   const NodeId parent = blocks_[b].parent;
   const bool full = blocks_[b].key_tokens == blocks_.block_size;
   const auto size = static_cast<std::size_t>(full ? blocks_.digest_size : 0);
@@ -38,15 +38,15 @@ void PythonPolicy::on_cached(BlockId b) noexcept {
   });
 }
 
-void PythonPolicy::on_hit(BlockId b) noexcept {
+void PythonPolicy::hit(BlockId b) noexcept {
   tell([&] { policy_.attr("on_hit")(b); });
 }
 
-void PythonPolicy::on_idle(BlockId b) noexcept {
+void PythonPolicy::idle(BlockId b) noexcept {
   tell([&] { policy_.attr("on_idle")(b); });
 }
 
-void PythonPolicy::on_used(BlockId b) noexcept {
+void PythonPolicy::used(BlockId b) noexcept {
   tell([&] { policy_.attr("on_used")(b); });
 }
 
@@ -62,7 +62,7 @@ BlockId PythonPolicy::victim() noexcept {
   BlockId victim = kNoBlock;
   tell([&] {
     const std::int64_t id = int_argument(policy_.attr("victim")(), "victim");
-    const bool exists = id >= 0 && id < blocks_.count;
+    const bool exists = id >= range_.first && id < range_.last_end();
     const Block* block = exists ? &blocks_[static_cast<BlockId>(id)] : nullptr;
     if (!block || !block->keyed() || block->used() || block->fence)
       throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(id));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bindings/bindings.h"
+#include "memory/errors.h"
 #include "policies/policy.h"
 
 namespace blockmgr {
@@ -10,15 +11,15 @@ namespace blockmgr {
 // through a call then, which must finish: whatever goes wrong is remembered, once, and from there
 // on the object is left alone and the pool evicts the least recently used block. The object may
 // allocate, and take its time; it is for research.
-class PythonPolicy : public Policy {
+class PythonPolicy final : public EachBlock<PythonPolicy> {
  public:
-  PythonPolicy(Blocks& blocks, const PrefixIndex& index, nb::object policy)
-      : Policy(blocks, index), policy_(std::move(policy)) {}
+  PythonPolicy(Blocks& blocks, const PrefixIndex& index, Range range, nb::object policy)
+      : EachBlock(blocks, index, range), policy_(std::move(policy)) {}
 
-  void on_cached(BlockId b) noexcept override;
-  void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override;
+  void cached(BlockId b) noexcept;
+  void hit(BlockId b) noexcept;
+  void idle(BlockId b) noexcept;
+  void used(BlockId b) noexcept;
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override;
   BlockId victim() noexcept override;
@@ -43,6 +44,32 @@ class PythonPolicy : public Policy {
 
   nb::object policy_;
   nb::object error_;
+};
+
+// The policies written in Python of one core: one for each partition that has blocks, in order;
+// none for those with a name. The core owns them.
+struct PythonPolicies {
+  // objects: in the same order.
+  PolicyMaker maker(const nb::list& objects) {
+    if (!nb::len(objects)) return nullptr;
+    all.reserve(nb::len(objects));
+    return [this, objects](Blocks& blocks, const PrefixIndex& index, Range range) {
+      if (all.size() == nb::len(objects))
+        throw Error(ErrorKind::kValue, "python_policies must be as many as there are shares");
+      auto made = std::make_unique<PythonPolicy>(blocks, index, range,
+                                                 nb::borrow(objects[all.size()]));
+      all.push_back(made.get());
+      return made;
+    };
+  }
+  // The first thing that went wrong in any of them, an exception; or None.
+  nb::object error() const {
+    for (const PythonPolicy* policy : all)
+      if (!policy->error().is_none()) return nb::borrow(policy->error());
+    return nb::none();
+  }
+
+  std::vector<PythonPolicy*> all;
 };
 
 }  // namespace blockmgr

@@ -52,8 +52,8 @@ class BlockAudit {
 
   static std::string name(BlockId b) { return "block " + std::to_string(b); }
   bool valid(BlockId b) const { return b >= first_ && b < count_; }
-  // Whether the policy that is being audited has to know of this block.
-  bool concerns(BlockId b) const { return !partition_ || partition_->holds(b); }
+  // Of the partition whose observers are being audited.
+  const Pool::Partition& partition() const { return *partition_; }
 
  protected:
   const Blocks& blocks_;

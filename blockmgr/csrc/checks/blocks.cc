@@ -128,7 +128,6 @@ void BlockAudit::check_queues() {
                   "free and idle blocks do not add up to what is available");
   BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
                   "used, free, idle and fenced blocks do not add up to the capacity");
-  if (pool_.reuse()) pool_.reuse()->audit(*this, pool_);
 }
 
 // A partition lists its own blocks, and all of them add up to what it was given.
@@ -150,6 +149,7 @@ void BlockAudit::check_partition(int number) {
   BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
                   "the blocks of a partition do not add up to what was set apart");
   if (own.policy) own.policy->audit(*this);
+  if (own.past) own.past->audit(*this);
 }
 
 void BlockAudit::check_index() {
@@ -268,8 +268,8 @@ std::string block_fingerprint(const Blocks& blocks, const PrefixIndex& index, co
     put_list(own.idle);
     put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
     if (own.policy) own.policy->fingerprint(out);
+    if (own.past) own.past->fingerprint(out);
   }
-  if (pool.reuse()) pool.reuse()->fingerprint(out);
   for (int fence = 1; fence <= pool.num_fences(); ++fence) put_list(pool.fence_list(fence));
   copies.each_pending(
       [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });

@@ -7,7 +7,7 @@
 
 namespace blockmgr {
 
-class Audit : private BlockAudit {
+class Audit : public BlockAudit {
  public:
   explicit Audit(const Sequences& core)
       : BlockAudit(core.blocks_, core.index_, core.pool_, core.copies_), core_(core) {}
@@ -15,8 +15,8 @@ class Audit : private BlockAudit {
   std::vector<std::string> run() {
     check_sequences();
     check_holds();
+    core_.audit_shares(*this);
     check_blocks();
-    check_quotas();
     check_steps();
     return result();
   }
@@ -69,8 +69,6 @@ class Audit : private BlockAudit {
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
     BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
-    for (std::uint32_t root = 0; root < core_.partitions_.size(); ++root)
-      if (core_.partitions_[root]) ++root_refs(root);
   }
 
   void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
@@ -95,16 +93,6 @@ class Audit : private BlockAudit {
       const std::int64_t held = core_.num_holds(b);
       BLOCKMGR_EXPECT(held == 0 || valid(b), name(b) + " is held and cannot be");
       if (valid(b)) pins(b) += static_cast<std::uint32_t>(held);
-    }
-  }
-
-  void check_quotas() {
-    for (BlockId b = 0; b < count_; ++b) {
-      if (!blocks_[b].keyed()) continue;
-      const NodeId parent = blocks_[b].parent;
-      const int due =
-          is_root(parent) ? core_.partition_of(root_index(parent)) : pool_.partition_of(parent);
-      BLOCKMGR_EXPECT(pool_.partition_of(b) == due, name(b) + " is cached outside its quota");
     }
   }
 
@@ -155,9 +143,24 @@ void RecentHits::fingerprint(std::string& out) const {
     put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
 }
 
+// Namespaces with blocks of their own are held for good, and what is cached under one is of its
+// share.
+void Store::audit_shares(BlockAudit& audit) const {
+  for (std::uint32_t root = 0; root < partitions_.size(); ++root)
+    if (partitions_[root]) ++audit.root_refs(root);
+  for (BlockId b = 0; b < blocks_.count; ++b) {
+    if (!blocks_[b].keyed()) continue;
+    const NodeId parent = blocks_[b].parent;
+    const int due = is_root(parent) ? partition_of(root_index(parent)) : pool_.partition_of(parent);
+    audit.expect(pool_.partition_of(b) == due,
+                 BlockAudit::name(b) + " is cached outside its quota");
+  }
+}
+
 std::vector<std::string> BlockPool::violations() const {
   BlockAudit audit(blocks_, index_, pool_, copies_);
   for (BlockId b = first_; b < blocks_.count; ++b) audit.refs(b) = blocks_[b].ref_count;
+  audit_shares(audit);
   audit.check_blocks();
   return audit.result();
 }
@@ -165,6 +168,8 @@ std::vector<std::string> BlockPool::violations() const {
 std::string BlockPool::fingerprint() const {
   std::string out = block_fingerprint(blocks_, index_, pool_, copies_);
   put_numbers(out, last_ticket_);
+  for (BlockId b = first_; contexts_ && b < blocks_.count; ++b)
+    if (blocks_[b].keyed()) put_numbers(out, context(b));
   return out;
 }
 

@@ -11,11 +11,11 @@ namespace blockmgr {
 
 void LfudaPolicy::audit(BlockAudit& audit) const {
   std::int32_t idle = 0;
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     const Block& block = blocks_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool keyed = block.keyed();
     const bool is_idle = keyed && !block.used() && !block.fence;
     idle += is_idle;
     audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
@@ -37,7 +37,7 @@ void LfudaPolicy::fingerprint(std::string& out) const {
     const BlockId b = heap_[static_cast<std::size_t>(i)];
     put_numbers(out, b, facts(b).stamp);
   }
-  for (BlockId b = 0; b < blocks_.count; ++b)
+  for (const BlockId b : range_)
     if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).key);
   cursor_.fingerprint(out);
 }
@@ -45,7 +45,7 @@ void LfudaPolicy::fingerprint(std::string& out) const {
 void S3FifoPolicy::audit(BlockAudit& audit) const {
   queues_.audit(audit, blocks_, false);
   ghosts_.audit(audit);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     if (queues_.queue_of(b) == Queues::kNone) continue;
     audit.expect(facts(b).hits <= kMostHits, BlockAudit::name(b) + " was hit too often");
     audit.expect(!facts(b).front || !queues_.linked(b),
@@ -57,7 +57,7 @@ void S3FifoPolicy::fingerprint(std::string& out) const {
   queues_.fingerprint(out);
   ghosts_.fingerprint(out);
   for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
-  for (BlockId b = 0; b < blocks_.count; ++b)
+  for (const BlockId b : range_)
     if (queues_.queue_of(b) != Queues::kNone)
       put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
 }
@@ -82,9 +82,9 @@ void ArcPolicy::fingerprint(std::string& out) const {
 void SievePolicy::audit(BlockAudit& audit) const {
   queue_.audit(audit, blocks_, false);
   audit.expect(
-      hand_ == queue_.end(0) || (hand_ >= 0 && hand_ < blocks_.count && queue_.linked(hand_)),
+      hand_ == queue_.end(0) || (range_.holds(hand_) && queue_.linked(hand_)),
       "the hand of the eviction queue points nowhere");
-  for (BlockId b = 0; b < blocks_.count; ++b)
+  for (const BlockId b : range_)
     if (queue_.queue_of(b) != Queues::kNone)
       audit.expect(!facts(b).passed || !queue_.linked(b),
                    BlockAudit::name(b) + " was taken out of the queue it is in");
@@ -94,7 +94,7 @@ void SievePolicy::fingerprint(std::string& out) const {
   queue_.fingerprint(out);
   cursor_.fingerprint(out);
   put_numbers(out, hand_);
-  for (BlockId b = 0; b < blocks_.count; ++b)
+  for (const BlockId b : range_)
     if (queue_.queue_of(b) != Queues::kNone)
       put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
 }
@@ -112,11 +112,11 @@ void SlruPolicy::fingerprint(std::string& out) const {
 
 void AdaptivePolicy::audit(BlockAudit& audit) const {
   int num_listed = 0;
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     const Block& block = blocks_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool keyed = block.keyed();
     const bool idle = keyed && !block.used() && !block.fence;
     audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
     audit.expect(f.listed == (idle && block.first_child < 0),
@@ -126,19 +126,20 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
     num_listed += f.listed;
   }
   audit.expect(num_listed == lists_.size(), "the candidates are miscounted");
-  std::vector<bool> seen(facts_.size());
+  const Column<bool> seen(range_);
   for (int i = 0; i < spans_.count(); ++i)
     for (int level = 0; level < ReuseModel::kLevels; ++level)
-      lists_.each(lists_.list(spans_.slot(i), level), [&](BlockId b) {
+      lists_.each(lists_.list(spans_.slot(i), level), [&](int listed) {
+        const BlockId b = range_.first + listed;
         const std::string who = BlockAudit::name(b);
-        audit.expect(facts(b).listed && !seen[static_cast<std::size_t>(b)],
+        audit.expect(facts(b).listed && !seen[b],
                      who + " is in a list it does not belong in");
         audit.expect(facts(b).level == level, who + " is in the list of another level");
         // Its time is kept in whole units, so it may seem to be of the span before.
         const int slot = spans_.slot_at(time_of(facts(b).since));
         audit.expect(slot == spans_.slot(i) || (i > 0 && slot == spans_.slot(i - 1)),
                      who + " is in the list of another age");
-        seen[static_cast<std::size_t>(b)] = true;
+        seen[b] = true;
         --num_listed;
       });
   audit.expect(num_listed == 0, "a candidate is in no list");
@@ -149,11 +150,11 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
 void AdaptivePolicy::fingerprint(std::string& out) const {
   put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
   out.append(reinterpret_cast<const char*>(&usual_blocks_), sizeof usual_blocks_);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     const Facts& f = facts(b);
     if (!blocks_[b].keyed()) continue;
     put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
-                f.idle);
+                f.idle, f.size);
   }
   for (const Ghost& ghost : ghosts_)
     if (ghost.place.turn)

@@ -11,31 +11,31 @@
 namespace blockmgr {
 
 void Queues::audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) const {
-  std::vector<char> listed(static_cast<std::size_t>(count_));
+  const Column<char> listed(range_);
   for (int q = 0; q < static_cast<int>(sizes_.size()); ++q) {
     int members = 0;
-    for (BlockId b = 0; b < count_; ++b) members += queue_of(b) == q;
+    for (const BlockId b : range_) members += queue_of(b) == q;
     audit.expect(members == size(q), "an eviction queue has another size than its count");
     BlockId before = end(q);
     for (BlockId b = front(q); b != end(q); b = after(b)) {
-      if (b < 0 || b >= count_ || queue_of(b) != q || nodes_[at(b)].prev != before ||
-          listed[at(b)]) {
+      if (!range_.holds(b) || queue_of(b) != q || nodes_[b].prev != before ||
+          listed[b]) {
         audit.expect(false, "an eviction queue is not linked right");
         return;
       }
-      listed[at(b)] = 1;
+      listed[b] = 1;
       before = b;
     }
-    audit.expect(nodes_[at(end(q))].prev == before, "an eviction queue has a wrong end");
+    audit.expect(nodes_[end(q)].prev == before, "an eviction queue has a wrong end");
   }
-  for (BlockId b = 0; b < count_; ++b) {
+  for (const BlockId b : range_) {
     const Block& block = blocks[b];
-    const bool keyed = block.keyed() && audit.concerns(b);
+    const bool keyed = block.keyed();
     const bool idle = keyed && !block.used() && !block.fence;
     const std::string who = BlockAudit::name(b);
     audit.expect((queue_of(b) != kNone) == keyed,
                  who + (keyed ? " is in no eviction queue" : " is left in a queue"));
-    audit.expect(linked(b) == (listed[at(b)] == 1), who + " has a wrong link");
+    audit.expect(linked(b) == (listed[b] == 1), who + " has a wrong link");
     audit.expect(!idle || linked(b), who + " is idle and can never be a victim");
     audit.expect(idle || !only_idle || !linked(b), who + " is in use and may be a victim");
   }
@@ -47,7 +47,7 @@ void Queues::fingerprint(std::string& out) const {
     put_numbers(out, size(q));
     for (BlockId b = front(q); b != end(q); b = after(b)) put_numbers(out, b);
   }
-  for (BlockId b = 0; b < count_; ++b) put_numbers(out, queue_of(b));
+  for (const BlockId b : range_) put_numbers(out, queue_of(b));
 }
 
 void LeafCursor::fingerprint(std::string& out) const {

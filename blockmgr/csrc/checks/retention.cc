@@ -9,21 +9,20 @@
 namespace blockmgr {
 
 void RetainingPolicy::audit(BlockAudit& audit) const {
-  const auto count = static_cast<std::size_t>(blocks_.count);
-  std::vector<int> due(count, kLow);
-  std::vector<std::array<std::uint32_t, kNumLevels>> children(count);
+  const Column<int> due(range_);  // kLow at first
+  const Column<std::array<std::uint32_t, kNumLevels>> children(range_);
   std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     if (!blocks_[b].keyed()) continue;
     int own = is_current(b) ? at(b).retention : at(b).hint;
     if (at(b).first_pin >= 0) own = kPinned;
-    for (NodeId up = b; up >= 0 && due[static_cast<std::size_t>(up)] < own; up = blocks_[up].parent)
-      due[static_cast<std::size_t>(up)] = own;
+    for (NodeId up = b; up >= 0 && due[up] < own; up = blocks_[up].parent)
+      due[up] = own;
     ++cached[at(b).level];
     if (blocks_[b].parent >= 0)
-      ++children[static_cast<std::size_t>(blocks_[b].parent)][at(b).level];
+      ++children[blocks_[b].parent][at(b).level];
   }
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     const Kept& k = at(b);
     const bool keyed = blocks_[b].keyed();
     const std::string who = BlockAudit::name(b);
@@ -31,16 +30,16 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
     audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
     audit.expect(!k.found, who + " was found and never used");
-    audit.expect(k.children == children[static_cast<std::size_t>(b)],
+    audit.expect(k.children == children[b],
                  who + " miscounts its children by level");
     audit.expect(keyed || k.first_pin < 0, who + " is pinned and not cached");
     if (keyed)
-      audit.expect(k.level == due[static_cast<std::size_t>(b)],
+      audit.expect(k.level == due[b],
                    who + " is at level " + std::to_string(k.level) + ", should be at " +
-                       std::to_string(due[static_cast<std::size_t>(b)]));
+                       std::to_string(due[b]));
     idle[k.level] += k.idle;
-    strays[k.level] += order_positions_[static_cast<std::size_t>(b)] >= 0;
-    const bool waits = deadline_positions_[static_cast<std::size_t>(b)] >= 0;
+    strays[k.level] += order_positions_[b] >= 0;
+    const bool waits = deadline_positions_[b] >= 0;
     audit.expect(!waits || k.until > now_, who + " is retained beyond its time");
     audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
                  who + " has a retention without its end, or an end without it");
@@ -63,13 +62,13 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
       audit.expect(at(b).next < 0 ? list.back == b
                                   : at(b).order < at(at(b).next).order && at(at(b).next).prev == b,
                    who + " is out of order at " + BlockAudit::name(b));
-      if (queued > blocks_.count) break;
+      if (queued > range_.count) break;
     }
     audit.expect(queued == list.num_idle, who + " has lost an idle block");
   }
   std::int64_t live = 0;
   std::int64_t linked = 0;
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     std::int32_t before = -1;
     for (std::int32_t i = at(b).first_pin; i >= 0 && linked < max_pinned_; ++linked) {
       const Pin& pin = pins_[static_cast<std::size_t>(i)];
@@ -96,7 +95,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
 void RetainingPolicy::fingerprint(std::string& out) const {
   put_numbers(out, std::bit_cast<std::int64_t>(now_), counts_.expired, counts_.pinned_evicted,
               num_pins_, first_unused_);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
+  for (const BlockId b : range_) {
     const Kept& k = at(b);
     put_numbers(out, k.level, k.hint, k.first_pin, is_current(b) ? k.retention : kNoLevel,
                 std::bit_cast<std::int64_t>(k.until), k.idle ? k.order : 0);

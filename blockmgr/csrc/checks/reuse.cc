@@ -5,7 +5,7 @@
 
 namespace blockmgr {
 
-void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
+void ReuseTracker::audit(BlockAudit& audit) const {
   std::int64_t live = 0, known = 0, blocks = 0;
   for (Tick t = 0; t < num_ticks_; ++t) {
     const std::int32_t what = at_[t];
@@ -17,7 +17,7 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
     audit.expect(t < next_, where + " was not given out");
     if (what > 0) {
       ++blocks;
-      audit.expect(tick_[static_cast<std::size_t>(what - 1)] == t, where + " names another block");
+      audit.expect(tick_[what - 1] == t, where + " names another block");
     } else if (what > kAnonymous) {
       ++known;
       const Ghost& ghost = ghosts_[static_cast<std::size_t>(-(what + 1))];
@@ -34,7 +34,7 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
   }
   audit.expect(live == num_live_ && in_use_ + live <= limit_,
                "more places are taken than there are");
-  audit.expect(in_use_ == pool.capacity() - pool.available(),
+  audit.expect(in_use_ == audit.partition().capacity - audit.partition().available(),
                "the blocks in use are miscounted for the places");
   const auto num_ghosts = static_cast<std::int64_t>(ghosts_.size());
   std::int64_t unused = 0, ticked = 0;
@@ -55,9 +55,9 @@ void ReuseTracker::audit(BlockAudit& audit, const Pool& pool) const {
                    table_.size() == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
-  for (BlockId b = pool.idle_list().front(); b != pool.idle_list().end();
-       b = pool.idle_list().after(b)) {
-    const Tick t = tick_[static_cast<std::size_t>(b)];
+  for (BlockId b = audit.partition().idle.front(); b != audit.partition().idle.end();
+       b = audit.partition().idle.after(b)) {
+    const Tick t = tick_[b];
     if (t == kNoTick) {
       audit.expect(!by_recency_, "an idle block has no place");
       continue;

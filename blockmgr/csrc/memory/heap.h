@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/run.h"
 
 namespace blockmgr {
 
-// positions: one entry a block, negative while the block is in no heap; several heaps may share it
-// if a block is in one of them at most.
+// positions: of each block that may be a member, negative while it is in no heap; several heaps may
+// share it if a block is in one of them at most.
 template <class Key>
 class BlockHeap {
  public:
-  BlockHeap(std::size_t capacity, std::vector<std::int32_t>& positions) : positions_(positions) {
+  BlockHeap(std::size_t capacity, const Column<std::int32_t>& positions) : positions_(positions) {
     entries_.reserve(capacity);
   }
 
@@ -29,8 +29,8 @@ class BlockHeap {
     up(entries_.size() - 1);
   }
   void remove(BlockId b) noexcept {
-    const auto at = static_cast<std::size_t>(positions_[static_cast<std::size_t>(b)]);
-    positions_[static_cast<std::size_t>(b)] = -1;
+    const auto at = static_cast<std::size_t>(positions_[b]);
+    positions_[b] = -1;
     const Entry last = entries_.back();
     entries_.pop_back();
     if (at == entries_.size()) return;
@@ -45,7 +45,7 @@ class BlockHeap {
   };
   void place(std::size_t at, const Entry& entry) noexcept {
     entries_[at] = entry;
-    positions_[static_cast<std::size_t>(entry.block)] = static_cast<std::int32_t>(at);
+    positions_[entry.block] = static_cast<std::int32_t>(at);
   }
   std::size_t up(std::size_t at) noexcept {
     const Entry entry = entries_[at];
@@ -70,7 +70,7 @@ class BlockHeap {
   }
 
   std::vector<Entry> entries_;
-  std::vector<std::int32_t>& positions_;
+  const Column<std::int32_t>& positions_;
 };
 
 }  // namespace blockmgr

@@ -15,19 +15,18 @@ constexpr Token kPoison = 0xdeadbeef;
 
 }  // namespace
 
-Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
-           std::unique_ptr<Policy> policy)
+Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
     : blocks_(blocks),
       index_(index),
       num_reserved_(num_reserved),
-      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count, std::move(policy)),
-      idles_unheard_(!common_.policy) {
+      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count),
+      idles_unheard_(true) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 4 + i);
   for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
 }
 
-void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
+void Pool::set_apart(int count) {
   if (!owners_) {
     owners_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(blocks_.count));
     num_queued_ = common_.available();
@@ -36,13 +35,21 @@ void Pool::set_apart(int count, std::unique_ptr<Policy> policy) {
   const int before = static_cast<int>(apart_.size());
   common_.capacity -= count;
   const BlockId first = common_.first + common_.capacity;
-  apart_.emplace_back(blocks_, first, count, blocks_.count + num_lists(num_fences(), before),
-                      std::move(policy));
+  apart_.emplace_back(blocks_, first, count, blocks_.count + num_lists(num_fences(), before));
   for (BlockId b = first; b < first + count; ++b) {
     common_.free.remove(b);
     apart_.back().free.push_back(b);
     owners_[static_cast<std::size_t>(b)] = static_cast<std::uint16_t>(before + 1);
   }
+}
+
+void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* retention,
+                   std::unique_ptr<ReuseTracker> past) {
+  Partition& own = at(number);
+  own.policy = std::move(policy);
+  own.retention = retention;
+  own.past = std::move(past);
+  set_fence(open_fence_);
 }
 
 // Without partitions, as nearly always, everything below is about members of the pool itself.
@@ -54,8 +61,8 @@ inline BlockId Pool::take_from(Partition& own) noexcept {
   if (debug_) [[unlikely]]
     check_taken(b);
   blocks_[b].ref_count = 1;
-  if (reuse_) [[unlikely]]
-    reuse_->on_taken();
+  if (!idles_unheard_) [[unlikely]]
+    tell_taken(own);
   return b;
 }
 
@@ -71,21 +78,22 @@ BlockId Pool::take_apart(int partition) noexcept {
 }
 
 void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
-  // Victims are known in advance only without a policy, quotas or a tracker.
-  const bool known = !owners_ && !common_.policy && !reuse_ && !debug_;
-  const std::int64_t one_by_one =
-      known ? std::min<std::int64_t>(count, common_.free.size()) : count;
+  // Victims are known in advance only where no observer is asked for them or notified.
+  Partition& own = at(partition);
+  const bool known = !own.observed() && !debug_;
+  const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
   for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = take(partition);
-  if (one_by_one < count) evict_run(count - one_by_one, out + one_by_one);
+  if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
 }
 
 // What evict_from does, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.
-void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
+void Pool::evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept {
   constexpr std::int64_t kBucket = 8;
   constexpr std::int64_t kErase = 16;
-  BlockId victim = common_.idle.front();
+  if (owners_) num_queued_ -= static_cast<int>(count);
+  BlockId victim = own.idle.front();
   for (std::int64_t i = 0; i < count + kErase; ++i) {
     if (i < count) {
       out[i] = victim;
@@ -99,11 +107,14 @@ void Pool::evict_run(std::int64_t count, BlockId* out) noexcept {
       blocks_[out[i - kErase]].ref_count = 1;
     }
   }
-  common_.idle.remove_front(static_cast<int>(count), victim);
-  common_.num_evicted += count;
+  own.idle.remove_front(static_cast<int>(count), victim);
+  own.num_evicted += count;
 }
 
-BlockId Pool::take_idle() noexcept { return evict_from(common_); }
+BlockId Pool::take_idle(int partition) noexcept {
+  num_queued_ -= owners_ != nullptr;
+  return evict_from(at(partition));
+}
 
 BlockId Pool::evict_from(Partition& own) noexcept {
   const BlockId b = victim_of(own);
@@ -113,9 +124,8 @@ BlockId Pool::evict_from(Partition& own) noexcept {
     expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
-  if (reuse_) [[unlikely]]
-    reuse_->on_evicted(b);
-  if (own.policy) own.policy->on_uncached(b, true);
+  if (own.observed()) [[unlikely]]
+    tell_uncached(own, b, true);
   index_.erase(b);
   ++own.num_evicted;
   // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
@@ -132,8 +142,8 @@ BlockId Pool::evict_from(Partition& own) noexcept {
 // be the first to use a whole chain.
 void Pool::use(BlockId b) noexcept {
   for (;;) {
-    if (reuse_ && !blocks_[b].fence) [[unlikely]]
-      reuse_->on_used(b);
+    if (!idles_unheard_) [[unlikely]]
+      tell_used(b);
     dequeue(b);
     const NodeId parent = blocks_[b].parent;
     if (parent < 0) return;
@@ -148,56 +158,93 @@ void Pool::use(BlockId b) noexcept {
 // by one call as a rule, last to first.
 void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
   std::int64_t i = 0;
-  if (!idles_unheard_ || debug_) [[unlikely]] {
+  if (num_fenced_ || debug_) [[unlikely]] {
     for (; i < count; ++i) acquire(chain[i]);
     return;
   }
   for (; i < count && blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;
   if (i == count) return;
   if (const NodeId parent = blocks_[chain[i]].parent; parent >= 0) ++blocks_[parent].pins;
-  common_.idle.remove_reversed(chain + i, count - i, [](Block& block) {
+  Partition& own = of(chain[i]);
+  own.idle.remove_reversed(chain + i, count - i, [](Block& block) {
     block.ref_count = 1;
     block.pins = 1;  // by its child in the chain
   });
   blocks_[chain[count - 1]].pins = 0;
+  if (idles_unheard_) return;
+  if (owners_) num_queued_ -= static_cast<int>(count - i);
+  own.tell([run = Run{chain + i, count - i}](Observer& each) { each.on_used(run); });
 }
 
-void Pool::release_table(const BlockId* table, std::int64_t count) noexcept {
-  const std::int64_t worth_a_run = idles_unheard_ && !debug_ ? 4 : INT64_MAX;
+void Pool::release_table(const BlockId* table, std::int64_t count, Context& who) noexcept {
+  const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
-    release(table[--count]);  // not full as a rule, or the very first
-    if (count >= worth_a_run) count = release_cached(table, count);
+    release(table[--count], who);  // not full as a rule, or the very first
+    if (count < worth_a_run) continue;
+    count = idles_unheard_ ? release_cached<kUnheard>(table, count, who)
+            : open_fence_  ? release_cached<kToFence>(table, count, who)
+                           : release_cached<kToIdle>(table, count, who);
   }
 }
 
 // release() of blocks that are cached, or used by others, from the last one on. How many come
-// before the first that is neither.
-std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count) noexcept {
+// before the first that is neither. What is before a used block is used, so those that become
+// unused are neighbours: one run.
+template <Pool::Leaving kLeaving>
+std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count,
+                                  Context& who) noexcept {
   constexpr std::int64_t kAhead = 8;
   Block* const records = blocks_.records.data();
-  BlockList::Appending idle(common_.idle);
-  for (; count; --count) {
-    if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
-    const BlockId b = table[count - 1];
-    Block& block = records[b];
-    if (twins_ && block.ref_count == 1) break;
-    if (block.ref_count + block.pins == 1) {
-      const NodeId parent = block.parent;
-      if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
-      idle.push_back(b);
-      --records[parent].pins;
+  Partition& own = of(table[0]);
+  std::int64_t first = 0, last = 0;  // the run
+  {
+    BlockList::Appending queue(kLeaving == kToFence
+                                   ? fences_[static_cast<std::size_t>(open_fence_ - 1)]
+                                   : own.idle);
+    for (; count; --count) {
+      if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
+      const BlockId b = table[count - 1];
+      Block& block = records[b];
+      if (twins_ && block.ref_count == 1) break;
+      if (block.ref_count + block.pins == 1) {
+        const NodeId parent = block.parent;
+        if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
+        if (kLeaving == kToFence) block.fence = static_cast<std::uint8_t>(open_fence_);
+        queue.push_back(b);
+        --records[parent].pins;
+        if (kLeaving != kUnheard) {
+          if (!last) last = count;
+          first = count - 1;
+        }
+      }
+      --block.ref_count;
     }
-    --block.ref_count;
   }
+  if (kLeaving == kUnheard || !last) return count;
+  const int num_unused = static_cast<int>(last - first);
+  if (kLeaving == kToFence) {
+    num_fenced_ += num_unused;
+    own.num_fenced += num_unused;
+  } else if (owners_) {
+    num_queued_ += num_unused;
+  }
+  own.tell([&, run = Run{table + first, num_unused}](Observer& each) {
+    kLeaving == kToFence ? each.on_waiting(run, who) : each.on_idle(run, who);
+  });
   return count;
 }
 
 void Pool::unuse(BlockId b) noexcept {
+  Context nobody = kNobody;
+  unuse(b, nobody);
+}
+
+void Pool::unuse(BlockId b, Context& who) noexcept {
   for (;;) {
     const NodeId parent = blocks_[b].parent;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
-    if (reuse_) [[unlikely]]
-      tell_unused(b, open_fence_);
+    if (!idles_unheard_) [[unlikely]]
+      tell_unused(b, open_fence_, who);
     if (parent < 0) return;
     --blocks_[parent].pins;
     if (blocks_[parent].used()) return;
@@ -213,14 +260,24 @@ void Pool::enqueue(BlockId b, int fence) noexcept {
 }
 
 void Pool::dequeue(BlockId b) noexcept {
-  if (!idles_unheard_) [[unlikely]]
-    return dequeue_aloud(b);
-  common_.idle.remove(b);  // a free block is only ever taken
-}
-
-void Pool::dequeue_aloud(BlockId b) noexcept {
+  if (idles_unheard_) [[likely]]
+    return common_.idle.remove(b);  // a free block is only ever taken
   num_queued_ -= !blocks_[b].fence;
   dequeue_from(of(b), b);
+}
+
+void Pool::tell_uncached(Partition& own, BlockId b, bool evicted) noexcept {
+  if (own.policy) own.policy->on_uncached(b, evicted);
+  if (own.past) own.past->on_uncached(b, evicted);
+}
+
+void Pool::tell_taken(Partition& own) noexcept {
+  own.tell([](Observer& each) { each.on_taken(1); });
+}
+
+void Pool::tell_used(BlockId b) noexcept {
+  if (blocks_[b].fence) return;
+  of(b).tell([b](Observer& each) { each.on_used({&b, 1}); });
 }
 
 inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
@@ -234,7 +291,6 @@ inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
   }
   if (block.keyed()) {
     own.idle.push_back(b);
-    if (own.policy) own.policy->on_idle(b);
   } else {
     ++block.generation;
     if (debug_) [[unlikely]]
@@ -243,13 +299,14 @@ inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
   }
 }
 
-void Pool::tell_unused(BlockId b, int fence) noexcept {
-  if (fence) return;
-  if (blocks_[b].keyed()) {
-    reuse_->on_idle(b);
-  } else {
-    reuse_->on_freed();
-  }
+void Pool::tell_unused(BlockId b, int fence, Context& who) noexcept {
+  const bool keyed = blocks_[b].keyed();
+  if (fence && !keyed) return;
+  of(b).tell([&](Observer& each) {
+    const Run run{&b, 1};
+    if (fence) return each.on_waiting(run, who);
+    keyed ? each.on_idle(run, who) : each.on_freed(1);
+  });
 }
 
 inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
@@ -262,22 +319,17 @@ inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
     return;
   }
   own.idle.remove(b);  // a free block is only ever taken
-  if (own.policy) own.policy->on_used(b);
 }
 
 void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
   if (debug_) [[unlikely]]
     expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
-  if (reuse_) [[unlikely]]
-    reuse_->on_cached(digest);
-  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
   if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
-  if (Policy* policy = of(b).policy.get()) policy->on_cached(b);
   if (key.parent >= 0) ++blocks_[key.parent].pins;
 }
 
@@ -287,11 +339,10 @@ void Pool::forget(BlockId b) noexcept {
   const NodeId parent = blocks_[b].parent;
   const int fence = blocks_[b].fence;
   if (!used) dequeue(b);
-  if (Policy* policy = of(b).policy.get()) policy->on_uncached(b, false);
+  tell_uncached(of(b), b, false);
   index_.erase(b);
   if (!used) {
     enqueue(b, fence);
-    if (reuse_ && !fence) reuse_->on_forgotten(b);
   } else if (parent >= 0) {
     unpin(parent);
   }
@@ -299,15 +350,16 @@ void Pool::forget(BlockId b) noexcept {
 
 void Pool::exchange(BlockId own, BlockId twin) noexcept {
   // A pool too small to hold the twin would have cached the block itself, and freed none.
-  std::unique_ptr<ReuseTracker> reuse;
-  if (reuse_ && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
+  Partition& partition = of(own);
+  std::unique_ptr<ReuseTracker> past;
+  if (partition.past && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
       !blocks_[own].pins) {
-    reuse_->on_exchanged(twin);
-    reuse = std::move(reuse_);
+    partition.past->on_exchanged(twin);
+    past = std::move(partition.past);
   }
   acquire(twin);
   release(own);
-  if (reuse) reuse_ = std::move(reuse);
+  if (past) partition.past = std::move(past);
 }
 
 int Pool::num_free() const {
@@ -325,14 +377,15 @@ std::int64_t Pool::num_evicted() const {
 std::size_t Pool::memory() const {
   const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
   return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
-         (reuse_ ? reuse_->memory() : 0) + (twins_ ? twins_->bytes() : 0) +
-         sum([](const Partition& p) { return p.policy ? p.policy->memory() : 0; });
+         (twins_ ? twins_->bytes() : 0) + sum([](const Partition& p) {
+           return (p.policy ? p.policy->memory() : 0) + (p.past ? p.past->memory() : 0);
+         });
 }
 
 void Pool::take_over(BlockId tail) noexcept {
-  if (reuse_ && !blocks_[tail].fence) reuse_->on_used(tail);
+  tell_used(tail);
   dequeue(tail);
-  if (Policy* policy = of(tail).policy.get()) policy->on_uncached(tail, false);
+  tell_uncached(of(tail), tail, false);
   index_.erase(tail);
   blocks_[tail].ref_count = 1;
 }
@@ -380,8 +433,8 @@ void Pool::move_fence(int from, int to) noexcept {
     --num_fenced_;
     --of(b).num_fenced;
     enqueue(b, to);
-    if (reuse_) [[unlikely]]
-      tell_unused(b, to);
+    Context noted = kAsNoted;
+    if (!to) tell_unused(b, to, noted);
   }
 }
 

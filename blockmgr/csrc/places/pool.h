@@ -2,9 +2,11 @@
 //
 //   capacity = free + idle + fenced + used
 //
-// Blocks can be set apart: a partition is a range of block ids with queues and an eviction order of
-// its own, so that nothing that happens in one partition is felt in another. Partition 0 is what is
-// left to all others; most pools have no other.
+// Blocks can be set apart: a partition is a range of block ids with queues, an eviction order and a
+// memory of the past of its own, so that nothing that happens in one partition is felt in another.
+// Partition 0 is what is left to all others; most pools have no other.
+//
+// Observers are notified of runs, each with what a policy knows of the request behind it.
 //
 // Every function here is noexcept and allocates nothing: callers count first, then commit.
 #pragma once
@@ -18,16 +20,22 @@
 #include "identity/index.h"
 #include "memory/block.h"
 #include "policies/policy.h"
+#include "policies/retention.h"
 #include "policies/reuse.h"
+
+// Never inlined: a pool without observers shall pay for a branch, not for saved registers.
+#if defined(__GNUC__) || defined(__clang__)
+#define BM_NOINLINE __attribute__((noinline))
+#else
+#define BM_NOINLINE
+#endif
 
 namespace blockmgr {
 
 class Pool {
  public:
-  // A pool of all blocks but the first num_reserved, with this many fence lists. Without a policy,
-  // idle blocks are evicted least recently used first.
-  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences,
-       std::unique_ptr<Policy> policy);
+  // A pool of all blocks but the first num_reserved, with this many fence lists.
+  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences);
   // Records needed past the last block: free list, idle list, pending copies, unwritten blocks,
   // fences, and two for each partition.
   static int num_lists(int num_fences, int num_apart) { return 4 + num_fences + 2 * num_apart; }
@@ -45,26 +53,37 @@ class Pool {
   std::int64_t num_evicted() const;
 
   struct Partition {
-    Partition(Blocks& blocks, BlockId first, int capacity, BlockId sentinels,
-              std::unique_ptr<Policy> policy)
+    Partition(Blocks& blocks, BlockId first, int capacity, BlockId sentinels)
         : first(first),
           capacity(capacity),
           free(blocks, sentinels),
-          idle(blocks, sentinels + 1),
-          policy(std::move(policy)) {}
+          idle(blocks, sentinels + 1) {}
     int available() const { return free.size() + idle.size(); }
-    bool holds(BlockId b) const { return b >= first && b < first + capacity; }
+    Range range() const { return {first, capacity}; }
+    bool holds(BlockId b) const { return range().holds(b); }
+    // Whether an observer is notified of what happens here.
+    bool observed() const { return policy || past; }
+    template <class Call>
+    void tell(Call call) noexcept {
+      if (policy) call(static_cast<Observer&>(*policy));
+      if (past) call(static_cast<Observer&>(*past));
+    }
 
     BlockId first;
     int capacity;
     BlockList free;
     BlockList idle;  // by recency: what became idle first is in front, children before parents
-    std::unique_ptr<Policy> policy;
+    std::unique_ptr<Policy> policy;  // nullptr: the least recently used block goes first
+    RetainingPolicy* retention = nullptr;  // the policy, if it is one
+    std::unique_ptr<ReuseTracker> past;    // nullptr: there is no memory
     int num_fenced = 0;
     std::int64_t num_evicted = 0;
   };
   // Makes a partition of this many blocks that were left to all. Before anything is taken.
-  void set_apart(int count, std::unique_ptr<Policy> policy);
+  void set_apart(int count);
+  // Gives a partition its eviction order, under retention or not, and its past. Likewise.
+  void observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* retention,
+               std::unique_ptr<ReuseTracker> past);
   int num_partitions() const { return 1 + static_cast<int>(apart_.size()); }
   const Partition& partition(int number) const {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
@@ -75,15 +94,15 @@ class Pool {
   BlockId take(int partition = 0) noexcept;
   // That many of them at once, the same ones in the same order.
   void take_run(int partition, std::int64_t count, BlockId* out) noexcept;
-  // What take() hands out next, left where it is; for pools without a policy or partitions.
-  BlockId next() const noexcept {
-    return common_.free.empty() ? common_.idle.front() : common_.free.front();
+  // What take() hands out next, left where it is. A policy that is asked may move its hand.
+  BlockId next(int partition) noexcept {
+    Partition& own = at(partition);
+    return own.free.empty() ? victim_of(own) : own.free.front();
   }
-  // The next idle block in the eviction order, likewise; free ones are left alone. For pools
-  // without partitions, as is victim.
-  BlockId take_idle() noexcept;
+  // The next idle block in the eviction order, likewise; free ones are left alone.
+  BlockId take_idle(int partition) noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim() noexcept { return victim_of(common_); }
+  BlockId victim(int partition) noexcept { return victim_of(at(partition)); }
   // Adds a table's reference.
   void acquire(BlockId b) noexcept {
     if (debug_) [[unlikely]]
@@ -94,6 +113,10 @@ class Pool {
   // Acquires each block of a chain that the index found, first to last.
   void acquire_chain(const BlockId* chain, std::int64_t count) noexcept;
   void release(BlockId b) noexcept {
+    Context nobody = kNobody;
+    release(b, nobody);
+  }
+  void release(BlockId b, Context& who) noexcept {
     Block& block = blocks_[b];
     if (debug_) [[unlikely]]
       if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
@@ -109,10 +132,10 @@ class Pool {
       --blocks_[parent].pins;
       return;
     }
-    unuse(b);
+    unuse(b, who);
   }
   // Releases each block of a table, last to first.
-  void release_table(const BlockId* table, std::int64_t count) noexcept;
+  void release_table(const BlockId* table, std::int64_t count, Context& who) noexcept;
   void pin(BlockId b) noexcept {
     if (debug_) [[unlikely]]
       expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is pinned", b);
@@ -125,47 +148,39 @@ class Pool {
     --blocks_[b].pins;
     if (!blocks_[b].used()) unuse(b);
   }
-  // What the policy of a partition needs to know of sequences: see there.
-  std::uint32_t admitted(int number, const BlockId* found, std::int64_t num_found,
-                         std::int64_t num_blocks) noexcept {
+  // What the policy of a partition needs to know of requests: see there.
+  Context admitted(int number, Run found, std::int64_t num_blocks) noexcept {
     Policy* policy = at(number).policy.get();
-    return policy ? policy->admitted(found, num_found, num_blocks) : 0;
+    return policy ? policy->admitted(found, num_blocks) : kNobody;
   }
   void hit(BlockId b) noexcept {
     if (Policy* policy = of(b).policy.get()) policy->on_hit(b);
-  }
-  void enter(int number, std::uint32_t context) noexcept {
-    if (Policy* policy = at(number).policy.get()) policy->enter(context);
   }
   // Makes an idle block the one that was used last; of a chain, the deepest first.
   void touch(BlockId b) noexcept {
     Partition& own = of(b);
     own.idle.remove(b);
     own.idle.push_back(b);
-    if (own.policy) own.policy->on_touched(b);
-    if (reuse_) [[unlikely]] {
-      reuse_->on_used(b);
-      reuse_->on_idle(b);
-    }
+    own.tell([b](Observer& each) { each.on_touched(b); });
   }
   std::size_t memory() const;
-  // Has all that happens to the queues told to a tracker. Before anything is taken.
-  void follow(std::unique_ptr<ReuseTracker> reuse) {
-    reuse_ = std::move(reuse);
-    idles_unheard_ = false;
-  }
   // nullptr: there is no tracker.
-  ReuseTracker* reuse() { return reuse_.get(); }
-  const ReuseTracker* reuse() const { return reuse_.get(); }
+  ReuseTracker* past(int number) { return at(number).past.get(); }
+  const ReuseTracker* past(int number) const { return partition(number).past.get(); }
 
   // Whether using this block makes one fewer available.
   bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
 
   // acquire(twin), then release(own), of two blocks with the same content.
   void exchange(BlockId own, BlockId twin) noexcept;
-  // Gives a used block its key: the parent is kept for as long as the block is used.
+  // Gives a used block its key: the parent is kept for as long as the block is used. Observers are
+  // told by tell_cached, of the run, before anything else happens to it.
   void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
   void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  void tell_cached(Run run, Context& who) noexcept {
+    if (!idles_unheard_ && run.count) [[unlikely]]
+      of(run.blocks[0]).tell([&](Observer& each) { each.on_cached(run, who); });
+  }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(BlockId b) noexcept;
   // With append-only deduplication. Before anything is taken.
@@ -191,7 +206,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    idles_unheard_ = !fence && !common_.policy && !reuse_ && !owners_;
+    idles_unheard_ = !fence && !common_.observed() && !owners_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -205,7 +220,6 @@ class Pool {
   const BlockList& free_list(int number = 0) const { return partition(number).free; }
   const BlockList& idle_list(int number = 0) const { return partition(number).idle; }
   const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
-  Policy* policy(int number = 0) { return at(number).policy.get(); }
   const BlockList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
@@ -232,16 +246,22 @@ class Pool {
   void poison(BlockId b) noexcept;
   void check_taken(BlockId b) noexcept;
   void use(BlockId b) noexcept;
+  void unuse(BlockId b, Context& who) noexcept;
   void unuse(BlockId b) noexcept;
   void enqueue(BlockId b, int fence) noexcept;
-  void tell_unused(BlockId b, int fence) noexcept;
+  BM_NOINLINE void tell_unused(BlockId b, int fence, Context& who) noexcept;
   void dequeue(BlockId b) noexcept;
-  std::int64_t release_cached(const BlockId* table, std::int64_t count) noexcept;
+  BM_NOINLINE void tell_used(BlockId b) noexcept;
+  BM_NOINLINE static void tell_taken(Partition& own) noexcept;
+  BM_NOINLINE static void tell_uncached(Partition& own, BlockId b, bool evicted) noexcept;
+  // Where blocks go whose last use ended, and whether an observer is notified.
+  enum Leaving { kUnheard, kToIdle, kToFence };
+  template <Leaving kLeaving>
+  std::int64_t release_cached(const BlockId* table, std::int64_t count, Context& who) noexcept;
   BlockId take_apart(int partition) noexcept;
-  void dequeue_aloud(BlockId b) noexcept;
   BlockId take_from(Partition& own) noexcept;
   BlockId evict_from(Partition& own) noexcept;
-  void evict_run(std::int64_t count, BlockId* out) noexcept;
+  void evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept;
   void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
   void dequeue_from(Partition& own, BlockId b) noexcept;
   static BlockId victim_of(Partition& own) noexcept {
@@ -256,7 +276,6 @@ class Pool {
   std::vector<Partition> apart_;
   std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
   int num_queued_ = 0;                       // free and idle blocks; with partitions only
-  std::unique_ptr<ReuseTracker> reuse_;
   // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
   // there are none.
   std::unique_ptr<ZeroedArray<BlockId>> twins_;

@@ -47,7 +47,10 @@ void Pool::hand_over(BlockId from, BlockId to) noexcept {
   const bool used = blocks_[from].used();
   const int fence = blocks_[from].fence;
   const NodeId parent = blocks_[from].parent;
-  if (!used) dequeue(from);
+  if (!used) {
+    if (Policy* policy = fence ? nullptr : of(from).policy.get()) policy->on_used({&from, 1});
+    dequeue(from);
+  }
   drop_twin(to);
   set_first_twin(to, first_twin(from));
   set_first_twin(from, kNoBlock);
@@ -58,11 +61,10 @@ void Pool::hand_over(BlockId from, BlockId to) noexcept {
     blocks_[from].pins -= pins;
     blocks_[to].pins += pins;
   }
-  if (Policy* policy = of(to).policy.get()) policy->on_moved(from, to);
+  of(to).tell([from, to](Observer& each) { each.on_moved(from, to); });
   if (used) return;  // its parent is pinned as before, by another child
   if (parent >= 0) ++blocks_[parent].pins;
   enqueue(from, fence);
-  if (reuse_ && !fence) reuse_->on_exchanged(from);
 }
 
 }  // namespace blockmgr

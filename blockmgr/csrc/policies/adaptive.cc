@@ -25,16 +25,16 @@ constexpr double kAhead = 1.01;
 
 }  // namespace
 
-AdaptivePolicy::AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
-    : Policy(blocks, index),
-      capacity_(capacity),
-      unit_(std::max<std::int64_t>(capacity / kUnitsPerPool, kMinUnit)),
+AdaptivePolicy::AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : Policy(blocks, index, range),
+      capacity_(range.count),
+      unit_(std::max<std::int64_t>(capacity_ / kUnitsPerPool, kMinUnit)),
       spans_(unit_),
-      lists_(blocks.count, ReuseModel::kLevels),
-      sample_(capacity, unit_),
-      facts_(static_cast<std::size_t>(blocks.count)),
+      lists_(capacity_, ReuseModel::kLevels),
+      sample_(capacity_, unit_),
+      facts_(range),
       ghosts_(static_cast<std::size_t>(
-          std::min<std::int64_t>(std::int64_t{32} * capacity, std::max(capacity, kMinGhosts)))),
+          std::min<std::int64_t>(std::int64_t{32} * capacity_, std::max(capacity_, kMinGhosts)))),
       next_fit_(kMinFit),
       next_choice_(kMinFit) {}
 
@@ -94,7 +94,7 @@ AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since
 }
 
 // In quarters of what requests are like: up to half the usual length, up to it, up to twice it.
-int AdaptivePolicy::size_of(std::int64_t num_blocks) noexcept {
+std::uint8_t AdaptivePolicy::size_of(std::int64_t num_blocks) noexcept {
   const auto blocks = static_cast<double>(num_blocks);
   usual_blocks_ += (blocks - usual_blocks_) / (usual_blocks_ > 0 ? 64 : 1);
   return blocks < usual_blocks_ / 2   ? 0
@@ -111,54 +111,69 @@ int AdaptivePolicy::cell_of(const Facts& f) const {
                 : f.fresh ? BlockTraits::kNew
                           : BlockTraits::kMatched;
   traits.gap = f.place.gap;
-  traits.size = size_;
+  traits.size = f.size;
   return traits.cell();
 }
 
-std::uint32_t AdaptivePolicy::admitted(const BlockId* found, std::int64_t num_found,
-                                       std::int64_t num_blocks) noexcept {
+// Turn, gap and size in the low ten bits, then whether there is a request and whether it has ended.
+AdaptivePolicy::Request AdaptivePolicy::request(Context who) {
+  Request by;
+  by.place.turn = who & 63;
+  by.place.gap = (who >> 6) & 3;
+  by.size = static_cast<std::uint8_t>((who >> 8) & 3);
+  by.any = who >> 10 & 1;
+  by.at_end = who >> 11 & 1;
+  return by;
+}
+
+Context AdaptivePolicy::context(const Request& by) {
+  return static_cast<Context>(by.place.turn | by.place.gap << 6 | by.size << 8 | by.any << 10 |
+                              by.at_end << 11);
+}
+
+Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
   Place place{1, 0};
-  if (num_found) {
-    Facts& last = facts(found[num_found - 1]);
+  if (found.count) {
+    Facts& last = facts(found.blocks[found.count - 1]);
     if (last.place.turn && last.parted < kMaxParted) {
       ++last.parted;
       place = next_place(last.place, last.since);
     }
   }
   const bool begins = place.turn == 1;
-  for (std::int64_t i = 0; i < num_found; ++i) {
-    facts(found[i]).shared |= begins;
-    on_hit(found[i]);
+  for (const BlockId b : found) {
+    facts(b).shared |= begins;
+    on_hit(b);
   }
-  return static_cast<std::uint32_t>(place.turn | place.gap << 6 | size_of(num_blocks) << 8);
+  return context({place, size_of(num_blocks), true, false});
 }
 
-void AdaptivePolicy::enter(std::uint32_t context) noexcept {
-  place_.turn = context & 63;
-  place_.gap = (context >> 6) & 3;
-  size_ = static_cast<int>(context >> 8);
-  at_end_ = context != 0;
+void AdaptivePolicy::on_cached(Run run, Context& who) noexcept {
+  Request by = request(who);
+  for (const BlockId b : run) cached(b, by);
+  who = context(by);
 }
 
-void AdaptivePolicy::on_cached(BlockId b) noexcept {
+void AdaptivePolicy::cached(BlockId b, Request& by) noexcept {
   tick();
   Facts& f = facts(b);
   f = {};
   f.fresh = true;
   const NodeId parent = blocks_[b].parent;
   // What this sequence found out with an earlier block of its own.
-  if (parent >= 0 && facts(parent).fresh && facts(parent).place.turn > place_.turn)
-    place_ = facts(parent).place;
+  if (parent >= 0 && facts(parent).fresh && facts(parent).place.turn > by.place.turn)
+    by.place = facts(parent).place;
   if (is_full(b)) {
     const std::uint64_t t = tag(b);
-    if (place_.turn && is_beginning(parent)) {
+    if (by.place.turn && is_beginning(parent)) {
       const Ghost& known = ghost_at(t);
-      if (known.tag == t && known.place.turn) place_ = next_place(known.place, known.since);
+      if (known.tag == t && known.place.turn)
+        by.place = next_place(known.place, known.since);
     }
     f.sampled = sample_.takes(t);
     if (f.sampled) sample_.use(t, now_);
   }
-  f.place = place_;
+  f.place = by.place;
 }
 
 void AdaptivePolicy::on_hit(BlockId b) noexcept {
@@ -168,32 +183,56 @@ void AdaptivePolicy::on_hit(BlockId b) noexcept {
   if (f.sampled) sample_.use(tag(b), now_);
 }
 
-void AdaptivePolicy::on_idle(BlockId b) noexcept {
+void AdaptivePolicy::note(BlockId b, Request& by) noexcept {
   Facts& f = facts(b);
-  if (at_end_) {
+  if (by.any && !by.at_end) {
     // Only now is it known whose turn this was: the last block was computed after all others.
-    if (f.fresh && f.place.turn > place_.turn) place_ = f.place;
-    at_end_ = false;
+    if (f.fresh && f.place.turn > by.place.turn) by.place = f.place;
+    by.at_end = true;
   }
-  f.place = place_;
+  f.place = by.place;
+  f.size = by.size & 3;
+}
+
+// The request is known now; the age of the block counts from when the step completes.
+void AdaptivePolicy::on_waiting(Run run, Context& who) noexcept {
+  Request by = request(who);
+  for (std::int64_t i = run.count; i-- > 0;) note(run.blocks[i], by);
+  who = context(by);
+}
+
+void AdaptivePolicy::on_idle(Run run, Context& who) noexcept {
+  const bool noted = who == kAsNoted;
+  Request by = request(who);
+  for (std::int64_t i = run.count; i-- > 0;) {
+    if (!noted) note(run.blocks[i], by);
+    idle(run.blocks[i]);
+  }
+  if (!noted) who = context(by);
+}
+
+void AdaptivePolicy::idle(BlockId b) noexcept {
+  Facts& f = facts(b);
   f.since = units();
   f.idle = true;
   const int cell = cell_of(f);
   f.level = static_cast<std::uint8_t>(sample_.model().level(cell)) & 31;
   if (f.sampled) sample_.end_use(tag(b), cell, now_, spans_);
   f.listed = blocks_[b].first_child < 0;
-  if (f.listed) lists_.push_back(b, lists_.list(spans_.newest_slot(), f.level));
+  if (f.listed) lists_.push_back(item(b), lists_.list(spans_.newest_slot(), f.level));
 }
 
-void AdaptivePolicy::on_used(BlockId b) noexcept {
-  Facts& f = facts(b);
-  if (f.listed) lists_.remove(b);
-  f.idle = f.listed = false;
+void AdaptivePolicy::on_used(Run run) noexcept {
+  for (const BlockId b : run) {
+    Facts& f = facts(b);
+    if (f.listed) lists_.remove(item(b));
+    f.idle = f.listed = false;
+  }
 }
 
 void AdaptivePolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Facts& f = facts(b);
-  if (f.listed) lists_.remove(b);
+  if (f.listed) lists_.remove(item(b));
   const Block& block = blocks_[b];
   if (evicted && f.place.turn && !f.shared && is_beginning(block.parent) && is_full(b)) {
     const std::uint64_t t = tag(b);
@@ -205,13 +244,16 @@ void AdaptivePolicy::on_uncached(BlockId b, bool evicted) noexcept {
   if (!parent.idle) return;
   // First in line among its own: a chain that lost its tail goes on losing it.
   parent.listed = true;
-  lists_.push_front(block.parent, lists_.list(spans_.slot_at(time_of(parent.since)), parent.level));
+  lists_.push_front(item(block.parent),
+                    lists_.list(spans_.slot_at(time_of(parent.since)), parent.level));
 }
 
-BlockId AdaptivePolicy::victim() noexcept { return follows_lru_ ? kNoBlock : lists_.least(); }
+BlockId AdaptivePolicy::victim() noexcept {
+  return follows_lru_ ? kNoBlock : range_.first + lists_.least();
+}
 
 std::size_t AdaptivePolicy::memory() const {
-  return lists_.memory() + sample_.memory() + facts_.capacity() * sizeof(Facts) +
+  return lists_.memory() + sample_.memory() + facts_.bytes() +
          ghosts_.capacity() * sizeof(Ghost);
 }
 

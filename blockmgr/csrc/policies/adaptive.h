@@ -23,17 +23,16 @@ namespace blockmgr {
 // A conversation is recognised by where the match of a prompt ends: it goes on from the request
 // that used that block last, unless so many diverged there that it must be a common beginning.
 // Of conversations that were evicted, their first block is remembered in a table of tags.
-class AdaptivePolicy : public Policy {
+class AdaptivePolicy final : public Policy {
  public:
-  AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+  AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
-                         std::int64_t num_blocks) noexcept override;
-  void enter(std::uint32_t context) noexcept override;
-  void on_cached(BlockId b) noexcept override;
+  Context admitted(Run found, std::int64_t num_blocks) noexcept override;
   void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override;
+  void on_cached(Run run, Context& who) noexcept override;
+  void on_waiting(Run run, Context& who) noexcept override;
+  void on_idle(Run run, Context& who) noexcept override;
+  void on_used(Run run) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override {
     facts(to) = std::exchange(facts(from), Facts{});
@@ -51,6 +50,15 @@ class AdaptivePolicy : public Policy {
     std::uint8_t gap : 2 = 0;
     bool operator==(const Place&) const = default;
   };
+  // What is known of the request behind a run: kept in a Context, kNobody for none.
+  struct Request {
+    Place place;
+    std::uint8_t size = 0;   // of its prompt, in quarters of what is usual
+    bool any = false;        // there is one
+    bool at_end = false;     // a block of its own has ended its use in this call
+  };
+  static Request request(Context who);
+  static Context context(const Request& request);
   struct Facts {
     std::uint32_t since = 0;  // when its last use ended, in units
     Place place;              // of the request that computed the block or used it last
@@ -61,6 +69,7 @@ class AdaptivePolicy : public Policy {
     bool sampled : 1 = false;
     bool idle : 1 = false;
     bool listed : 1 = false;  // idle and without cached children
+    std::uint8_t size : 2 = 0;  // of the prompt whose use ended last
   };
   // What is remembered of an evicted conversation.
   struct Ghost {
@@ -68,8 +77,9 @@ class AdaptivePolicy : public Policy {
     std::uint32_t since = 0;
     Place place;
   };
-  Facts& facts(BlockId b) { return facts_[static_cast<std::size_t>(b)]; }
-  const Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  Facts& facts(BlockId b) const { return facts_[b]; }
+  // In the lists.
+  int item(BlockId b) const { return b - range_.first; }
   bool is_full(BlockId b) const { return blocks_[b].key_tokens == blocks_.block_size; }
   std::uint64_t tag(BlockId b) const;
   Ghost& ghost_at(std::uint64_t tag) {
@@ -85,7 +95,11 @@ class AdaptivePolicy : public Policy {
   }
   // The next turn of the conversation whose last request, in this place, ended then.
   Place next_place(Place last, std::uint32_t since) const;
-  int size_of(std::int64_t num_blocks) noexcept;
+  std::uint8_t size_of(std::int64_t num_blocks) noexcept;
+  // What is noted of a block when its last use ends.
+  void note(BlockId b, Request& by) noexcept;
+  void cached(BlockId b, Request& by) noexcept;
+  void idle(BlockId b) noexcept;
   int cell_of(const Facts& f) const;
   void tick() noexcept;
   void begin_span() noexcept;
@@ -98,13 +112,9 @@ class AdaptivePolicy : public Policy {
   Spans spans_;
   AgedLists lists_;
   ReuseSample sample_;
-  std::vector<Facts> facts_;
+  Column<Facts> facts_;
   std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
   double usual_blocks_ = 0;    // of a request
-  // Of the sequence that the pool refers to.
-  Place place_;
-  int size_ = 0;
-  bool at_end_ = false;  // its next block to become idle is its last one
   bool follows_lru_ = true;
   std::int64_t next_fit_, next_choice_;
 };

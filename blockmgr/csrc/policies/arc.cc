@@ -4,11 +4,11 @@
 
 namespace blockmgr {
 
-ArcPolicy::ArcPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
-    : Policy(blocks, index),
-      capacity_(capacity),
-      queues_(blocks, kNumQueues),
-      ghosts_(2, blocks.digest_size ? 2 * capacity : 0) {}
+ArcPolicy::ArcPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : EachBlock(blocks, index, range),
+      capacity_(range.count),
+      queues_(range, kNumQueues),
+      ghosts_(2, blocks.digest_size ? 2 * range.count : 0) {}
 
 void ArcPolicy::forget_ghosts() noexcept {
   while (ghosts_.size(kB1) && queues_.size(kT1) + ghosts_.size(kB1) > capacity_)
@@ -18,7 +18,7 @@ void ArcPolicy::forget_ghosts() noexcept {
     ghosts_.drop_oldest(ghosts_.size(kB2) ? kB2 : kB1);
 }
 
-void ArcPolicy::on_cached(BlockId b) noexcept {
+void ArcPolicy::cached(BlockId b) noexcept {
   const bool full = blocks_[b].key_tokens == blocks_.block_size;
   const double b1 = ghosts_.size(kB1), b2 = ghosts_.size(kB2);
   const int ghost = full ? ghosts_.erase(GhostSet::tag(blocks_.digest(b))) : GhostSet::kNone;
@@ -28,7 +28,7 @@ void ArcPolicy::on_cached(BlockId b) noexcept {
   forget_ghosts();
 }
 
-void ArcPolicy::on_hit(BlockId b) noexcept {
+void ArcPolicy::hit(BlockId b) noexcept {
   if (queues_.linked(b)) {
     queues_.move_to_back(b, kT2);
   } else {

@@ -17,14 +17,14 @@ namespace blockmgr {
 // A block that comes back is computed before it is cached, and room for it was made before that. So
 // the target moves when it is cached, and the paper's tie-break, which looks at the block to come
 // while room is made, is left out.
-class ArcPolicy : public Policy {
+class ArcPolicy final : public EachBlock<ArcPolicy> {
  public:
-  ArcPolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+  ArcPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  void on_cached(BlockId b) noexcept override;
-  void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override { queues_.push_back(b); }
-  void on_used(BlockId b) noexcept override { queues_.unlink(b); }
+  void cached(BlockId b) noexcept;
+  void hit(BlockId b) noexcept;
+  void idle(BlockId b) noexcept { queues_.push_back(b); }
+  void used(BlockId b) noexcept { queues_.unlink(b); }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
   BlockId victim() noexcept override;

@@ -5,10 +5,10 @@
 
 namespace blockmgr {
 
-LfudaPolicy::LfudaPolicy(Blocks& blocks, const PrefixIndex& index)
-    : Policy(blocks, index),
-      facts_(static_cast<std::size_t>(blocks.count)),
-      heap_(static_cast<std::size_t>(blocks.count)) {}
+LfudaPolicy::LfudaPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : EachBlock(blocks, index, range),
+      facts_(range),
+      heap_(static_cast<std::size_t>(range.count)) {}
 
 void LfudaPolicy::sift(BlockId b, std::int32_t position) noexcept {
   while (position > 0) {
@@ -39,19 +39,19 @@ void LfudaPolicy::remove(BlockId b) noexcept {
   if (last != b) sift(last, position);
 }
 
-void LfudaPolicy::on_cached(BlockId b) noexcept {
+void LfudaPolicy::cached(BlockId b) noexcept {
   facts(b).uses = 1;
   facts(b).key = age_ + 1;
 }
 
-void LfudaPolicy::on_hit(BlockId b) noexcept {
+void LfudaPolicy::hit(BlockId b) noexcept {
   Facts& f = facts(b);
   if (f.uses < std::numeric_limits<std::uint32_t>::max()) ++f.uses;
   f.key = age_ + f.uses;
   if (f.position) sift(b, f.position - 1);
 }
 
-void LfudaPolicy::on_idle(BlockId b) noexcept {
+void LfudaPolicy::idle(BlockId b) noexcept {
   facts(b).stamp = ++clock_;
   sift(b, size_++);
 }

@@ -14,14 +14,14 @@ namespace blockmgr {
 
 // The key of a block is how often it was used plus the cache's age at its last use; the age is the
 // key of the last victim. The lowest key goes first, the longest idle one among equals.
-class LfudaPolicy : public Policy {
+class LfudaPolicy final : public EachBlock<LfudaPolicy> {
  public:
-  LfudaPolicy(Blocks& blocks, const PrefixIndex& index);
+  LfudaPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  void on_cached(BlockId b) noexcept override;
-  void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override { remove(b); }
+  void cached(BlockId b) noexcept;
+  void hit(BlockId b) noexcept;
+  void idle(BlockId b) noexcept;
+  void used(BlockId b) noexcept { remove(b); }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override {
     facts(to) = std::exchange(facts(from), Facts{});
@@ -40,7 +40,7 @@ class LfudaPolicy : public Policy {
     std::uint32_t uses;     // 0: not cached
     std::int32_t position;  // in the heap, from 1; 0: not idle
   };
-  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  Facts& facts(BlockId b) const { return facts_[b]; }
   bool before(BlockId a, BlockId b) const {
     const Facts &x = facts(a), &y = facts(b);
     return x.key != y.key ? x.key < y.key : x.stamp < y.stamp;
@@ -53,7 +53,7 @@ class LfudaPolicy : public Policy {
   void sift(BlockId b, std::int32_t position) noexcept;
   void remove(BlockId b) noexcept;
 
-  ZeroedArray<Facts> facts_;
+  Column<Facts> facts_;
   ZeroedArray<BlockId> heap_;
   std::int32_t size_ = 0;
   std::uint64_t age_ = 0;

@@ -11,14 +11,14 @@
 namespace blockmgr {
 
 std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks, const PrefixIndex& index,
-                                    int capacity) {
+                                    Range range) {
   if (name == "lru") return nullptr;
-  if (name == "lfuda") return std::make_unique<LfudaPolicy>(blocks, index);
-  if (name == "s3fifo") return std::make_unique<S3FifoPolicy>(blocks, index, capacity);
-  if (name == "arc") return std::make_unique<ArcPolicy>(blocks, index, capacity);
-  if (name == "sieve") return std::make_unique<SievePolicy>(blocks, index);
-  if (name == "slru") return std::make_unique<SlruPolicy>(blocks, index, capacity);
-  if (name == "adaptive") return std::make_unique<AdaptivePolicy>(blocks, index, capacity);
+  if (name == "lfuda") return std::make_unique<LfudaPolicy>(blocks, index, range);
+  if (name == "s3fifo") return std::make_unique<S3FifoPolicy>(blocks, index, range);
+  if (name == "arc") return std::make_unique<ArcPolicy>(blocks, index, range);
+  if (name == "sieve") return std::make_unique<SievePolicy>(blocks, index, range);
+  if (name == "slru") return std::make_unique<SlruPolicy>(blocks, index, range);
+  if (name == "adaptive") return std::make_unique<AdaptivePolicy>(blocks, index, range);
   throw Error(ErrorKind::kValue, "there is no eviction policy '" + std::string(name) + "'");
 }
 

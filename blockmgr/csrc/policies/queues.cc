@@ -2,12 +2,10 @@
 
 namespace blockmgr {
 
-Queues::Queues(const Blocks& blocks, int num_queues)
-    : count_(blocks.count),
-      nodes_(static_cast<std::size_t>(blocks.count + num_queues)),
-      sizes_(static_cast<std::size_t>(num_queues)) {
-  for (BlockId b = 0; b < count_; ++b) nodes_[at(b)] = {kNoBlock, kNoBlock, kNone};
-  for (int q = 0; q < num_queues; ++q) nodes_[at(end(q))] = {end(q), end(q), kNone};
+Queues::Queues(Range range, int num_queues)
+    : range_(range), nodes_(range, num_queues), sizes_(static_cast<std::size_t>(num_queues)) {
+  for (const BlockId b : range) nodes_[b] = {kNoBlock, kNoBlock, kNone};
+  for (int q = 0; q < num_queues; ++q) nodes_[end(q)] = {end(q), end(q), kNone};
 }
 
 BlockId LeafCursor::find(const Blocks& blocks, BlockId chosen) noexcept {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/run.h"
 
 namespace blockmgr {
 
@@ -19,23 +19,23 @@ class BlockAudit;
 class Queues {
  public:
   // Queues are numbered from 0.
-  Queues(const Blocks& blocks, int num_queues);
+  Queues(Range range, int num_queues);
 
   static constexpr int kNone = -1;
   // The queue of a member; kNone for any other block.
-  int queue_of(BlockId b) const { return nodes_[at(b)].queue; }
-  bool linked(BlockId b) const { return nodes_[at(b)].next != kNoBlock; }
+  int queue_of(BlockId b) const { return nodes_[b].queue; }
+  bool linked(BlockId b) const { return nodes_[b].next != kNoBlock; }
   int size(int queue) const { return sizes_[static_cast<std::size_t>(queue)]; }
 
   void join(BlockId b, int queue) noexcept {
-    nodes_[at(b)].queue = static_cast<std::int8_t>(queue);
+    nodes_[b].queue = static_cast<std::int8_t>(queue);
     ++sizes_[static_cast<std::size_t>(queue)];
   }
   // Ends membership, linked or not.
   void leave(BlockId b) noexcept {
     if (linked(b)) unlink(b);
     --sizes_[static_cast<std::size_t>(queue_of(b))];
-    nodes_[at(b)].queue = kNone;
+    nodes_[b].queue = kNone;
   }
   // Makes it the newest of a queue, out of whichever queue and place it is in.
   void move_to_back(BlockId b, int queue) noexcept {
@@ -52,32 +52,32 @@ class Queues {
   void push_front(BlockId b) noexcept { link_before(b, front(queue_of(b))); }
   // Links a member just before this linked member of its queue, or its end.
   void link_before(BlockId b, BlockId after) noexcept {
-    const BlockId before = nodes_[at(after)].prev;
-    nodes_[at(b)].prev = before;
-    nodes_[at(b)].next = after;
-    nodes_[at(before)].next = b;
-    nodes_[at(after)].prev = b;
+    const BlockId before = nodes_[after].prev;
+    nodes_[b].prev = before;
+    nodes_[b].next = after;
+    nodes_[before].next = b;
+    nodes_[after].prev = b;
   }
   void unlink(BlockId b) noexcept {
-    Node& node = nodes_[at(b)];
-    nodes_[at(node.prev)].next = node.next;
-    nodes_[at(node.next)].prev = node.prev;
+    Node& node = nodes_[b];
+    nodes_[node.prev].next = node.next;
+    nodes_[node.next].prev = node.prev;
     node.prev = node.next = kNoBlock;
   }
   // A block that is no member takes the place of one.
   void replace(BlockId from, BlockId to) noexcept {
-    Node& node = nodes_[at(from)];
-    nodes_[at(to)] = node;
+    Node& node = nodes_[from];
+    nodes_[to] = node;
     if (linked(from)) {
-      nodes_[at(node.prev)].next = to;
-      nodes_[at(node.next)].prev = to;
+      nodes_[node.prev].next = to;
+      nodes_[node.next].prev = to;
     }
     node = {kNoBlock, kNoBlock, kNone};
   }
   // The oldest linked member, or end(queue); what follows a linked member, likewise.
-  BlockId front(int queue) const { return nodes_[at(end(queue))].next; }
-  BlockId after(BlockId b) const { return nodes_[at(b)].next; }
-  BlockId end(int queue) const { return count_ + queue; }
+  BlockId front(int queue) const { return nodes_[end(queue)].next; }
+  BlockId after(BlockId b) const { return nodes_[b].next; }
+  BlockId end(int queue) const { return range_.last_end() + queue; }
   bool empty(int queue) const { return front(queue) == end(queue); }
 
   std::size_t memory() const { return nodes_.bytes() + sizes_.capacity() * sizeof(int); }
@@ -92,10 +92,9 @@ class Queues {
     BlockId next;  // kNoBlock: not linked
     std::int8_t queue;
   };
-  static std::size_t at(BlockId b) { return static_cast<std::size_t>(b); }
 
-  BlockId count_;
-  ZeroedArray<Node> nodes_;  // then one sentinel for each queue
+  Range range_;
+  Column<Node> nodes_;  // then one sentinel for each queue
   std::vector<int> sizes_;
 };
 

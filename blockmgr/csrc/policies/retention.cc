@@ -5,18 +5,23 @@
 
 namespace blockmgr {
 
-RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index,
-                                 std::unique_ptr<Policy> base, int max_pinned)
-    : Policy(blocks, index),
+RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range range,
+                                 std::unique_ptr<Policy> base, int max_pinned,
+                                 std::int32_t first_pin)
+    : Policy(blocks, index, range),
       base_(std::move(base)),
-      kept_(static_cast<std::size_t>(blocks.count)),
-      order_positions_(static_cast<std::size_t>(blocks.count), -1),
-      deadline_positions_(static_cast<std::size_t>(blocks.count), -1),
-      strays_(static_cast<std::size_t>(blocks.count), order_positions_),
-      deadlines_(static_cast<std::size_t>(blocks.count), deadline_positions_),
+      kept_(range),
+      order_positions_(range),
+      deadline_positions_(range),
+      strays_(static_cast<std::size_t>(range.count), order_positions_),
+      deadlines_(static_cast<std::size_t>(range.count), deadline_positions_),
       max_pinned_(max_pinned),
+      first_pin_(first_pin),
       pins_(static_cast<std::size_t>(max_pinned)) {
-  for (std::size_t i = 0; i < kept_.size(); ++i) new (&kept_[i]) Kept();
+  for (const BlockId b : range) {
+    new (&kept_[b]) Kept();
+    order_positions_[b] = deadline_positions_[b] = -1;
+  }
   for (std::int32_t i = max_pinned; i-- > 0;) {
     pins_[static_cast<std::size_t>(i)].next = first_unused_;
     first_unused_ = i;
@@ -60,12 +65,16 @@ void RetainingPolicy::move(BlockId b, Level to) noexcept {
   queue(b);
   if (!base_ || below_base(from) == below_base(to)) return;
   if (below_base(from)) {
-    base_->on_used(b);
+    base_->on_used({&b, 1});
   } else {
-    base_->enter(0);
-    base_->on_idle(b);
-    base_->enter(context_);
+    tell_unused(b);
   }
+}
+
+// To the policy below: the use of a block that it took for used has ended, by no request.
+void RetainingPolicy::tell_unused(BlockId b) noexcept {
+  Context nobody = kNobody;
+  base_->on_idle({&b, 1}, nobody);
 }
 
 // Blocks become idle in order, so nearly always the list's end is the place.
@@ -87,7 +96,7 @@ void RetainingPolicy::unqueue(BlockId b) noexcept {
   Kept& k = at(b);
   List& list = lists_[k.level];
   --list.num_idle;
-  if (order_positions_[static_cast<std::size_t>(b)] >= 0) {
+  if (order_positions_[b] >= 0) {
     strays_.remove(b);
     return;
   }
@@ -114,33 +123,31 @@ BlockId RetainingPolicy::victim() noexcept {
 
 // What happens to blocks.
 
-std::uint32_t RetainingPolicy::admitted(const BlockId* found, std::int64_t num_found,
-                                        std::int64_t num_blocks) noexcept {
-  for (std::int64_t i = 0; i < num_found; ++i) {
-    Kept& k = at(found[i]);
+Context RetainingPolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
+  for (const BlockId b : found) {
+    Kept& k = at(b);
     if (k.hint == kNormal) continue;
     if (k.idle) {
       k.found = true;  // its hint goes when it leaves its queue, which is cheaper
     } else {
       k.hint = kNormal;
-      refresh(found[i]);
+      refresh(b);
     }
   }
-  return base_ ? base_->admitted(found, num_found, num_blocks) : 0;
+  return base_ ? base_->admitted(found, num_blocks) : kNobody;
 }
 
-void RetainingPolicy::enter(std::uint32_t context) noexcept {
-  context_ = context;
-  if (base_) base_->enter(context);
+void RetainingPolicy::on_cached(Run run, Context& who) noexcept {
+  if (base_) base_->on_cached(run, who);
+  for (const BlockId b : run) cached(b);
 }
 
-void RetainingPolicy::on_cached(BlockId b) noexcept {
+void RetainingPolicy::cached(BlockId b) noexcept {
   Kept& k = at(b);
   k.cached = true;
   k.hint = kNormal;
   k.level = kNormal;
   ++num_cached_[kNormal];
-  if (base_) base_->on_cached(b);
   const NodeId parent = blocks_[b].parent;
   if (parent >= 0) {
     ++at(parent).children[kNormal];
@@ -157,20 +164,36 @@ void RetainingPolicy::on_hit(BlockId b) noexcept {
   if (base_) base_->on_hit(b);
 }
 
-void RetainingPolicy::on_idle(BlockId b) noexcept {
-  Kept& k = at(b);
-  k.idle = true;
-  k.order = ++last_order_;
-  queue(b);
-  if (base_ && below_base(k.level)) base_->on_idle(b);
+Run RetainingPolicy::below_base(Run run) const {
+  std::int64_t first = run.count;
+  while (first && below_base(at(run.blocks[first - 1]).level)) --first;
+  return {run.blocks + first, run.count - first};
 }
 
-void RetainingPolicy::on_used(BlockId b) noexcept {
-  Kept& k = at(b);
-  unqueue(b);
-  k.idle = false;
-  if (base_ && below_base(k.level)) base_->on_used(b);
-  if (k.found) {
+// Who it was is noted whatever the level, which may have changed when the step completes.
+void RetainingPolicy::on_waiting(Run run, Context& who) noexcept {
+  if (base_) base_->on_waiting(run, who);
+}
+
+void RetainingPolicy::on_idle(Run run, Context& who) noexcept {
+  for (std::int64_t i = run.count; i-- > 0;) {
+    Kept& k = at(run.blocks[i]);
+    k.idle = true;
+    k.order = ++last_order_;
+    queue(run.blocks[i]);
+  }
+  if (!base_) return;
+  if (const Run told = below_base(run); told.count) base_->on_idle(told, who);
+}
+
+void RetainingPolicy::on_used(Run run) noexcept {
+  if (base_)
+    if (const Run told = below_base(run); told.count) base_->on_used(told);
+  for (const BlockId b : run) {
+    Kept& k = at(b);
+    unqueue(b);
+    k.idle = false;
+    if (!k.found) continue;
     k.found = false;
     k.hint = kNormal;
     refresh(b);
@@ -206,11 +229,8 @@ void RetainingPolicy::on_moved(BlockId from, BlockId to) noexcept {
 void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
-  if (base_ && k.idle && !below_base(k.level)) {  // it never heard that the use had ended
-    base_->enter(0);
-    base_->on_idle(b);
-    base_->enter(context_);
-  }
+  // It never heard that the use had ended.
+  if (base_ && k.idle && !below_base(k.level)) tell_unused(b);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
   const NodeId parent = blocks_[b].parent;
@@ -250,7 +270,7 @@ void RetainingPolicy::retain(BlockId b, int level, double until) noexcept {
 }
 
 void RetainingPolicy::forget_retention(BlockId b) noexcept {
-  if (deadline_positions_[static_cast<std::size_t>(b)] >= 0) deadlines_.remove(b);
+  if (deadline_positions_[b] >= 0) deadlines_.remove(b);
   at(b).retention = kNoLevel;
   at(b).until = kForever;
 }
@@ -276,7 +296,8 @@ void RetainingPolicy::set_time(double now) noexcept {
     const bool current = is_current(b);
     forget_retention(b);
     if (!current) continue;
-    ++counts_.expired;
+    // What is not cached and waits for a step has no content any more.
+    if (at(b).cached || blocks_[b].used()) ++counts_.expired;
     if (at(b).cached) refresh(b);
   }
 }
@@ -314,15 +335,15 @@ void RetainingPolicy::link_pin(std::int32_t slot, BlockId tail) noexcept {
 }
 
 const RetainingPolicy::Pin* RetainingPolicy::find_pin(std::int64_t id) const {
-  const std::int64_t slot = id & 0xffffffff;
-  if (id <= 0 || slot >= max_pinned_) return nullptr;
-  const Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  const std::size_t slot = slot_of(id);
+  if (id <= 0 || slot >= pins_.size()) return nullptr;
+  const Pin& pin = pins_[slot];
   return pin.id == id && pin.num_blocks >= 0 ? &pin : nullptr;
 }
 
 void RetainingPolicy::unpin(std::int64_t id) noexcept {
-  const auto slot = static_cast<std::int32_t>(id & 0xffffffff);
-  Pin& pin = pins_[static_cast<std::size_t>(slot)];
+  const std::size_t slot = slot_of(id);
+  Pin& pin = pins_[slot];
   if (pin.tail >= 0) {
     (pin.prev >= 0 ? pins_[static_cast<std::size_t>(pin.prev)].next : at(pin.tail).first_pin) =
         pin.next;
@@ -331,13 +352,13 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
   }
   pin.num_blocks = -1;
   pin.tail = kNoBlock;
-  pin.next = std::exchange(first_unused_, slot);
+  pin.next = std::exchange(first_unused_, static_cast<std::int32_t>(slot));
   --num_pins_;
 }
 
 std::size_t RetainingPolicy::memory() const {
   std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
-  total += (order_positions_.capacity() + deadline_positions_.capacity()) * sizeof(std::int32_t);
+  total += order_positions_.bytes() + deadline_positions_.bytes();
   total += strays_.memory();
   return total + (base_ ? base_->memory() : 0);
 }

@@ -1,4 +1,5 @@
-// Retention: levels of blocks above and below the ordinary, on top of any eviction policy.
+// Retention: levels of blocks above and below the ordinary, on top of any eviction policy. Each
+// partition has one of its own, so that the levels of its blocks affect no other.
 //
 // A level is an order of its own: no idle block goes while one of a lower level is left. A cached
 // block stands at the highest of
@@ -54,16 +55,16 @@ class RetainingPolicy final : public Policy {
     std::int64_t pinned_evicted = 0;  // pinned blocks evicted because nothing else was left
   };
 
-  RetainingPolicy(Blocks& blocks, const PrefixIndex& index, std::unique_ptr<Policy> base,
-                  int max_pinned);
+  // Its pins are numbered from first_pin on, so that a pin tells of which partition it is.
+  RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range range,
+                  std::unique_ptr<Policy> base, int max_pinned, std::int32_t first_pin);
 
-  std::uint32_t admitted(const BlockId* found, std::int64_t num_found,
-                         std::int64_t num_blocks) noexcept override;
-  void enter(std::uint32_t context) noexcept override;
-  void on_cached(BlockId b) noexcept override;
+  Context admitted(Run found, std::int64_t num_blocks) noexcept override;
   void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override;
+  void on_cached(Run run, Context& who) noexcept override;
+  void on_waiting(Run run, Context& who) noexcept override;
+  void on_idle(Run run, Context& who) noexcept override;
+  void on_used(Run run) noexcept override;
   void on_touched(BlockId b) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override;
   void on_uncached(BlockId b, bool evicted) noexcept override;
@@ -93,7 +94,8 @@ class RetainingPolicy final : public Policy {
   std::int64_t pin(BlockId tail, std::int64_t num_blocks) noexcept;
   // The number of the next pin.
   std::int64_t next_pin() const noexcept {
-    return ((pins_[static_cast<std::size_t>(first_unused_)].id >> 32) + 1) << 32 | first_unused_;
+    const std::int64_t uses = pins_[static_cast<std::size_t>(first_unused_)].id >> 32;
+    return (uses + 1) << 32 | (first_pin_ + first_unused_);
   }
   const Pin* find_pin(std::int64_t id) const;
   void unpin(std::int64_t id) noexcept;
@@ -127,12 +129,19 @@ class RetainingPolicy final : public Policy {
     std::int64_t num_idle = 0;  // of the level, wherever they are queued
   };
 
-  Kept& at(BlockId b) { return kept_[static_cast<std::size_t>(b)]; }
-  const Kept& at(BlockId b) const { return kept_[static_cast<std::size_t>(b)]; }
+  Kept& at(BlockId b) const { return kept_[b]; }
   bool is_current(BlockId b) const {
     return at(b).retention != kNoLevel && at(b).generation == blocks_[b].generation;
   }
   static bool below_base(Level level) { return level <= kNormal; }
+  // The blocks of a run of which the policy below is notified: the last ones, for no level is below that
+  // of what comes after it.
+  Run below_base(Run run) const;
+  std::size_t slot_of(std::int64_t id) const {
+    return static_cast<std::size_t>((id & 0xffffffff) - first_pin_);
+  }
+  void cached(BlockId b) noexcept;
+  void tell_unused(BlockId b) noexcept;
   Level due_level(BlockId b) const;
   void refresh(BlockId b) noexcept;
   void move(BlockId b, Level to) noexcept;
@@ -147,17 +156,17 @@ class RetainingPolicy final : public Policy {
   void link_pin(std::int32_t slot, BlockId tail) noexcept;
 
   std::unique_ptr<Policy> base_;
-  std::uint32_t context_ = 0;
-  ZeroedArray<Kept> kept_;
+  Column<Kept> kept_;
   std::uint64_t last_order_ = 0;
   std::array<List, kNumLevels> lists_;
-  std::vector<std::int32_t> order_positions_;
-  std::vector<std::int32_t> deadline_positions_;
+  Column<std::int32_t> order_positions_;
+  Column<std::int32_t> deadline_positions_;
   // The idle blocks that came to their level out of order, the lowest level first.
   BlockHeap<std::uint64_t> strays_;
   BlockHeap<double> deadlines_;
   double now_ = 0;
   int max_pinned_;
+  std::int32_t first_pin_;
   std::vector<Pin> pins_;
   std::int32_t first_unused_ = -1;
   std::int64_t num_pins_ = 0;

@@ -61,24 +61,25 @@ std::size_t TickSet::bytes() const {
   return total;
 }
 
-ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency)
+ReuseTracker::ReuseTracker(const Blocks& blocks, Range range, int num_ghosts, bool by_recency)
     : blocks_(blocks),
-      capacity_(capacity),
-      limit_(std::int64_t{capacity} + num_ghosts),
+      capacity_(range.count),
+      limit_(capacity_ + num_ghosts),
       by_recency_(by_recency),
       num_ticks_(ticks_for(limit_)),
       live_(num_ticks_),
       holes_(num_ticks_),
       at_(num_ticks_),
       sums_(live_.num_words() + 1),
-      tick_(static_cast<std::size_t>(blocks.count)),
+      range_(range),
+      tick_(range),
       // Another order may evict what was used last, so a ghost may stand at any place. Resolved
       // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
-                                       std::min(capacity, num_ghosts))),
+                                       std::min(range.count, num_ghosts))),
       table_(ghosts_.size(), &ghosts_.data()->key, sizeof(Ghost)),
       histogram_(static_cast<std::size_t>(limit_) + 1) {
-  for (std::size_t b = 0; b < tick_.size(); ++b) tick_[b] = kNoTick;
+  for (const BlockId b : range) tick_[b] = kNoTick;
   for (std::size_t g = ghosts_.size(); g-- > 0;) {
     new (&ghosts_[g]) Ghost();
     ghosts_[g].next = unused_ghost_;
@@ -86,16 +87,66 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, b
   }
 }
 
-void ReuseTracker::on_taken() noexcept {
-  ++num_taken_;
-  enter_use();
+void ReuseTracker::on_taken(std::int64_t count) noexcept {
+  for (; count; --count) {
+    ++num_taken_;
+    enter_use();
+  }
 }
 
-void ReuseTracker::on_evicted(BlockId b) noexcept {
+void ReuseTracker::on_freed(std::int64_t count) noexcept {
+  for (; count; --count) {
+    --in_use_;
+    add(next_tick(), kHole);
+  }
+}
+
+// A full block that is cached is no ghost any more.
+void ReuseTracker::on_cached(Run run, Context&) noexcept {
+  for (const BlockId b : run) {
+    if (blocks_[b].key_tokens != blocks_.block_size) continue;
+    const std::int32_t ghost = find(blocks_.digest(b));
+    if (ghost < 0) continue;
+    resolve(ghost);
+    unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+    remove_ghost(ghost);
+  }
+}
+
+void ReuseTracker::on_idle(Run run, Context&) noexcept {
+  for (std::int64_t i = run.count; i-- > 0;) {
+    --in_use_;
+    add(next_tick(), run.blocks[i] + 1);
+  }
+}
+
+void ReuseTracker::on_used(Run run) noexcept {
+  for (const BlockId b : run) {
+    leave(b);
+    enter_use();
+  }
+}
+
+void ReuseTracker::on_moved(BlockId from, BlockId) noexcept { leave(from); }
+
+void ReuseTracker::on_uncached(BlockId b, bool is_evicted) noexcept {
+  is_evicted ? evicted(b) : leave(b);
+}
+
+void ReuseTracker::on_exchanged(BlockId b) noexcept { leave(b); }
+
+// An idle block leaves a hole at its place.
+void ReuseTracker::leave(BlockId b) noexcept {
+  if (tick_[b] != kNoTick) make_hole(tick_[b]);
+  tick_[b] = kNoTick;
+}
+
+// It is handed out at once; its key is still there.
+void ReuseTracker::evicted(BlockId b) noexcept {
   ++num_taken_;
-  const Tick t = tick_[static_cast<std::size_t>(b)];
+  const Tick t = tick_[b];
   const bool full = blocks_[b].key_tokens == blocks_.block_size;
-  tick_[static_cast<std::size_t>(b)] = kNoTick;
+  tick_[b] = kNoTick;
   if (t != kNoTick) at_[t] = kAnonymous;
   enter_use();
   if (!full) return;
@@ -104,39 +155,6 @@ void ReuseTracker::on_evicted(BlockId b) noexcept {
   } else {
     ++num_forgotten_;
   }
-}
-
-void ReuseTracker::on_used(BlockId b) noexcept {
-  const Tick t = tick_[static_cast<std::size_t>(b)];
-  if (t != kNoTick) make_hole(t);
-  tick_[static_cast<std::size_t>(b)] = kNoTick;
-  enter_use();
-}
-
-void ReuseTracker::on_idle(BlockId b) noexcept {
-  --in_use_;
-  add(next_tick(), b + 1);
-}
-
-void ReuseTracker::on_freed() noexcept {
-  --in_use_;
-  add(next_tick(), kHole);
-}
-
-void ReuseTracker::on_forgotten(BlockId b) noexcept {
-  const Tick t = tick_[static_cast<std::size_t>(b)];
-  if (t != kNoTick) make_hole(t);
-  tick_[static_cast<std::size_t>(b)] = kNoTick;
-}
-
-void ReuseTracker::on_exchanged(BlockId b) noexcept { on_forgotten(b); }
-
-void ReuseTracker::on_cached(const std::uint8_t* digest) noexcept {
-  const std::int32_t ghost = find(digest);
-  if (ghost < 0) return;
-  resolve(ghost);
-  unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
-  remove_ghost(ghost);
 }
 
 std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
@@ -183,7 +201,7 @@ void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std
 }
 
 std::int64_t ReuseTracker::place(BlockId b) const noexcept {
-  const Tick t = tick_[static_cast<std::size_t>(b)];
+  const Tick t = tick_[b];
   if (t != kNoTick) return in_use_ + rank(t);
   const Block& block = blocks_[b];
   return block.used() || block.fence ? 0 : limit_ + 1;
@@ -242,7 +260,7 @@ void ReuseTracker::compact() noexcept {
 void ReuseTracker::own(Tick t, std::int32_t what) noexcept {
   at_[t] = what;
   if (what > 0) {
-    tick_[static_cast<std::size_t>(what - 1)] = t;
+    tick_[what - 1] = t;
   } else if (what > kAnonymous) {
     ghosts_[static_cast<std::size_t>(-(what + 1))].tick = t;
   }
@@ -273,7 +291,7 @@ void ReuseTracker::drop_oldest() noexcept {
   const Tick t = live_.first();
   const std::int32_t what = at_[t];
   if (what > 0) {
-    tick_[static_cast<std::size_t>(what - 1)] = kNoTick;
+    tick_[what - 1] = kNoTick;
   } else if (what > kAnonymous) {
     remove_ghost(-(what + 1));
     ++num_forgotten_;

@@ -1,4 +1,5 @@
-// How soon blocks are used again: what LRU pools of every size, up to a bound, would hold.
+// How soon blocks are used again: what LRU pools of every size, up to a bound, would hold. Each
+// partition has a past of its own, as if it were a pool.
 //
 // All the blocks there are or were stand in one order, the last used first, and each has a place in
 // it. A pool of c blocks that evicts the least recently used one holds exactly what stands at the
@@ -25,17 +26,9 @@
 
 #include "memory/block.h"
 #include "memory/tag_table.h"
+#include "policies/observer.h"
 
 namespace blockmgr {
-
-class BlockAudit;
-class Pool;
-
-#if defined(__GNUC__) || defined(__clang__)
-#define BM_NOINLINE __attribute__((noinline))
-#else
-#define BM_NOINLINE
-#endif
 
 using Tick = std::uint32_t;
 inline constexpr Tick kNoTick = 0xffffffff;
@@ -59,24 +52,22 @@ class TickSet {
   std::vector<ZeroedArray<std::uint64_t>> levels_;
 };
 
-class ReuseTracker {
+class ReuseTracker final : public Observer {
  public:
-  // Follows a pool of this many blocks, and num_ghosts places beyond it. by_recency: the pool
-  // itself evicts the least recently used block, so that ghosts only stand beyond it.
-  ReuseTracker(const Blocks& blocks, int capacity, int num_ghosts, bool by_recency);
+  // Follows these blocks, and num_ghosts places beyond them. by_recency: the least recently used
+  // of them is evicted, so that ghosts only stand beyond them.
+  ReuseTracker(const Blocks& blocks, Range range, int num_ghosts, bool by_recency);
 
-  // What the pool tells of its queues. Blocks that wait in a fence count as in use. Never inlined:
-  // a pool without a tracker shall pay for a branch, not for saved registers.
-  BM_NOINLINE void on_taken() noexcept;               // a free block is handed out
-  BM_NOINLINE void on_evicted(BlockId b) noexcept;    // an idle one is; its key is still there
-  BM_NOINLINE void on_used(BlockId b) noexcept;       // an idle one is used again
-  BM_NOINLINE void on_idle(BlockId b) noexcept;       // a keyed block is not in use any more
-  BM_NOINLINE void on_freed() noexcept;               // one without a key
-  BM_NOINLINE void on_forgotten(BlockId b) noexcept;  // an idle block lost its key and is free
-  BM_NOINLINE void on_exchanged(
-      BlockId b) noexcept;  // an idle block takes the place of one in use, now free
-  BM_NOINLINE void on_cached(
-      const std::uint8_t* digest) noexcept;  // a full block has been given its key
+  // Blocks that wait for a step count as in use.
+  void on_taken(std::int64_t count) noexcept override;
+  void on_freed(std::int64_t count) noexcept override;
+  void on_cached(Run run, Context& who) noexcept override;
+  void on_idle(Run run, Context& who) noexcept override;
+  void on_used(Run run) noexcept override;
+  void on_moved(BlockId from, BlockId to) noexcept override;
+  void on_uncached(BlockId b, bool evicted) noexcept override;
+  // An idle block takes the place of one in use, which is free now.
+  void on_exchanged(BlockId b) noexcept;
 
   // The ghost with this digest, or -1.
   std::int32_t find(const std::uint8_t* digest) const noexcept;
@@ -107,10 +98,9 @@ class ReuseTracker {
   std::int64_t num_ghosts() const noexcept;
   // Evicted full blocks that nothing remembers any more.
   std::int64_t num_forgotten() const { return num_forgotten_; }
-  std::size_t memory() const;
-
-  void audit(BlockAudit& audit, const Pool& pool) const;
-  void fingerprint(std::string& out) const;
+  std::size_t memory() const override;
+  void audit(BlockAudit& audit) const override;
+  void fingerprint(std::string& out) const override;
 
  private:
   struct Ghost {
@@ -132,6 +122,8 @@ class ReuseTracker {
     return key;
   }
   std::int64_t rank(Tick t) const noexcept;  // entries from this tick on
+  void leave(BlockId b) noexcept;
+  void evicted(BlockId b) noexcept;
   Tick next_tick() noexcept;
   void compact() noexcept;
   void own(Tick t, std::int32_t what) noexcept;
@@ -154,7 +146,8 @@ class ReuseTracker {
   TickSet holes_;                    // of those, holes
   ZeroedArray<std::int32_t> at_;     // what stands at a tick
   ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
-  ZeroedArray<Tick> tick_;           // of an idle block
+  Range range_;
+  Column<Tick> tick_;  // of an idle block
   ZeroedArray<Ghost> ghosts_;
   TagTable table_;  // ghosts by key
   ZeroedArray<std::int64_t> histogram_;

@@ -10,25 +10,25 @@ constexpr std::uint8_t kHitsForMain = 2;  // on the way through the small queue
 
 }  // namespace
 
-S3FifoPolicy::S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
-    : Policy(blocks, index),
-      small_(std::max(1, capacity / 10)),
-      queues_(blocks, kNumQueues),
-      facts_(static_cast<std::size_t>(blocks.count)),
-      ghosts_(1, blocks.digest_size ? capacity - small_ : 0) {}
+S3FifoPolicy::S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : EachBlock(blocks, index, range),
+      small_(std::max(1, range.count / 10)),
+      queues_(range, kNumQueues),
+      facts_(range),
+      ghosts_(1, blocks.digest_size ? range.count - small_ : 0) {}
 
-void S3FifoPolicy::on_cached(BlockId b) noexcept {
+void S3FifoPolicy::cached(BlockId b) noexcept {
   facts(b) = {};
   const bool full = blocks_[b].key_tokens == blocks_.block_size;
   const bool known = full && ghosts_.erase(GhostSet::tag(blocks_.digest(b))) != GhostSet::kNone;
   queues_.join(b, known ? kMain : kSmall);
 }
 
-void S3FifoPolicy::on_hit(BlockId b) noexcept {
+void S3FifoPolicy::hit(BlockId b) noexcept {
   facts(b).hits = static_cast<std::uint8_t>(std::min<int>(facts(b).hits + 1, kMostHits));
 }
 
-void S3FifoPolicy::on_idle(BlockId b) noexcept {
+void S3FifoPolicy::idle(BlockId b) noexcept {
   facts(b).idle = 1;
   if (queues_.linked(b)) return;
   if (facts(b).front) {

@@ -16,14 +16,14 @@ namespace blockmgr {
 //
 // A block in use at the front of a queue is taken out and put back there when its use ends, so that
 // a search meets it once.
-class S3FifoPolicy : public Policy {
+class S3FifoPolicy final : public EachBlock<S3FifoPolicy> {
  public:
-  S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+  S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  void on_cached(BlockId b) noexcept override;
-  void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
+  void cached(BlockId b) noexcept;
+  void hit(BlockId b) noexcept;
+  void idle(BlockId b) noexcept;
+  void used(BlockId b) noexcept { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override {
     facts(to) = facts(from);
@@ -46,11 +46,11 @@ class S3FifoPolicy : public Policy {
     std::uint8_t front;  // taken out at the front of its queue while in use
     std::uint8_t idle;   // as it was told: what retention holds back is not
   };
-  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  Facts& facts(BlockId b) const { return facts_[b]; }
 
   int small_;  // size from which the small queue evicts blocks
   Queues queues_;
-  ZeroedArray<Facts> facts_;
+  Column<Facts> facts_;
   GhostSet ghosts_;
   LeafCursor cursors_[kNumQueues];
   std::int64_t steps_ = 0;

@@ -2,18 +2,18 @@
 
 namespace blockmgr {
 
-SievePolicy::SievePolicy(Blocks& blocks, const PrefixIndex& index)
-    : Policy(blocks, index),
-      queue_(blocks, 1),
-      facts_(static_cast<std::size_t>(blocks.count)),
+SievePolicy::SievePolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : EachBlock(blocks, index, range),
+      queue_(range, 1),
+      facts_(range),
       hand_(queue_.end(0)) {}
 
-void SievePolicy::on_cached(BlockId b) noexcept {
+void SievePolicy::cached(BlockId b) noexcept {
   queue_.join(b, 0);
   facts(b) = {};
 }
 
-void SievePolicy::on_idle(BlockId b) noexcept {
+void SievePolicy::idle(BlockId b) noexcept {
   facts(b).idle = 1;
   if (queue_.linked(b)) return;
   queue_.link_before(b, facts(b).passed ? hand_ : queue_.end(0));

@@ -14,14 +14,14 @@ namespace blockmgr {
 //
 // The hand passes blocks in use as well. It takes them out, so that it meets each once and not on
 // every round; when their use ends they go back just behind it, where they would be.
-class SievePolicy : public Policy {
+class SievePolicy final : public EachBlock<SievePolicy> {
  public:
-  SievePolicy(Blocks& blocks, const PrefixIndex& index);
+  SievePolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  void on_cached(BlockId b) noexcept override;
-  void on_hit(BlockId b) noexcept override { facts(b).visited = 1; }
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override { facts(b).idle = 0; }
+  void cached(BlockId b) noexcept;
+  void hit(BlockId b) noexcept { facts(b).visited = 1; }
+  void idle(BlockId b) noexcept;
+  void used(BlockId b) noexcept { facts(b).idle = 0; }
   void on_uncached(BlockId b, bool evicted) noexcept override;
   void on_moved(BlockId from, BlockId to) noexcept override {
     if (hand_ == from) hand_ = to;
@@ -41,10 +41,10 @@ class SievePolicy : public Policy {
     std::uint8_t passed;  // taken out by the hand while in use
     std::uint8_t idle;    // as it was told: what retention holds back is not
   };
-  Facts& facts(BlockId b) const { return facts_[static_cast<std::size_t>(b)]; }
+  Facts& facts(BlockId b) const { return facts_[b]; }
 
   Queues queue_;
-  ZeroedArray<Facts> facts_;
+  Column<Facts> facts_;
   BlockId hand_;  // the next block to look at; at the end it goes on with the oldest
   LeafCursor cursor_;
   std::int64_t steps_ = 0;

@@ -10,17 +10,17 @@ constexpr std::int64_t kProtectedPercent = 80;
 
 }  // namespace
 
-SlruPolicy::SlruPolicy(Blocks& blocks, const PrefixIndex& index, int capacity)
-    : Policy(blocks, index),
-      limit_(static_cast<int>(capacity * kProtectedPercent / 100)),
-      queues_(blocks, kNumQueues) {}
+SlruPolicy::SlruPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
+    : EachBlock(blocks, index, range),
+      limit_(static_cast<int>(range.count * kProtectedPercent / 100)),
+      queues_(range, kNumQueues) {}
 
 void SlruPolicy::shrink() noexcept {
   while (queues_.size(kProtected) > limit_ && !queues_.empty(kProtected))
     queues_.move_to_back(queues_.front(kProtected), kProbation);
 }
 
-void SlruPolicy::on_hit(BlockId b) noexcept {
+void SlruPolicy::hit(BlockId b) noexcept {
   if (queues_.linked(b)) {
     queues_.move_to_back(b, kProtected);
   } else if (queues_.queue_of(b) == kProbation) {
@@ -29,7 +29,7 @@ void SlruPolicy::on_hit(BlockId b) noexcept {
   shrink();
 }
 
-void SlruPolicy::on_idle(BlockId b) noexcept {
+void SlruPolicy::idle(BlockId b) noexcept {
   queues_.push_back(b);
   shrink();
 }

@@ -12,14 +12,14 @@ namespace blockmgr {
 // Two queues by recency. Every block begins in the probationary one; one that is found moves to the
 // protected one. The blocks beyond its limit go back, to the recent end of the probationary queue.
 // Victims are the oldest of the probationary queue.
-class SlruPolicy : public Policy {
+class SlruPolicy final : public EachBlock<SlruPolicy> {
  public:
-  SlruPolicy(Blocks& blocks, const PrefixIndex& index, int capacity);
+  SlruPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
 
-  void on_cached(BlockId b) noexcept override { queues_.join(b, kProbation); }
-  void on_hit(BlockId b) noexcept override;
-  void on_idle(BlockId b) noexcept override;
-  void on_used(BlockId b) noexcept override { queues_.unlink(b); }
+  void cached(BlockId b) noexcept { queues_.join(b, kProbation); }
+  void hit(BlockId b) noexcept;
+  void idle(BlockId b) noexcept;
+  void used(BlockId b) noexcept { queues_.unlink(b); }
   void on_uncached(BlockId b, bool) noexcept override { queues_.leave(b); }
   void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
   BlockId victim() noexcept override;

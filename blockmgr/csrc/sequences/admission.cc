@@ -167,25 +167,14 @@ Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::
   AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
   if (!plan.fits)
     throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
-  if (pool_.reuse() && applicant.read_cache)
-    find_ghosts(tokens, applicant.looked_up(count), applicant.extras, plan.found);
-  return plan;
-}
-
-// The blocks that follow those found and were evicted: what a larger pool would have found. Hashes
-// them, and one more.
-void Sequences::find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                            Found& found) {
-  const std::int64_t limit = (count - 1) / config_.block_size;
-  std::uint8_t digest[kMaxDigest];
-  const std::uint8_t* before = index_.digest_of(found.node);
-  found.ghosts = ghosts_room_.data();
-  for (std::int64_t i = found.num_full; i < limit; ++i, ++found.num_ghosts, before = digest) {
-    index_.digest(before, extras_at(extras, i), tokens + i * config_.block_size, digest);
-    const std::int32_t ghost = pool_.reuse()->find(digest);
-    if (ghost < 0) break;
-    ghosts_room_[static_cast<std::size_t>(found.num_ghosts)] = ghost;
+  if (const ReuseTracker* past = pool_.past(applicant.partition); past && applicant.read_cache) {
+    Found& found = plan.found;
+    const std::int64_t limit = (applicant.looked_up(count) - 1) / config_.block_size;
+    found.ghosts = ghosts_room_.data();
+    found.num_ghosts = find_ghosts(*past, tokens, found.num_full, limit, found.node,
+                                   applicant.extras, ghosts_room_.data());
   }
+  return plan;
 }
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
@@ -206,8 +195,9 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   const std::int64_t num_blocks = plan.demand.num_blocks;
   std::int32_t* t = table(s);
   // Before anything is taken into use, which may drop a ghost.
-  for (std::int64_t i = 0; i < found.num_ghosts; ++i) pool_.reuse()->resolve(found.ghosts[i]);
-  s.context = pool_.admitted(s.partition, found.full, found.num_full, num_blocks);
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
+    pool_.past(s.partition)->resolve(found.ghosts[i]);
+  s.context = pool_.admitted(s.partition, {found.full, found.num_full}, num_blocks);
   std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   NodeId parent = root_node(s.root);
@@ -276,8 +266,8 @@ Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>&
   s.waiting.swap(waiting);
   s.num_tokens = prompt.num_tokens;
   const Found& found = plan.found;
-  if (ReuseTracker* reuse = pool_.reuse(); reuse && prompt.read_cache)
-    reuse->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
+  if (ReuseTracker* past = pool_.past(partition); past && prompt.read_cache)
+    past->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
   occupy(s, prompt.tokens, plan);
   if (prompt.read_cache) {
     counters_.query_tokens += s.num_tokens;
@@ -393,9 +383,10 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
-  pool_.enter(s.partition, s.context);
+  Context who = s.context;
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
+  pool_.tell_cached({&b, 1}, who);
   ++counters_.cached_tails;
 }
 

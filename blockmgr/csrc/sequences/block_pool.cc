@@ -10,22 +10,24 @@ namespace blockmgr {
 
 namespace {
 
-StoreConfig plain(int num_blocks, int block_size, bool null_block, std::int64_t event_blocks) {
-  StoreConfig config;
-  config.event_blocks = event_blocks;
-  config.num_blocks = num_blocks;
-  config.block_size = block_size;
-  config.null_block = null_block;
+StoreConfig with_evictions(StoreConfig config) {
+  config.evicts_on_demand = true;
   return config;
 }
 
 }  // namespace
 
-BlockPool::BlockPool(int num_blocks, int block_size, bool null_block,
-                     std::unique_ptr<Digester> digester, std::int64_t event_blocks)
-    : Store(plain(num_blocks, block_size, null_block, event_blocks), std::move(digester), "pool"),
-      first_(null_block ? 1 : 0),
-      marks_(static_cast<std::size_t>(num_blocks)) {}
+BlockPool::BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digester,
+                     const PolicyMaker& make)
+    : Store(with_evictions(config), std::move(digester), "pool", make),
+      first_(config.null_block ? 1 : 0),
+      marks_(static_cast<std::size_t>(config.num_blocks)) {
+  run_room_.reserve(static_cast<std::size_t>(config.num_blocks));
+  for (int i = 0; i < pool_.num_partitions(); ++i)
+    if (pool_.policy(i) && !contexts_)
+      contexts_ =
+          std::make_unique<ZeroedArray<Context>>(static_cast<std::size_t>(config.num_blocks));
+}
 
 BlockId BlockPool::checked(std::int64_t id, std::int64_t position) const {
   if (id >= first_ && id < blocks_.count) return static_cast<BlockId>(id);
@@ -53,16 +55,17 @@ const Block& BlockPool::cached(std::int64_t id) const {
   return block;
 }
 
-void BlockPool::check_take(std::int64_t count) const {
+void BlockPool::check_take(std::int64_t count, std::string_view name) const {
   if (count < 0)
     throw Error(ErrorKind::kValue, "n must be at least 0, got " + std::to_string(count));
-  check_available(count);
+  check_available(count, partition_of(name));
 }
 
-void BlockPool::take(std::int64_t count, BlockId* out) {
+void BlockPool::take(std::int64_t count, std::string_view name, BlockId* out) {
   const Held held(monitor_);
-  check_take(count);
-  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take();
+  check_take(count, name);
+  const int partition = partition_of(name);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take(partition);
 }
 
 void BlockPool::begin_list() noexcept {
@@ -93,16 +96,53 @@ void BlockPool::check_counted(const std::int64_t* ids, std::int64_t count) const
   }
 }
 
-void BlockPool::acquire(const std::int64_t* ids, std::int64_t count) {
+std::int64_t BlockPool::run_from(const std::int64_t* ids, std::int64_t count,
+                                 std::int64_t first) noexcept {
+  run_room_.clear();
+  std::int64_t i = first;
+  for (; i < count; ++i) {
+    const auto b = static_cast<BlockId>(ids[i]);
+    if (!blocks_[b].keyed() || (i > first && blocks_[b].parent != ids[i - 1])) break;
+    run_room_.push_back(b);
+  }
+  return i - first;
+}
+
+// What is before the run may be idle too: then the first of it takes that along.
+void BlockPool::acquire_run(Run run) noexcept {
+  const NodeId before = blocks_[run.blocks[0]].parent;
+  if (before >= 0 && !blocks_[before].used()) {
+    pool_.acquire(run.blocks[0]);
+    run = {run.blocks + 1, run.count - 1};
+  }
+  if (run.count) pool_.acquire_chain(run.blocks, run.count);
+}
+
+void BlockPool::acquire(const std::int64_t* ids, std::int64_t count, bool found) {
   const Held held(monitor_);
   check_known(ids, count, "acquire");
-  for (std::int64_t i = 0; i < count; ++i) pool_.acquire(static_cast<BlockId>(ids[i]));
+  for (std::int64_t i = 0; i < count;) {
+    const std::int64_t length = run_from(ids, count, i);
+    if (!length) {
+      pool_.acquire(static_cast<BlockId>(ids[i++]));
+      continue;
+    }
+    const Run run{run_room_.data(), length};
+    if (found) note_request(run, pool_.admitted(pool_.partition_of(run.blocks[0]), run, count));
+    acquire_run(run);
+    i += length;
+  }
 }
 
 void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   check_held(ids, count);
-  for (std::int64_t i = 0; i < count; ++i) drop_reference(static_cast<BlockId>(ids[i]));
+  Context of = kNobody, who = kNobody;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto b = static_cast<BlockId>(ids[i]);
+    if (context(b) != of) of = who = context(b);  // of another request
+    drop_reference(b, who);
+  }
 }
 
 void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
@@ -145,6 +185,39 @@ std::vector<BlockId> BlockPool::find(const ChainKey& key) {
   return found;
 }
 
+bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t count, BlockId* out) {
+  const Held held(monitor_);
+  const RootReference root(index_, key.name);
+  const ExtrasMap extras(index_.extras(), key.extras);
+  const std::int64_t most = key.num_tokens / blocks_.block_size;
+  const int partition = partition_of(key.name);
+  ReuseTracker* past = pool_.past(partition);
+  std::vector<BlockId> found;
+  std::int64_t num_ghosts = 0;
+  if (digester_ && most) {
+    found.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, index_.num_keyed())));
+    const Chain chain =
+        index_.find_chain(key.tokens, static_cast<std::int64_t>(found.size()), root.node(),
+                          &extras.ids(), found.data());
+    found.resize(static_cast<std::size_t>(chain.num_blocks));
+    if (past) {
+      ghosts_room_.resize(static_cast<std::size_t>(most));
+      num_ghosts = find_ghosts(*past, key.tokens, chain.num_blocks, most, chain.node,
+                               &extras.ids(), ghosts_room_.data());
+    }
+  }
+  if (static_cast<std::int64_t>(found.size()) != count) return false;
+
+  std::copy(found.begin(), found.end(), out);
+  const Run run{found.data(), static_cast<std::int64_t>(found.size())};
+  if (past) past->count(run.blocks, run.count, ghosts_room_.data(), num_ghosts, key.num_tokens);
+  for (std::int64_t i = 0; i < num_ghosts; ++i)
+    past->resolve(ghosts_room_[static_cast<std::size_t>(i)]);
+  note_request(run, pool_.admitted(partition, run, most));
+  if (run.count) acquire_run(run);
+  return true;
+}
+
 void BlockPool::check_distinct(std::int64_t count) const {
   if (count > blocks_.count)
     throw Error(ErrorKind::kValue, "blocks must be distinct, so at most " +
@@ -165,6 +238,7 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
     throw Error(ErrorKind::kValue, "extras index must be in [0, " + std::to_string(count) +
                                        "), got " + std::to_string(key.extras.back().first));
   parent_node(key.parent, key.name);
+  const int partition = partition_of_chain(key);
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
     const BlockId b = checked(ids[i], i);
@@ -172,6 +246,10 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
     if (named_before(b))
       throw Error(ErrorKind::kValue,
                   "blocks must be distinct, got " + std::to_string(b) + " twice");
+    if (pool_.partition_of(b) != partition)
+      throw Error(ErrorKind::kValue,
+                  "blocks must be of the share that the namespace has, or the parent; got " +
+                      std::to_string(b) + " of another at index " + std::to_string(i));
   }
 }
 
@@ -224,12 +302,20 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
       plan_promotion(ids, count, tokens, node, extras.ids(), digests_room_.data(), out);
   if (announce) announce(num_cached ? out[0] : static_cast<BlockId>(ids[0]));
 
+  // What continues a block is of the same request; what begins a prompt begins one.
+  Context who = kNobody;
+  if (contexts_ && key.parent != kNoBlock) who = context(static_cast<BlockId>(key.parent));
+  if (contexts_ && key.parent == kNoBlock)
+    who = pool_.admitted(partition_of_chain(key), {nullptr, 0}, count);
+  const Context request = who;
+  RetainingPolicy* retention = pool_.partition(partition_of_chain(key)).retention;
   for (std::int64_t i = 0; i < num_cached; ++i) {
     const BlockId twin = out[i];
     index_.set_hint(node, twin);
     if (twin != ids[i]) {
+      if (retention) retention->inherit(static_cast<BlockId>(ids[i]), twin);
       pool_.acquire(twin);
-      drop_reference(static_cast<BlockId>(ids[i]));
+      drop_reference(static_cast<BlockId>(ids[i]), who);
     }
     node = twin;
   }
@@ -243,6 +329,8 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
     make_findable(b, {node, extras_at(&extras.ids(), i), blocks_.tokens(b)}, digest, out, i);
     out[i] = node = b;
   }
+  pool_.tell_cached({out + num_cached, count - num_cached}, who);
+  note_request({out, count}, request);
 }
 
 BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
@@ -256,29 +344,34 @@ BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
                                        std::to_string(blocks_.block_size) + "], got " +
                                        std::to_string(num_tokens));
   const bool in_place = !is_shared(shared);
-  if (!in_place) check_available(1);
-  if (announce) announce(in_place ? shared : pool_.next());
+  const int partition = pool_.partition_of(shared);
+  if (!in_place) check_available(1, partition);
+  if (announce) announce(in_place ? shared : pool_.next(partition));
   if (in_place) return shared;
-  return move_to_fresh(shared, 0, num_tokens, 0).block;
+  Context who = context(shared);
+  return move_to_fresh(shared, 0, num_tokens, partition, who).block;
 }
 
-void BlockPool::check_evict(std::int64_t count) const {
+void BlockPool::check_evict(std::int64_t count, std::string_view name) const {
   if (count < 0)
     throw Error(ErrorKind::kValue, "n must be at least 0, got " + std::to_string(count));
-  if (count > pool_.num_idle()) throw OutOfBlocks(count, pool_.num_idle(), 0);
+  const int idle = quota(name).idle.size();
+  if (count > idle) throw OutOfBlocks(count, idle, 0);
 }
 
-void BlockPool::evict(std::int64_t count, BlockId* out) {
+void BlockPool::evict(std::int64_t count, std::string_view name, BlockId* out) {
   const Held held(monitor_);
-  check_evict(count);
-  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take_idle();
+  check_evict(count, name);
+  const int partition = partition_of(name);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take_idle(partition);
 }
 
-void BlockPool::forget(std::int64_t count, BlockId* out) {
+void BlockPool::forget(std::int64_t count, std::string_view name, BlockId* out) {
   const Held held(monitor_);
-  check_evict(count);
+  check_evict(count, name);
+  const int partition = partition_of(name);
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = pool_.victim();  // has no cached child
+    out[i] = pool_.victim(partition);  // has no cached child
     pool_.forget(out[i]);
   }
 }
@@ -291,7 +384,11 @@ void BlockPool::reset() {
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
   const PrefixIndex::Clearing clearing(index_);
-  while (pool_.num_idle()) pool_.forget(pool_.victim());
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const BlockList& idle = pool_.idle_list(i);
+    while (!idle.empty()) pool_.forget(idle.front());  // has no cached child
+    if (ReuseTracker* past = pool_.past(i)) past->forget_ghosts();
+  }
 }
 
 std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view name) const {
@@ -305,7 +402,8 @@ std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view n
 
 std::size_t BlockPool::memory() const {
   return store_memory() + digests_room_.capacity() + tokens_room_.capacity() * sizeof(Token) +
-         marks_.bytes();
+         marks_.bytes() + run_room_.capacity() * sizeof(BlockId) +
+         ghosts_room_.capacity() * sizeof(std::int32_t) + (contexts_ ? contexts_->bytes() : 0);
 }
 
 }  // namespace blockmgr

@@ -28,17 +28,24 @@ struct ChainKey {
 
 class BlockPool : public Store {
  public:
-  BlockPool(int num_blocks, int block_size, bool null_block, std::unique_ptr<Digester> digester,
-            std::int64_t event_blocks = 0);
+  // Of the config, steps_in_flight is 0: references are the caller's word, and so is when a step
+  // is over. make: as for Store.
+  BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digester,
+            const PolicyMaker& make = nullptr);
 
-  void check_take(std::int64_t count) const;
-  void take(std::int64_t count, BlockId* out);
-  void acquire(const std::int64_t* ids, std::int64_t count);
+  // Blocks are of one share each: the namespace's, where a call takes its name.
+  void check_take(std::int64_t count, std::string_view name) const;
+  void take(std::int64_t count, std::string_view name, BlockId* out);
+  // found: by a request, of which policies are notified; else a further reference to what it has.
+  void acquire(const std::int64_t* ids, std::int64_t count, bool found);
   void release(const std::int64_t* ids, std::int64_t count);
   // Makes blocks the most recently used ones, as if acquired and released.
   void touch(const std::int64_t* ids, std::int64_t count);
 
   std::vector<BlockId> find(const ChainKey& key);
+  // Finds and acquires, as one request: it counts for what pools of other sizes would have found.
+  // Begins at the root of a namespace. Unless so many are found, nothing is done; whether it was.
+  bool acquire_prefix(const ChainKey& key, std::int64_t count, BlockId* out);
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
   // which one reference each has moved.
   //
@@ -52,12 +59,17 @@ class BlockPool : public Store {
   void check_fill(std::int64_t count, std::int64_t num_tokens) const;
   BlockId make_writable(std::int64_t id, std::int64_t num_tokens, const Announce& announce = {});
 
-  void check_evict(std::int64_t count) const;
+  void check_evict(std::int64_t count, std::string_view name) const;
   // The idle blocks that are next in the eviction order, with one reference each.
-  void evict(std::int64_t count, BlockId* out);
+  void evict(std::int64_t count, std::string_view name, BlockId* out);
   // Makes them free instead.
-  void forget(std::int64_t count, BlockId* out);
+  void forget(std::int64_t count, std::string_view name, BlockId* out);
   void reset();
+
+  // block_pool_levels.cc. A level of kNoLevel withdraws; ttl is in seconds.
+  void retain(const std::int64_t* ids, std::int64_t count, int level, double ttl);
+  // Pins a cached block with all that it continues.
+  std::int64_t pin(std::int64_t id, const std::function<void(std::int64_t)>& announce = {});
 
   // The record of a block.
   const Block& view(std::int64_t id) const { return blocks_[checked(id, -1)]; }
@@ -80,6 +92,21 @@ class BlockPool : public Store {
   BlockId checked(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
   NodeId parent_node(std::int64_t parent, std::string_view name) const;
+  // The partition whose blocks a chain may be made of.
+  int partition_of_chain(const ChainKey& key) const {
+    return key.parent == kNoBlock ? partition_of(key.name)
+                                  : pool_.partition_of(static_cast<BlockId>(key.parent));
+  }
+  // The part of the list that is a run of cached blocks from this position on; 0: not even one.
+  std::int64_t run_from(const std::int64_t* ids, std::int64_t count, std::int64_t first) noexcept;
+  void acquire_run(Run run) noexcept;
+  void note_request(Run run, Context who) noexcept {
+    for (const BlockId b : run)
+      if (contexts_) (*contexts_)[static_cast<std::size_t>(b)] = who;
+  }
+  Context context(BlockId b) const {
+    return contexts_ ? (*contexts_)[static_cast<std::size_t>(b)] : kNobody;
+  }
   void begin_list() noexcept;
   // Whether this list has named the block before.
   bool named_before(BlockId b) noexcept {
@@ -99,6 +126,11 @@ class BlockPool : public Store {
   std::vector<Token> tokens_room_;
   ZeroedArray<std::uint32_t> marks_;  // of each block, the last list that named it
   std::uint32_t mark_ = 0;
+  std::vector<BlockId> run_room_;
+  std::vector<std::int32_t> ghosts_room_;
+  // What the policy knows of the request that found or promoted a block last. nullptr: there is no
+  // policy.
+  std::unique_ptr<ZeroedArray<Context>> contexts_;
 };
 
 }  // namespace blockmgr

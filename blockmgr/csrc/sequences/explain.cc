@@ -103,7 +103,8 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   Elsewhere elsewhere(*this, prompt, root);
   if (missing)
     for (std::int64_t i = 0; i < found.num_full; ++i) elsewhere.step(i);
-  const ReuseTracker* reuse = pool_.reuse();
+  const int partition = partition_of(root);
+  const ReuseTracker* reuse = pool_.past(partition);
   std::uint8_t digest[kMaxDigest];
   if (missing && reuse) {
     if (root != kUnknownId) {
@@ -113,7 +114,7 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
       index_.digest_root(prompt.name, digest);
     }
   }
-  const std::int64_t evicted = pool_.partition(partition_of(root)).num_evicted;
+  const std::int64_t evicted = pool_.partition(partition).num_evicted;
   const bool all_known =
       !counters_.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
   Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
@@ -133,8 +134,8 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
       missed.reason = Miss::kNotCommitted;
     } else if (ghost >= 0) {
       missed.reason = Miss::kEvicted;
-      missed.more_blocks =
-          std::max<std::int64_t>(reuse->place_of_ghost(ghost) - pool_.capacity(), 0);
+      missed.more_blocks = std::max<std::int64_t>(
+          reuse->place_of_ghost(ghost) - pool_.partition(partition).capacity, 0);
       missed.evicted_ago = reuse->evicted_ago(ghost);
     } else if (elsewhere.here()) {
       missed.reason = Miss::kOtherExtras;

@@ -72,14 +72,12 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
 void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "touch");
-  for (std::int64_t i = 0; i < count; ++i) {
-    pool_.enter(pool_.partition_of(static_cast<BlockId>(ids[i])), 0);
+  for (std::int64_t i = 0; i < count; ++i)
     for (auto b = static_cast<NodeId>(ids[i]); b >= 0 && !blocks_[b].used(); b = blocks_[b].parent)
       if (pool_.counts_as_available(b)) {
         pool_.touch(b);
         ++counters_.touched_blocks;
       }
-  }
 }
 
 }  // namespace blockmgr

@@ -53,20 +53,22 @@ std::vector<BlockFacts> inspect(const Blocks& blocks, const Pool& pool, const Co
 
 // Levels go one after the other, each by recency.
 static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
-  const BlockList& idle = core.pool().idle_list();
-  std::int32_t rank = 0;
   for (std::size_t b = 0; b < facts.size(); ++b)
-    facts[b].priority = core.retention()->level(static_cast<BlockId>(b));
-  for (int level = kLow; level <= kPinned; ++level)
-    for (BlockId b = idle.front(); b != idle.end(); b = idle.after(b)) {
-      BlockFacts& fact = facts[static_cast<std::size_t>(b)];
-      if (fact.priority == level) fact.eviction_rank = rank++;
-    }
+    facts[b].priority = core.level(static_cast<BlockId>(b));
+  for (int i = 0; i < core.pool().num_partitions(); ++i) {
+    const BlockList& idle = core.pool().idle_list(i);
+    std::int32_t rank = 0;
+    for (int level = kLow; level <= kPinned; ++level)
+      for (BlockId b = idle.front(); b != idle.end(); b = idle.after(b)) {
+        BlockFacts& fact = facts[static_cast<std::size_t>(b)];
+        if (fact.priority == level) fact.eviction_rank = rank++;
+      }
+  }
 }
 
 std::vector<BlockFacts> inspect(const Sequences& core) {
   std::vector<BlockFacts> facts = inspect(core.blocks(), core.pool(), core.copies());
-  if (core.retention()) add_levels(facts, core);
+  if (core.retains()) add_levels(facts, core);
   const std::int64_t size = core.config().block_size;
   for (const Handle handle : core.handles()) {
     const Sequence& s = core.view(handle);

@@ -45,6 +45,7 @@ class Monitor {
   // For what has to be done after a call, whatever signals come meanwhile. False: it never can be,
   // or this thread is inside another call.
   bool enter_afterwards() noexcept;
+  const char* what() const { return what_; }
   void leave() noexcept {
     owner_.store(std::thread::id(), std::memory_order_relaxed);
     mutex_.unlock();

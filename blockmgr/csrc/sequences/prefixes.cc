@@ -29,7 +29,8 @@ std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
       pool_.forget(b);
       b = parent;
     }
-  if (ReuseTracker* reuse = pool_.reuse()) reuse->forget_ghosts();
+  for (int i = 0; i < pool_.num_partitions(); ++i)
+    if (ReuseTracker* past = pool_.past(i)) past->forget_ghosts();
   counters_.forgotten_blocks += count;
   if (reset_hit_rate) recent_hits_.clear();
   return count;

@@ -66,8 +66,13 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
   Sequence& s = *promotion.sequence;
   const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
   const std::int32_t* t = table(s);
-  pool_.enter(s.partition, s.context);
+  Context who = s.context;
   NodeId node = chain_node(s, s.num_chained);
+  std::int64_t told = s.num_chained;  // what policies know of
+  const auto tell = [&](std::int64_t until) {
+    pool_.tell_cached({t + told, until - told}, who);
+    told = until + 1;
+  };
   for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
     if (i + kInsertAhead < promotion.until) {
       index_.prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
@@ -76,16 +81,19 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     const BlockId b = t[i];
     Block& block = blocks_[b];
     if (block.keyed()) {  // a fork of this sequence has promoted it
+      tell(i);
       node = b;
       continue;
     }
     if (block.parent >= 0) {  // likewise, and found its twin
+      tell(i);
       node = block.parent;
       continue;
     }
     const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(b)};
     const BlockId cached = index_.find_continuing(key, digest);
     if (cached >= 0) {
+      tell(i);
       index_.set_hint(node, cached);
       deduplicate(promotion, i, cached);
       node = blocks_[b].keyed() ? b : cached;
@@ -97,6 +105,7 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     ++counters_.promoted_blocks;
     node = b;
   }
+  tell(promotion.until);
   s.num_chained = static_cast<std::int32_t>(promotion.until);
 }
 
@@ -130,7 +139,8 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
                             BlockId cached) noexcept {
   const BlockId own = table_at(promotion.row)[logical];
   ++counters_.deduplicated_blocks;
-  if (retention_) retention_->inherit(own, cached);
+  if (RetainingPolicy* retention = pool_.partition(promotion.sequence->partition).retention)
+    retention->inherit(own, cached);
   if (!config_.remap) {
     pool_.set_twin(own, cached);
     note_unwritten(*promotion.sequence, logical, own);  // the key may pass to it within the step

@@ -1,21 +1,14 @@
 // What callers say of blocks that will be used again, or will not: retention, pins, touches, hints.
-#include <cmath>
-
 #include "sequences/sequences.h"
 
 namespace blockmgr {
 
-RetainingPolicy& Sequences::retaining(const char* call) const {
-  if (!retention_)
-    throw Error(ErrorKind::kValue, std::string(call) + " needs a manager with retention=True");
-  return *retention_;
-}
-
 std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t stop, int level,
                                double ttl, const Announce& announce) {
   Call call(*this);
-  RetainingPolicy& policy = retaining("retain");
+  check_retaining("retain");
   const Sequence& s = running(handle);
+  RetainingPolicy& policy = retaining("retain", s.partition);
   const std::int64_t most = std::min(s.num_tokens, num_slots(s));
   if (start < 0 || stop <= start || stop > most)
     throw Error(ErrorKind::kValue, "start and stop must satisfy 0 <= start < stop <= " +
@@ -47,7 +40,7 @@ Sequences::Found Sequences::find_cached(const Prompt& prompt) {
 std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl,
                                       const Announce& announce) {
   Call call(*this);
-  RetainingPolicy& policy = retaining("retain_prefix");
+  RetainingPolicy& policy = retaining("retain_prefix", partition_of(prompt.name));
   const Found found = find_cached(prompt);
   if (announce) announce(found.num_full);
   for (std::int64_t i = found.num_full; i-- > 0;)
@@ -57,28 +50,10 @@ std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double tt
 
 std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
-  RetainingPolicy& policy = retaining("pin");
+  RetainingPolicy& policy = retaining("pin", partition_of(prompt.name));
   const Found found = find_cached(prompt);
   const BlockId tail = found.num_full ? found.node : kNoBlock;
-  const std::int64_t needed = policy.count_unpinned(tail);
-  const std::int64_t available = policy.max_pinned() - policy.num_cached(kPinned);
-  if (needed > available) throw PinBudget(needed, available, policy.max_pinned());
-  if (!policy.can_pin()) throw PinBudget(1, 0, policy.max_pinned());
-  if (announce) announce(policy.next_pin());
-  return policy.pin(tail, found.num_full);
-}
-
-void Sequences::unpin(std::int64_t pin) {
-  Call call(*this);
-  RetainingPolicy& policy = retaining("unpin");
-  if (!policy.find_pin(pin)) throw UnknownPin(pin);
-  policy.unpin(pin);
-}
-
-RetainingPolicy::Pin Sequences::view_pin(std::int64_t pin) const {
-  const RetainingPolicy::Pin* found = retaining("pinned").find_pin(pin);
-  if (!found) throw UnknownPin(pin);
-  return *found;
+  return pin_chain(policy, tail, found.num_full, announce);
 }
 
 std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
@@ -104,26 +79,16 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   std::int64_t count = 0;
   each_idle([&](BlockId) { ++count; });
   if (announce) announce(count);
-  pool_.enter(partition_of(root), 0);
   each_idle([&](BlockId b) { pool_.touch(b); });
   counters_.touched_blocks += count;
   return count;
-}
-
-void Sequences::set_time(double seconds) {
-  Call call(*this);
-  RetainingPolicy& policy = retaining("set_time");
-  if (!std::isfinite(seconds) || seconds < policy.now())
-    throw Error(ErrorKind::kValue, "seconds must be finite and at least " +
-                                       std::to_string(policy.now()) + ", the time set last, got " +
-                                       std::to_string(seconds));
-  policy.set_time(seconds);
 }
 
 // A conversation that goes on will use all its blocks. One that ends releases what is its own: from
 // its end up to a block that is in use by others, that others continue from, or that another one
 // has promised to use.
 void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
+  RetainingPolicy& policy = *pool_.partition(s.partition).retention;
   BlockId below = kNoBlock;
   for (std::int64_t i = s.num_blocks; i-- > 0;) {
     const BlockId own = table(s)[i];
@@ -135,16 +100,16 @@ void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
       const bool in_use = block.ref_count > (keyed ? 1 : 0);
       const bool branches = block.first_child >= 0 &&
                             (block.first_child != below || blocks_[below].next_sibling >= 0);
-      if (in_use || branches || retention_->is_expected(node)) return;
+      if (in_use || branches || policy.is_expected(node)) return;
     }
-    retention_->hint(node, expect_reuse);
+    policy.hint(node, expect_reuse);
     below = node;
   }
 }
 
 void Sequences::free_expecting(Handle handle, bool expect_reuse, bool withdraws) {
   Call call(*this);
-  retaining("expect_reuse");
+  check_retaining("expect_reuse");
   Sequence& s = live(handle);
   check_leaving(s, withdraws, "free");
   if (withdraws) withdraw(s);

@@ -153,12 +153,12 @@ void Sequences::show_length(const Sequence& s) noexcept {
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
-  pool_.enter(s.partition, s.context);
+  Context who = s.context;
   if (count <= 0) return;
   if (copies_.num_pending()) {
-    for (std::int64_t i = count; i-- > 0;) drop_reference(t[keep + i]);
+    for (std::int64_t i = count; i-- > 0;) drop_reference(t[keep + i], who);
   } else {
-    pool_.release_table(t + keep, count);
+    pool_.release_table(t + keep, count, who);
   }
   std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);

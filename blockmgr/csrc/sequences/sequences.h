@@ -129,7 +129,7 @@ struct Sequence {
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
-  std::uint32_t context = 0;  // of the eviction policy
+  Context context = kNobody;  // of the eviction policy
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
@@ -156,8 +156,6 @@ class Sequences : public Store {
   void check_admission(std::int64_t num_tokens, const Prompt& prompt) const;
   void check_lookup(std::int64_t num_tokens, std::string_view name) const;
   void check_append(Handle handle, std::int64_t count) const;
-  // Throws unless there is retention to do this call.
-  void check_retaining(const char* call) const { retaining(call); }
   // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
   std::int64_t fits_anyway() const { return fits_anyway_; }
   std::int64_t most_tokens() const { return most_tokens_; }
@@ -193,11 +191,7 @@ class Sequences : public Store {
   std::int64_t retain_prefix(const Prompt& prompt, int level, double ttl,
                              const Announce& announce = {});
   std::int64_t pin(const Prompt& prompt, const Announce& announce = {});
-  void unpin(std::int64_t pin);
-  RetainingPolicy::Pin view_pin(std::int64_t pin) const;
   std::int64_t touch(const Prompt& prompt, const Announce& announce = {});
-  void set_time(double seconds);
-  double time() const { return retaining("time").now(); }
 
   // prefixes.cc
   // Makes all that is cached unfindable for good, whatever it is in use for. The blocks that were.
@@ -392,7 +386,6 @@ class Sequences : public Store {
   void measure();
 
   // retaining.cc
-  RetainingPolicy& retaining(const char* call) const;
   Found find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
   void end(Sequence& s) noexcept;
@@ -416,7 +409,6 @@ class Sequences : public Store {
   // The same, and all that carrying it out needs to know. Throws unless it fits.
   AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                   const Applicant& applicant);
-  void find_ghosts(const Token* tokens, std::int64_t count, const ExtrasIds* extras, Found& found);
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;

@@ -5,50 +5,24 @@
 
 namespace blockmgr {
 
-namespace {
-
-// What no quota sets apart.
-int common_capacity(const StoreConfig& config) {
-  int left = config.num_blocks - config.null_block;
-  for (const Quota& quota : config.quotas) left -= quota.blocks;
-  return left;
-}
-
-// The order of eviction of so many blocks: a policy, under retention or not; nullptr for the least
-// recently used first, which is the pool's own.
-std::unique_ptr<Policy> make_order(const StoreConfig& config, int capacity, Blocks& blocks,
-                                   const PrefixIndex& index, const PolicyMaker& make) {
-  if (!capacity) return nullptr;  // all is set apart: there will be nothing to choose from
-  std::unique_ptr<Policy> policy =
-      make ? make(blocks, index) : make_policy(config.eviction, blocks, index, capacity);
-  if (!config.retention) return policy;
-  return std::make_unique<RetainingPolicy>(blocks, index, std::move(policy),
-                                           config.max_pinned_blocks);
-}
-
-}  // namespace
-
 Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
              const PolicyMaker& make)
     : digester_(std::move(digester)),
       blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
               Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
       index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight,
-            make_order(config, common_capacity(config), blocks_, index_, make)),
-      retention_(config.retention ? static_cast<RetainingPolicy*>(pool_.policy()) : nullptr),
+      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight),
       copies_(blocks_, pool_),
       unwritten_(blocks_, pool_.unwritten_sentinel()),
       steps_in_flight_(config.steps_in_flight),
+      retains_(config.retention),
       monitor_(what) {
   open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
-  if (config.ghost_blocks && digester_)
-    pool_.follow(std::make_unique<ReuseTracker>(blocks_, pool_.capacity(), config.ghost_blocks,
-                                                !pool_.policy()));
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
     index_.follow(std::make_unique<EventLog>(blocks_, config.event_blocks));
   set_apart(config);
+  observe(config, make);
 }
 
 // The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
@@ -59,7 +33,45 @@ void Store::set_apart(const StoreConfig& config) {
   for (std::size_t i = 0; i < config.quotas.size(); ++i) {
     const Quota& quota = config.quotas[i];
     partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
-    pool_.set_apart(quota.blocks, make_order(config, quota.blocks, blocks_, index_, nullptr));
+    pool_.set_apart(quota.blocks);
+  }
+}
+
+int Store::share_of_pins(const StoreConfig& config, int capacity) {
+  const std::int64_t all = config.num_blocks - config.null_block;
+  return static_cast<int>(std::int64_t{config.max_pinned_blocks} * capacity / all);
+}
+
+// Rounded up, so that each remembers something.
+int Store::share_of_ghosts(const StoreConfig& config, int capacity) {
+  const std::int64_t all = config.num_blocks - config.null_block;
+  return static_cast<int>((std::int64_t{config.ghost_blocks} * capacity + all - 1) / all);
+}
+
+// Each partition gets all that the config asks for, as if it were a pool of its own: an order, a
+// policy's or its own (least recently used first), under retention or not, and a past.
+void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
+  std::int32_t first_pin = 0;
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const Range range = pool_.partition(i).range();
+    std::unique_ptr<Policy> policy;
+    if (range.count)
+      policy = make ? make(blocks_, index_, range)
+                    : make_policy(config.eviction, blocks_, index_, range);
+    RetainingPolicy* retention = nullptr;
+    if (config.retention) {
+      const int pins = share_of_pins(config, range.count);
+      auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, range, std::move(policy),
+                                                         pins, first_pin);
+      first_pin += pins;
+      retention = retaining.get();
+      policy = std::move(retaining);
+    }
+    std::unique_ptr<ReuseTracker> past;
+    if (config.ghost_blocks && digester_ && range.count)
+      past = std::make_unique<ReuseTracker>(blocks_, range, share_of_ghosts(config, range.count),
+                                            !policy && !config.evicts_on_demand);
+    pool_.observe(i, std::move(policy), retention, std::move(past));
   }
 }
 
@@ -69,13 +81,29 @@ void Store::release_destination(BlockId b) noexcept {
 }
 
 Store::Writable Store::move_to_fresh(BlockId shared, std::int64_t num_known,
-                                     std::int64_t num_tokens, int partition) noexcept {
+                                     std::int64_t num_tokens, int partition,
+                                     Context& who) noexcept {
   const BlockId fresh = pool_.take(partition);
   std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));
   const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (brought > 0) copies_.plan(shared, fresh, brought);
-  drop_reference(shared);
+  drop_reference(shared, who);
   return {fresh, brought};
+}
+
+std::int64_t Store::find_ghosts(const ReuseTracker& past, const Token* tokens, std::int64_t from,
+                                std::int64_t limit, NodeId node, const ExtrasIds* extras,
+                                std::int32_t* out) {
+  std::uint8_t digest[kMaxDigest];
+  const std::uint8_t* before = index_.digest_of(node);
+  std::int64_t count = 0;
+  for (std::int64_t i = from; i < limit; ++i, ++count, before = digest) {
+    index_.digest(before, extras_at(extras, i), tokens + i * blocks_.block_size, digest);
+    const std::int32_t ghost = past.find(digest);
+    if (ghost < 0) break;
+    out[count] = ghost;
+  }
+  return count;
 }
 
 void Store::check_launch() const {

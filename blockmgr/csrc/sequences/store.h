@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -22,6 +23,8 @@
 #include "sequences/monitor.h"
 
 namespace blockmgr {
+
+class BlockAudit;
 
 // Blocks set apart for one namespace.
 struct Quota {
@@ -41,6 +44,7 @@ struct StoreConfig {
   int max_pinned_blocks = 0;
   std::int64_t event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
+  bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
 };
 
 class Store {
@@ -52,11 +56,35 @@ class Store {
   const Pool& pool() const { return pool_; }
   const PrefixIndex& index() const { return index_; }
   const CopyTracker& copies() const { return copies_; }
-  const RetainingPolicy* retention() const { return retention_; }
+  bool retains() const { return retains_; }
+  // Sums a count over the retention of all partitions.
+  template <class Count>
+  std::int64_t sum_retained(Count count) const {
+    std::int64_t total = 0;
+    for (int i = 0; retains_ && i < pool_.num_partitions(); ++i)
+      total += count(*pool_.partition(i).retention);
+    return total;
+  }
+  // The level of a block; kNormal without retention.
+  Level level(BlockId b) const {
+    return retains_ ? pool_.partition(pool_.partition_of(b)).retention->level(b) : kNormal;
+  }
+  // The pins that a partition may have at a time, and the blocks they may cover.
+  static int share_of_pins(const StoreConfig& config, int capacity);
+  // The evicted blocks that it remembers.
+  static int share_of_ghosts(const StoreConfig& config, int capacity);
   // The blocks that holders in this namespace are given.
   const Pool::Partition& quota(std::string_view name) const {
     return pool_.partition(partition_of(name));
   }
+  // Retention: levels, pins and time. See RetainingPolicy.
+  void unpin(std::int64_t pin);
+  RetainingPolicy::Pin view_pin(std::int64_t pin) const;
+  void set_time(double seconds);
+  double time() const;
+  // Throws unless there is retention to do this call.
+  void check_retaining(const char* call) const;
+
   // Held by every call that is not const. Readers hold it as well.
   Monitor& monitor() const { return monitor_; }
 
@@ -76,8 +104,8 @@ class Store {
   bool drop_events(std::int64_t version);
 
  protected:
-  // what: the kind of holder, for messages. make: makes a policy of the caller's own; empty: the
-  // config names one.
+  // what: the kind of holder, for messages. make: makes a policy of the caller's own, for each
+  // partition that has blocks; empty: the config names one.
   Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
         const PolicyMaker& make = nullptr);
   ~Store() = default;
@@ -105,26 +133,42 @@ class Store {
     std::int32_t num_copied;
   };
   Writable move_to_fresh(BlockId shared, std::int64_t num_known, std::int64_t num_tokens,
-                         int partition) noexcept;
+                         int partition, Context& who) noexcept;
   // A table's reference goes, and with the last one what was to be copied into the block.
-  void drop_reference(BlockId b) noexcept {
+  void drop_reference(BlockId b, Context& who) noexcept {
     if (blocks_[b].copy_source != kNoBlock) [[unlikely]]
       release_destination(b);
-    pool_.release(b);
+    pool_.release(b, who);
   }
-  // Makes block i of a chain findable, the blocks before it being chain[0, i).
+  // Makes block i of a chain findable, the blocks before it being chain[0, i). The caller that promotes
+  // a run tells of it when it is whole: Pool::tell_cached.
   void make_findable(BlockId b, const Key& key, const std::uint8_t* digest, const BlockId* chain,
                      std::int64_t i) noexcept {
     pool_.promote(b, key, digest);
     if (i >= kSkip) blocks_[chain[i - kSkip]].skip = b;
   }
   std::size_t store_memory() const;
+  // checks/holders.cc
+  void audit_shares(BlockAudit& audit) const;
+  // The blocks that follow a chain and were evicted: what a larger pool would have found. Hashes
+  // blocks [from, limit) of the tokens as far as they are remembered, and one more; node is what
+  // the first of them continues. How many, into out.
+  std::int64_t find_ghosts(const ReuseTracker& past, const Token* tokens, std::int64_t from,
+                           std::int64_t limit, NodeId node, const ExtrasIds* extras,
+                           std::int32_t* out);
+
+  // retention.cc: by partition, as every call on retention is. Throws unless there is retention.
+  RetainingPolicy& retaining(const char* call, int partition) const;
+  // The partition that a pin is of. Throws for none that is known.
+  RetainingPolicy& pinning(const char* call, std::int64_t pin) const;
+  // Makes a pin of these blocks, the last of which is the deepest; announce is told its number.
+  std::int64_t pin_chain(RetainingPolicy& policy, BlockId tail, std::int64_t num_blocks,
+                         const std::function<void(std::int64_t)>& announce);
 
   std::unique_ptr<Digester> digester_;
   Blocks blocks_;
   PrefixIndex index_;
   Pool pool_;
-  RetainingPolicy* retention_ = nullptr;  // the pool's policy, if it is one
   CopyTracker copies_;
   BlockList unwritten_;                    // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
@@ -137,12 +181,15 @@ class Store {
   };
   std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
   int steps_in_flight_;
+  bool retains_;
+  double time_ = 0;  // set last; all partitions have the same
   mutable Monitor monitor_;
 
  private:
   friend class Audit;
   void release_destination(BlockId b) noexcept;
   void set_apart(const StoreConfig& config);
+  void observe(const StoreConfig& config, const PolicyMaker& make);
   void check_launch() const;
   void abort_copies(std::int64_t ticket) noexcept;
 };

@@ -10,6 +10,8 @@ from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockmgr.policy import PolicyFactory
+
 __all__ = ["NaiveBlockAllocator", "PrefixCachingBlockAllocator"]
 
 
@@ -53,6 +55,7 @@ class PrefixCachingBlockAllocator(PoolAllocator):
         block_size: Tokens a block.
         block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
             given.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -70,7 +73,12 @@ class PrefixCachingBlockAllocator(PoolAllocator):
     caches: ClassVar[bool] = True
 
     def __init__(
-        self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        block_ids: Iterable[int] | None = None,
+        *,
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
         self.block_class = PrefixCachingBlock
-        super().__init__(num_blocks, block_size, block_ids)
+        super().__init__(num_blocks, block_size, block_ids, eviction=eviction)

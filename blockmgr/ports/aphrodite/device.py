@@ -16,6 +16,7 @@ from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.aphrodite.interfaces import Block
 
 __all__ = ["CpuGpuBlockAllocator"]
@@ -65,6 +66,8 @@ class CpuGpuBlockAllocator:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         block_size: int,
+        *,
+        eviction: str | PolicyFactory = "lru",
     ) -> Self:
         """An allocator with two pools of one kind.
 
@@ -73,6 +76,7 @@ class CpuGpuBlockAllocator:
             num_gpu_blocks: Blocks of the device.
             num_cpu_blocks: Blocks of the host; 0 for none.
             block_size: Tokens a block.
+            eviction: As in ``ManagerConfig``, for pools that cache prefixes.
 
         Raises:
             ValueError: A value is out of its bounds.
@@ -88,7 +92,7 @@ class CpuGpuBlockAllocator:
             ids = range(first, first + num_blocks)
             if allocator_type == "naive":
                 return NaiveBlockAllocator(NaiveBlock, num_blocks, block_size, ids)
-            return PrefixCachingBlockAllocator(num_blocks, block_size, ids)
+            return PrefixCachingBlockAllocator(num_blocks, block_size, ids, eviction=eviction)
 
         gpu = build(num_gpu_blocks, 0)
         return cls(gpu, build(num_cpu_blocks, num_gpu_blocks) if num_cpu_blocks else None)

@@ -21,6 +21,7 @@ from blockmgr.ports.commits import at_once
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.aphrodite.interfaces import Block
 
 
@@ -43,9 +44,14 @@ class PoolAllocator(PoolPlans):
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, block_ids: Iterable[int] | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        block_ids: Iterable[int] | None = None,
+        *,
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches)
+        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches, eviction=eviction)
         self.block_size = self.pool.block_size
         self._ids = block_names(block_ids, self.pool.num_blocks)
         self._places = (

@@ -26,6 +26,7 @@ class BlockManager(Tables):
         digest: As in ``ManagerConfig``.
         dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
             ``block_table`` to the blocks of a sequence with the same content.
+        eviction: As in ``ManagerConfig``.
 
     Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
     """
@@ -129,6 +130,7 @@ class LegacyBlockManager(Tables):
         digest: As in ``ManagerConfig``.
         dedup: As in ``ManagerConfig``. With ``"remap"``, ``may_append`` may change entries of
             ``block_table`` to the blocks of a sequence with the same content.
+        eviction: As in ``ManagerConfig``.
 
     Source: nano-vllm, ``nanovllm/engine/block_manager.py``, up to 0.2.0.
     """

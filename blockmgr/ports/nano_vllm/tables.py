@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.commits import Step
 
 __all__ = ["ChunkedSequence", "Holder", "NanoSequence", "Tables", "check_has"]
@@ -87,6 +88,7 @@ class Tables:
         prefix_caching: bool = True,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         dedup: Literal["remap", "append_only"] = "remap",
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
         self.manager = blockmgr.BlockManager(
             num_blocks,
@@ -95,6 +97,7 @@ class Tables:
             prefix_caching=prefix_caching,
             digest=digest,
             dedup=dedup,
+            eviction=eviction,
         )
         self._core = self.manager._core
         self._lengths = memoryview(self.manager.seq_lens)  # type: ignore[arg-type]  # as in Holder

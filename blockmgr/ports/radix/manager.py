@@ -19,6 +19,7 @@ from blockmgr.ports.radix.tree import new_pool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.arrays import Ids
 
 __all__ = ["CacheManager", "Request"]
@@ -65,6 +66,7 @@ class CacheManager(PageKeeper):
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         MissingExtraError: A device, and torch is not installed.
@@ -93,8 +95,9 @@ class CacheManager(PageKeeper):
         page_size: int = 1,
         *,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
-        pool = new_pool(num_pages, page_size, digest)
+        pool = new_pool(num_pages, page_size, digest, eviction)
         self.manager = RadixCacheManager.on_pool(pool, device)
         super().__init__(pool, self.manager)
 

@@ -20,6 +20,7 @@ from blockmgr.ports.radix.tree import new_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
     from blockmgr.ports.radix.records import PrefixMatch
@@ -55,6 +56,7 @@ class PagedCacheManager(PageKeeper):
             or a torch tensor on any device. It stays the caller's, and is written in place.
         type: ``"radix"``; there is no other kind here.
         digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         ValueError: A value out of its bounds, or a page table of another shape or type.
@@ -93,12 +95,13 @@ class PagedCacheManager(PageKeeper):
         type: str = "radix",
         *,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
         if type != "radix":
             raise ValueError(f"type must be 'radix', got {type!r}")
         if getattr(page_table, "ndim", None) != 2 or not str(page_table.dtype).endswith("int32"):
             raise ValueError("page_table must be an int32 array or tensor of two dimensions")
-        pool = new_pool(num_pages, page_size, digest)
+        pool = new_pool(num_pages, page_size, digest, eviction)
         device = page_table.device if hasattr(page_table, "detach") else None
         self.prefix_cache = RadixPrefixCache.on_pool(pool, device)
         self.page_table = page_table

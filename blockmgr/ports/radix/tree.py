@@ -17,20 +17,26 @@ from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
 
 __all__ = ["RadixTree", "new_pool"]
 
 
-def new_pool(num_pages: int, page_size: int, digest: str | Callable[[bytes], bytes]) -> BlockPool:
+def new_pool(
+    num_pages: int,
+    page_size: int,
+    digest: str | Callable[[bytes], bytes],
+    eviction: str | PolicyFactory = "lru",
+) -> BlockPool:
     """A pool whose slots are all int32."""
     most = 2**31 // whole("page_size", page_size, 1)
     if whole("num_pages", num_pages, 1) > most:
         raise ValueError(
             f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
         )
-    return BlockPool(num_pages, page_size, digest=digest)
+    return BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
 
 
 class RadixTree:
@@ -64,8 +70,9 @@ class RadixTree:
         page_size: int = 1,
         *,
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self._set_up(new_pool(num_pages, page_size, digest), device)
+        self._set_up(new_pool(num_pages, page_size, digest, eviction), device)
         self._caller_keeps_pages = True
         self.pool.take(self.pool.num_blocks)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.manager import Tokens
+    from blockmgr.policy import PolicyFactory
     from blockmgr.ports.commits import Step
 
 __all__ = ["BlockAllocator"]
@@ -58,6 +59,7 @@ class BlockAllocator:
         window_size: Tokens of a sliding window. No request holds more blocks than a window takes,
             and its slots are used over and over. Not applied with ``prefix_caching``: a prefix
             that was written over is of no use to others.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         ValueError: A value out of its bounds.
@@ -86,6 +88,8 @@ class BlockAllocator:
         block_size: int,
         prefix_caching: bool = True,
         window_size: int | None = None,
+        *,
+        eviction: str | PolicyFactory = "lru",
     ) -> None:
         size = whole("block_size", block_size, 1, MAX_BLOCK_SIZE)
         most = MAX_BLOCKS * size
@@ -103,6 +107,7 @@ class BlockAllocator:
             dedup="append_only",  # the blocks of an allocation never change
             min_partial_tokens=1,
             null_block=True,
+            eviction=eviction,
         )
         self.block_size = size
         self._caching = prefix_caching
