@@ -34,8 +34,8 @@ CORE = (
     Mutant(
         "removes_a_digest_that_another_block_has",
         "identity/index.cc",
-        "    if (log_ && with_digest(blocks_.digest(b)) < 0) [[unlikely]]\n",
-        "    if (log_) [[unlikely]]\n",
+        "  if (with_digest(blocks_.digest(b)) < 0) log_->removed(blocks_.digest(b));\n",
+        "  log_->removed(blocks_.digest(b));\n",
     ),
     Mutant(
         "logs_a_block_that_took_over_a_key_in_its_old_namespace",

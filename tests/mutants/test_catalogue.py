@@ -1,0 +1,22 @@
+"""Every planted bug has a place: its text stands in its file exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
+
+PACKAGE = Path(__file__).parents[2] / "blockmgr"
+PLACES = [
+    *(pytest.param(PACKAGE / "csrc", mutant, id=mutant.name) for mutant in (*CORE, *EXTENSION)),
+    *(pytest.param(PACKAGE, mutant, id=mutant.name) for mutant in PYTHON),
+]
+
+
+@pytest.mark.parametrize(("folder", "mutant"), PLACES)
+def test_the_text_of_a_planted_bug_is_there_once(folder: Path, mutant: Mutant) -> None:
+    text = (folder / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.before) == 1
+    assert mutant.after != mutant.before
