@@ -48,17 +48,21 @@ def shrink(
     """
     size = max(1, len(records) // 2)
     tries = start = 0
+    has_shrunk = False  # since the last beginning
     while tries < most_tries:
         shorter = records[:start] + records[start + size :]
         tries += 1
         if shorter and fails(shorter):
             records = shorter
+            has_shrunk = True
             continue
         start += size
-        if start >= len(records):
-            if size == 1:
-                break
-            start, size = 0, max(1, size // 2)
+        if start < len(records):
+            continue
+        # What was needed for an operation that is gone by now may not be needed any more.
+        if size == 1 and not has_shrunk:
+            break
+        start, size, has_shrunk = 0, max(1, size // 2), False
     return records
 
 

@@ -106,7 +106,7 @@ def test_what_another_process_finds_is_reported_like_ones_own(run: Any) -> None:
 def test_a_failing_run_is_cut_down_and_can_be_run_again(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["--profile", "balanced", "--ops", "20000", "--out", "kept.jsonl"]
+    args = ["--profile", "balanced", "--seed", "2", "--ops", "20000", "--out", "kept.jsonl"]
     assert run(*args, manager=Forgetful) == 1
     assert "--replay kept.jsonl" in capsys.readouterr().out
     case = read_case(Path("kept.jsonl"))
@@ -117,7 +117,7 @@ def test_a_failing_run_is_cut_down_and_can_be_run_again(
 
 def test_no_operation_of_a_cut_down_run_can_be_left_out() -> None:
     with pytest.raises(Failure) as failure:
-        stress(Plan(ops=20_000, seed=1, profiles=["balanced"], manager=Forgetful))
+        stress(Plan(ops=20_000, seed=2, profiles=["balanced"], manager=Forgetful))
     from dataclasses import replace
 
     from blockmgr.stress.run import violation_of
