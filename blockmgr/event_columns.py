@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -124,7 +125,7 @@ class Events:
         starts, kinds = self.start.tolist(), self.kind.tolist()
         groups, tiers, steps = self.group.tolist(), self.tier.tolist(), self.step.tolist()
         parented = self.has_parent.tolist()
-        extras = sorted(self.extras.items())
+        extras = deque(sorted(self.extras.items()))
         row = 0
         for i, kind in enumerate(kinds):
             first, last = starts[i], starts[i + 1]
@@ -132,7 +133,7 @@ class Events:
             rows = last - first if stored else 0
             own: dict[int, bytes] = {}
             while extras and extras[0][0] < row + rows:
-                block, key = extras.pop(0)
+                block, key = extras.popleft()
                 own[block - row] = key
             yield Event(
                 EventKind(kind),

@@ -181,7 +181,7 @@ class Publisher:
         return events.num_blocks
 
     def close(self) -> None:
-        """Publishes what is left and stops. Closing twice is closing once."""
+        """Publishes the last events and stops. A second call does nothing."""
         with self._lock:
             if self._closed:
                 return

@@ -108,7 +108,7 @@ class Subscriber:
         self.close()
 
     def close(self) -> None:
-        """Stops. Closing twice is closing once."""
+        """Stops. A second call does nothing."""
         self._context.destroy(linger=0)
 
     @property
@@ -156,9 +156,21 @@ class Subscriber:
     def _heed_connection(self) -> None:
         while self._monitor.poll(0):
             if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
+                self._drop_unread()
                 self._reader.lose()
             else:
                 self._reader.heed_connection()
+
+    def _drop_unread(self) -> None:
+        """Drops what the lost connection brought last.
+
+        If the next connection is there already, those messages would count as its own.
+        """
+        while True:
+            try:
+                self._sub.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
 
     def _connect_dealer(self) -> None:
         if self._replay_endpoint is None:

@@ -19,9 +19,9 @@ from tests.unit.engine import cache
 
 pytest.importorskip("prometheus_client", reason="the extra 'metrics'")
 pytest.importorskip("zmq", reason="the extra 'events'")
-pytest.importorskip("httpx", reason="asks Prometheus")
+pytest.importorskip("httpx2", reason="asks Prometheus")
 
-import httpx
+import httpx2
 from prometheus_client import CollectorRegistry, start_http_server
 
 from blockmgr.events import Publisher
@@ -113,8 +113,8 @@ def test_every_query_of_the_dashboard_finds_something(
 
 def found(port: int, query: str) -> bool:
     try:
-        answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query})
-    except httpx.TransportError:
+        answer = httpx2.get(f"http://127.0.0.1:{port}/api/v1/query", params={"query": query})
+    except httpx2.TransportError:
         return False  # it is starting
     if answer.status_code == 503:
         return False

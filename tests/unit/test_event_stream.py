@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -146,11 +147,11 @@ def test_replay_begins_where_a_client_of_vllm_asks(
 class Script:
     """A publisher of single messages, good or bad, under the control of a test."""
 
-    def __init__(self, *, replays: bool = True) -> None:
+    def __init__(self, *, replays: bool = True, endpoint: str = ANY) -> None:
         self.context = zmq.Context()
         self.pub = self.context.socket(zmq.XPUB)
         self.pub.linger = 0
-        self.pub.bind(ANY)
+        self.pub.bind(endpoint)
         self.router = self.context.socket(zmq.ROUTER)
         self.router.linger = 0
         self.router.bind(ANY)
@@ -187,6 +188,27 @@ def listening(script: Script, mirror: Mirror) -> Subscriber:
     assert script.pub.poll(5000)  # the subscription has arrived
     script.pub.recv()
     return reader
+
+
+def test_the_last_batch_of_a_lost_connection_is_not_taken_for_one_of_the_next(
+    script: Script,
+) -> None:
+    """The reader finds both connections, and the batch between them, in one poll."""
+    mirror = Mirror()
+    with listening(script, mirror) as reader:
+        script.send(0, batch([1]))
+        assert reader._sub.poll(5000)
+        script.close()
+        with closing(Script(replays=False, endpoint=script.endpoint)) as again:
+            for _ in range(200):
+                reader._sub.poll(0)  # a socket subscribes again when it is looked at
+                if again.pub.poll(50):
+                    break
+            assert again.pub.recv(zmq.NOBLOCK)
+            reader.poll(0.05)
+            assert not mirror.known.get("w")
+            again.send(0, batch([2]))
+            until(lambda: mirror.known.get("w") == {2}, reader)
 
 
 def test_a_batch_that_comes_twice_or_late_is_applied_once(script: Script) -> None:

@@ -139,6 +139,20 @@ def test_events_that_do_not_fit_are_counted_and_a_snapshot_mends_the_mirror() ->
     assert (told(events), events.num_lost) == ([("STORED", 1)], 0)
 
 
+def test_nothing_is_logged_after_a_loss_though_there_is_room() -> None:
+    """A clearing takes up an event and no block, so events can run out first."""
+    manager = build(event_blocks=3)
+    manager.reset_prefix_cache()
+    for prompt in ([1] * 3, [2] * 3):  # the second is lost
+        serve(manager, prompt)
+        manager.forget(manager.match(prompt).block_ids)
+    events = manager.take_events()
+    assert told(events) == [("CLEARED", 0), ("STORED", 1), ("REMOVED", 1)]
+    assert events.num_lost == 2
+    mirror = mirrored(set(), events)
+    assert mirror == set()
+
+
 def test_a_reset_makes_up_for_what_was_lost() -> None:
     """Nothing can be found afterwards, so nobody has to be told what could."""
     manager = build(event_blocks=1)

@@ -19,9 +19,9 @@ pytest.importorskip("msgspec", reason="the extra 'index'")
 pytest.importorskip("zmq", reason="the extra 'index'")
 pytest.importorskip("starlette", reason="the extra 'index'")
 pytest.importorskip("uvicorn", reason="the extra 'index'")
-pytest.importorskip("httpx", reason="starlette's test client")
+pytest.importorskip("httpx2", reason="starlette's test client")
 
-import httpx
+import httpx2
 from starlette.testclient import TestClient
 
 from blockmgr.events import Publisher
@@ -183,7 +183,7 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
             digests = [digest.hex() for digest in manager.block_digests([1, 2, 3, 4])]
 
             def found() -> Any:
-                answer = httpx.post(f"{url}/place", json={"digests": digests}).json()
+                answer = httpx2.post(f"{url}/place", json={"digests": digests}).json()
                 return answer["workers"][0]["num_blocks"]
 
             try:

@@ -62,8 +62,8 @@ nb::bytes cbor_of(nb::handle keys) {
   return made(nb::bytes(out.data(), out.size()));
 }
 
-// Reads what append_item writes. Whatever else there is, bytes of a foreign sender included, ends in
-// a ValueError.
+// Reads what append_item writes. All other bytes, such as those of a foreign sender, end in a
+// ValueError.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}

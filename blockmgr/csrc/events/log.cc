@@ -15,7 +15,8 @@ EventLog::EventLog(const Blocks& blocks, std::int64_t capacity)
 
 bool EventLog::add_run(EventKind kind) noexcept {
   ++version_;
-  if (full_of_runs() || num_blocks_ == capacity_) return false;
+  // Nothing follows a loss: a reader needs a snapshot by then, and events must not have gaps.
+  if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;
   runs_[static_cast<std::size_t>(num_runs_++)] = {kind, false, 0, step_, num_blocks_, 0};
   return true;
 }
@@ -58,7 +59,7 @@ EventLog::Recorded EventLog::stored(BlockId b, NodeId parent, const std::uint8_t
 
 void EventLog::removed(const std::uint8_t* digest) noexcept {
   last_ = kNoBlock;
-  if (num_runs_ && num_blocks_ < capacity_) {
+  if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
     const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
     if (run.kind == EventKind::kRemoved && run.step == step_) {
       ++version_;

@@ -172,7 +172,7 @@ class PrefixIndex {
   };
 
   void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
-  // A full block with this digest, whatever else its key is, or kNoBlock.
+  // A full block with this digest, of any key, or kNoBlock.
   BlockId with_digest(const std::uint8_t* digest) const;
   // Apart from their callers, which pay for them only where a log is kept.
   [[gnu::noinline]] void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
