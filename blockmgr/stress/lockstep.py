@@ -161,6 +161,9 @@ class LockStep:
 
         The model knows one order, the least recently used first. Under any other it gets the
         victims that have gone, and checks that each was idle without children.
+
+        A victim that left blocks of a lower level behind went last of its level, unless those
+        have gone as well.
         """
         facts, names = self.manager.blocks(), self.model_names()
         # The sequence that needs the room takes the victims.
@@ -169,7 +172,18 @@ class LockStep:
         leaves = [block for block in gone if block.content not in parents]
         if not leaves:
             raise DivergenceError(f"evicted {gone}, none of them without children")
-        return leaves[0]
+        return min(leaves, key=lambda leaf: not self.lowered_by(leaf, idle) <= set(gone))
+
+    def lowered_by(self, leaf: Block, idle: list[Block]) -> set[Block]:
+        """The idle blocks of one level that fall below it when this one goes."""
+        if not self.model.config.retention:
+            return set()
+        level, live = self.model.level(leaf), self.model.live
+        self.model.live = [block for block in live if block is not leaf]
+        try:
+            return {b for b in idle if b is not leaf and self.model.level(b) < level}
+        finally:
+            self.model.live = live
 
     @staticmethod
     def attempt(target: Any, name: str, args: Sequence[Any], kw: Mapping[str, Any]) -> Any:

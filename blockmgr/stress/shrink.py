@@ -46,23 +46,21 @@ def shrink(
         fails: Whether these operations, run from the beginning, fail as well.
         most_tries: Calls of ``fails`` after which the best so far is returned.
     """
-    size = max(1, len(records) // 2)
-    tries = start = 0
-    has_shrunk = False  # since the last beginning
-    while tries < most_tries:
-        shorter = records[:start] + records[start + size :]
-        tries += 1
+    size, end = max(1, len(records) // 2), len(records)
+    has_shrunk = False  # since the last pass from the end
+    # From the end: no operation needs one that comes after it.
+    for _ in range(most_tries):
+        start = max(0, end - size)
+        shorter = records[:start] + records[end:]
         if shorter and fails(shorter):
-            records = shorter
-            has_shrunk = True
+            records, has_shrunk = shorter, True
+        end = start
+        if end:
             continue
-        start += size
-        if start < len(records):
-            continue
-        # What was needed for an operation that is gone by now may not be needed any more.
+        # An operation that is gone by now may have needed one that is left.
         if size == 1 and not has_shrunk:
             break
-        start, size, has_shrunk = 0, max(1, size // 2), False
+        size, end, has_shrunk = max(1, size // 2), len(records), False
     return records
 
 

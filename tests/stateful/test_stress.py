@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_shrinking_keeps_exactly_what_is_needed() -> None:
         return {"3", "50", "97"} <= {record["op"] for record in some}
 
     assert [record["op"] for record in shrink(records, fails)] == ["3", "50", "97"]
+
+
+def test_shrinking_tries_no_operations_twice_in_a_row() -> None:
+    """Not even when the last operation was not needed, after which nothing is left to leave out."""
+    tried = []
+
+    def fails(some: Any) -> bool:
+        tried.append([record["op"] for record in some])
+        return "0" in tried[-1]
+
+    assert shrink([{"op": str(i)} for i in range(8)], fails) == [{"op": "0"}]
+    assert all(before != after for before, after in pairwise(tried))
+    assert len(tried) < 16
 
 
 @pytest.mark.parametrize(
