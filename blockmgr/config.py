@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
@@ -97,6 +97,10 @@ class Quotas(Mapping[bytes, int]):
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    # Not items, whose text would have the names in it.
+    def values(self) -> ValuesView[int]:
+        return self._blocks.values()
 
     def __hash__(self) -> int:
         return hash(frozenset(self._blocks.items()))
@@ -262,10 +266,10 @@ class ManagerConfig:
         return self.num_blocks - self.null_block
 
     @property
-    def shares(self) -> list[int]:
+    def shares(self) -> tuple[int, ...]:
         """Blocks that no quota sets apart, then those of each quota."""
-        quotas = list(self.quotas.values())
-        return [self.capacity - sum(quotas), *quotas]
+        quotas = self.quotas.values()
+        return (self.capacity - sum(quotas), *quotas)
 
     @property
     def row_width(self) -> int:

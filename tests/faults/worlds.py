@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from blockmgr import BlockManager
+from blockmgr import BlockManager, Priority
 from blockmgr._core import CopyChecker
 from blockmgr.pool import BlockPool
 from tests.unit.snapshot import snapshot
@@ -93,6 +93,18 @@ def retaining() -> World:
     """A pin, of a manager that keeps what its callers ask for."""
     world = managed(retention=True, max_pinned_blocks=8)
     world.named["pin"] = world.subject.pin([1, 2, 3, 4])
+    return world
+
+
+def holding() -> World:
+    """Blocks held by their ids: used ones and an idle one."""
+    world = managed()
+    manager = world.subject
+    world.named["used"] = manager.block_ids(world.first)
+    manager.acquire(world.used[:2])
+    old = manager.admit([1, 2, 3, 4, 5])
+    world.named["idle"] = manager.block_ids(old)[:2]
+    manager.free(old)
     return world
 
 
@@ -183,6 +195,27 @@ def pooled(num_blocks: int = 600) -> World:
     pool.release(idle)
     one = int(pool.take(1)[0])
     return World(pool, {"low": low, "chain": chain, "idle": idle, "one": one})
+
+
+def rich_pool() -> World:
+    """A pool with shares, each with a policy, pins, retention and remembered blocks."""
+    pool = BlockPool(
+        24,
+        2,
+        eviction="slru",
+        retention=True,
+        max_pinned_blocks=24,
+        quotas={b"a": 8},
+        ghost_blocks=6,
+    )
+    for namespace in (b"", b"a"):
+        blocks = pool.take(6, namespace=namespace)
+        pool.release(pool.promote_chain(blocks, [*range(12)], namespace=namespace))
+        pool.evict(1, namespace=namespace)
+    chain = pool.acquire_prefix([*range(6)], namespace=b"a")
+    pool.retain(chain[:1], priority=Priority.HIGH, ttl=5)
+    named = {"chain": chain, "tail": int(chain[-1]), "pin": pool.pin(int(chain[0]))}
+    return World(pool, named)
 
 
 def pool_with_ticket() -> World:
