@@ -98,8 +98,8 @@ class Quotas(Mapping[bytes, int]):
     def __len__(self) -> int:
         return len(self._blocks)
 
-    # Not items, whose text would have the names in it.
     def values(self) -> ValuesView[int]:
+        """The blocks of each, in order."""
         return self._blocks.values()
 
     def __hash__(self) -> int:

@@ -1,7 +1,7 @@
 """How far an engine's interface has moved since a port of it was last tried.
 
-A port says what it knows of the engine: parameters of methods, names of attributes, places where a
-name stands. Each is compared with the engine that is installed.
+A port says what it knows of the engine, as an ``Interface``: parameters of methods, names of
+attributes, places where a name stands. Each is compared with the engine that is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-__all__ = ["Difference", "asked", "attributes", "methods", "places", "report"]
+__all__ = ["Difference", "Interface"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,72 @@ def read_of(source: str, names: Collection[str]) -> set[str]:
     }
 
 
-def report(engine: str, tried: str, looked_at: int, found: Iterable[Difference]) -> str:
-    """What was compared and what differs, for people.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interface:
+    """What a port knows of its engine, and the engine that is installed beside it.
 
-    Args:
-        engine: Its name and version.
-        tried: Whether the port was tried with it, in words.
-        looked_at: How many things were compared.
-        found: What differs.
+    Attributes:
+        engine: Its name.
+        module: The module that has its ``__version__``.
+        tried: Versions the port was tried with; each also stands for those that continue it.
+        methods: Methods, as ``module:Class.method``, and their parameters.
+        attributes: Classes, and names that they have or mention.
+        places: Modules, and a name in each that the port replaces or calls.
+        callers: Modules that use what the port stands in for.
+        names: Their variables that hold it.
+        known: Attributes of it that the port has.
     """
-    rows = [f"{'FATAL ' if d.is_fatal else 'differs'}  {d}" for d in found]
-    first = f"{engine} ({tried}): {looked_at} signatures and names compared, {len(rows)} differ"
-    return "\n".join([first, *rows])
+
+    engine: str
+    module: str
+    tried: tuple[str, ...]
+    methods: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, tuple[str, ...]]
+    places: tuple[tuple[str, str], ...]
+    callers: tuple[str, ...]
+    names: tuple[str, ...]
+    known: Collection[str]
+
+    def version(self) -> str:
+        """Of the engine that is installed."""
+        return str(importlib.import_module(self.module).__version__)
+
+    def is_tried(self) -> bool:
+        """Whether it is one of those that were tried."""
+        version = self.version()
+        return any(version == tried or version.startswith(f"{tried}.") for tried in self.tried)
+
+    def differences(self) -> list[Difference]:
+        """All that is not as it was in the versions that were tried, fatal ones first."""
+        found = [
+            *methods(self.methods),
+            *attributes(self.attributes),
+            *places(self.places),
+            *asked(self.callers, self.names, self.known),
+        ]
+        return sorted(found, key=lambda difference: not difference.is_fatal)
+
+    def warning(self, found: Iterable[Difference]) -> str:
+        """One line on an engine that was not tried, and what differs in it."""
+        named = "; ".join(map(str, found)) or "nothing that is looked at"
+        tried = ", ".join(self.tried)
+        return (
+            f"blockmgr was tried with {self.engine} {tried}, this is {self.version()}; "
+            f"what differs: {named}"
+        )
+
+    def report(self) -> str:
+        """What was compared and what differs, for people."""
+        tried = "tried" if self.is_tried() else f"not tried, as {', '.join(self.tried)} was"
+        looked_at = len(self.methods) + sum(map(len, self.attributes.values())) + len(self.places)
+        rows = [f"{'FATAL ' if d.is_fatal else 'differs'}  {d}" for d in self.differences()]
+        first = (
+            f"{self.engine} {self.version()} ({tried}): "
+            f"{looked_at} signatures and names compared, {len(rows)} differ"
+        )
+        return "\n".join([first, *rows])
+
+    def main(self) -> int:
+        """Prints the report; 1 if the port cannot work with the engine that is installed."""
+        print(self.report())
+        return int(any(difference.is_fatal for difference in self.differences()))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import sys
 
-from blockmgr.ports.vllm import blocks, coordinator, interface, manager
+from blockmgr.ports.vllm import blocks, coordinator, manager
 from blockmgr.ports.vllm.expected import ATTRIBUTES, METHODS
+from blockmgr.ports.vllm.interface import INTERFACE
 
 STAND_INS = {
     "KVCacheManager": manager.KVCacheManager,
@@ -60,11 +61,11 @@ def constructor() -> list[str]:
 
 def main() -> int:
     lacking = stand_ins() + constructor()
-    print(interface.report())
+    print(INTERFACE.report())
     print("\n".join(f"LACKING  {line}" for line in lacking) or "nothing is lacking here")
-    differing = interface.differences()
+    differing = INTERFACE.differences()
     fatal = any(difference.is_fatal for difference in differing)
-    return int(bool(lacking) or fatal or (interface.is_tried() and bool(differing)))
+    return int(bool(lacking) or fatal or (INTERFACE.is_tried() and bool(differing)))
 
 
 if __name__ == "__main__":

@@ -138,6 +138,6 @@ def test_what_a_scheduler_asks_of_its_manager_is_read_off_its_source() -> None:
 
 
 def test_the_reasons_against_a_configuration_survive_a_process_boundary() -> None:
-    error = UnsupportedConfigError(("one thing", "another"))
+    error = UnsupportedConfigError(("one thing", "another"), "Turn it off")
     assert pickle.loads(pickle.dumps(error)).reasons == error.reasons
-    assert "one thing; another" in str(error)
+    assert "one thing; another. Turn it off" in str(error)

@@ -5,6 +5,7 @@ its slot allocator stay as they are; which slots hold which tokens is decided he
 only: what else SGLang may be configured for is refused at start-up, by name.
 """
 
-from blockmgr.ports.sglang.plugin import UnsupportedConfigError, register
+from blockmgr.ports.sglang.plugin import register
+from blockmgr.ports.unsupported import UnsupportedConfigError
 
 __all__ = ["UnsupportedConfigError", "register"]

@@ -5,31 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from blockmgr.errors import BlockMgrError
+from blockmgr.ports.unsupported import UnsupportedConfigError
 
-__all__ = ["UnsupportedConfigError", "register"]
+__all__ = ["register"]
 
 NAME = "blockmgr"
+INSTEAD = "Without --radix-cache-backend, SGLang uses its own cache"
 logger = logging.getLogger("sglang.blockmgr")
-
-
-class UnsupportedConfigError(BlockMgrError, ValueError):
-    """SGLang's configuration needs what blockmgr does not have.
-
-    Attributes:
-        reasons: A sentence for each thing that is missing.
-    """
-
-    def __init__(self, reasons: tuple[str, ...]) -> None:
-        self.reasons = reasons
-        super().__init__(
-            "blockmgr cannot keep the prefix cache of this configuration: "
-            + "; ".join(reasons)
-            + ". Without --radix-cache-backend, SGLang uses its own"
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
-        return type(self), (self.reasons,)
 
 
 def register() -> None:
@@ -50,21 +32,16 @@ def make_cache(context: Any) -> Any:
         UnsupportedConfigError: The configuration needs what is missing, or this SGLang has another
             interface.
     """
-    from blockmgr.ports.sglang import cache, interface, support  # noqa: PLC0415
+    from blockmgr.ports.sglang import cache, support  # noqa: PLC0415
+    from blockmgr.ports.sglang.interface import INTERFACE  # noqa: PLC0415
 
-    differences = interface.differences()
+    differences = INTERFACE.differences()
     lacking = [f"this SGLang is not one it knows: {d}" for d in differences if d.is_fatal]
     reasons = (*lacking, *support.reasons_against(context))
     if reasons:
-        raise UnsupportedConfigError(reasons)
-    if not interface.is_tried():
-        named = "; ".join(map(str, differences)) or "nothing that is looked at"
-        logger.warning(
-            "blockmgr was tried with SGLang %s, this is %s; what differs: %s",
-            ", ".join(interface.TRIED),
-            interface.version(),
-            named,
-        )
+        raise UnsupportedConfigError(reasons, INSTEAD)
+    if not INTERFACE.is_tried():
+        logger.warning(INTERFACE.warning(differences))
     made = cache.PrefixCache(context.params)
     logger.info(
         "blockmgr keeps the prefix cache: %d pages of %d tokens",

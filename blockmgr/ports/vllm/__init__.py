@@ -8,7 +8,8 @@ Installed beside vLLM it is switched on by one option, and does nothing without 
 blockmgr.ports.vllm.Scheduler``). Only this package imports vLLM, and only when it is used.
 """
 
+from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm.options import OptionError, Options
-from blockmgr.ports.vllm.plugin import Scheduler, UnsupportedConfigError, register
+from blockmgr.ports.vllm.plugin import Scheduler, register
 
 __all__ = ["OptionError", "Options", "Scheduler", "UnsupportedConfigError", "register"]

@@ -11,38 +11,22 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from blockmgr.errors import BlockMgrError
+from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm.options import OptionError, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Scheduler", "UnsupportedConfigError", "register"]
+__all__ = ["Scheduler", "register"]
 
 NAME = "blockmgr"
+INSTEAD = (
+    "To leave the KV cache to vLLM, start it with "
+    '--additional-config \'{"blockmgr": {"fallback": "stock"}}\', or without that option'
+)
 MARK = "_blockmgr_register"
 logger = logging.getLogger("vllm.blockmgr")
 building = threading.Lock()
-
-
-class UnsupportedConfigError(BlockMgrError, ValueError):
-    """vLLM's configuration needs what blockmgr does not have.
-
-    Attributes:
-        reasons: A sentence for each thing that is missing.
-    """
-
-    def __init__(self, reasons: tuple[str, ...]) -> None:
-        self.reasons = reasons
-        super().__init__(
-            "blockmgr cannot manage the KV cache of this configuration: "
-            + "; ".join(reasons)
-            + ". Leave it to vLLM with --additional-config "
-            + '\'{"blockmgr": {"fallback": "stock"}}\', or without that option'
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
-        return type(self), (self.reasons,)
 
 
 def register() -> None:
@@ -112,24 +96,19 @@ def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
     """The manager that the scheduler gets: ours, or vLLM's where ours is not up to it."""
-    from blockmgr.ports.vllm import interface, manager, support  # noqa: PLC0415
+    from blockmgr.ports.vllm import manager, support  # noqa: PLC0415
+    from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
-    differences = interface.differences()
+    differences = INTERFACE.differences()
     lacking = [f"this vLLM is not one it knows: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
     if reasons and options.fallback == "refuse":
-        raise UnsupportedConfigError(tuple(reasons))
+        raise UnsupportedConfigError(tuple(reasons), INSTEAD)
     if reasons:
         logger.warning("blockmgr leaves the KV cache to vLLM: %s", "; ".join(reasons))
         return stock(**arguments)
-    if not interface.is_tried():
-        named = "; ".join(map(str, differences)) or "nothing that is looked at"
-        logger.warning(
-            "blockmgr was tried with vLLM %s, this is %s; what differs: %s",
-            ", ".join(interface.TRIED),
-            interface.version(),
-            named,
-        )
+    if not INTERFACE.is_tried():
+        logger.warning(INTERFACE.warning(differences))
     # A step can preempt what it scheduled before it admits others, and sessions keep their blocks.
     max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
     ours = manager.KVCacheManager(options, max_seqs, **arguments)

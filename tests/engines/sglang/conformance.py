@@ -10,9 +10,9 @@ from tests.engines.sglang import stand_ins  # noqa: F401  isort: skip  before an
 import inspect
 import sys
 
-from blockmgr.ports.sglang import interface
 from blockmgr.ports.sglang.cache import PrefixCache
 from blockmgr.ports.sglang.expected import CACHE, METHODS
+from blockmgr.ports.sglang.interface import INTERFACE
 
 
 def lacking() -> list[str]:
@@ -33,11 +33,11 @@ def lacking() -> list[str]:
 def main() -> int:
     """Compare and say what was found."""
     found = lacking()
-    print(interface.report())
+    print(INTERFACE.report())
     print("\n".join(f"LACKING  {line}" for line in found) or "nothing is lacking here")
-    differences = interface.differences()
+    differences = INTERFACE.differences()
     fatal = any(difference.is_fatal for difference in differences)
-    return int(bool(found) or fatal or (interface.is_tried() and bool(differences)))
+    return int(bool(found) or fatal or (INTERFACE.is_tried() and bool(differences)))
 
 
 if __name__ == "__main__":

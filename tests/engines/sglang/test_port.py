@@ -28,8 +28,8 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from blockmgr.errors import BlockStateError
-from blockmgr.ports.drift import Difference
-from blockmgr.ports.sglang import UnsupportedConfigError, cache, interface, keys, plugin
+from blockmgr.ports.drift import Difference, Interface
+from blockmgr.ports.sglang import UnsupportedConfigError, cache, keys, plugin
 from blockmgr.ports.sglang.keys import Prompt
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def test_every_reason_is_told_at_once(engine: Engine) -> None:
 def test_a_version_that_was_not_tried_gets_a_warning(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(interface, "version", lambda: "0.6.0")
+    monkeypatch.setattr(Interface, "version", lambda _: "0.6.0")
     with caplog.at_level("WARNING", logger="sglang.blockmgr"):
         plugin.make_cache(context(engine))
     assert "0.6.0" in caplog.text
@@ -154,7 +154,7 @@ def test_a_version_that_lacks_a_method_is_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = [Difference("BasePrefixCache.lock", "is gone", is_fatal=True)]
-    monkeypatch.setattr(interface, "differences", lambda: gone)
+    monkeypatch.setattr(Interface, "differences", lambda _: gone)
     with pytest.raises(UnsupportedConfigError, match=r"BasePrefixCache\.lock: is gone"):
         plugin.make_cache(context(engine))
 
