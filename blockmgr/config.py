@@ -195,10 +195,10 @@ class ManagerConfig:
             each.
         events: Whether what becomes findable, and what stops being so, is kept for
             ``take_events``.
-        event_blocks: Blocks that may wait for ``take_events``; what does not fit is counted as
-            lost. ``None`` for four times ``num_blocks``, at least 256 and at most 65,536. Memory
-            is reserved at once, ``4 * block_size + 64`` bytes a block and two digests, and used
-            as far as events wait.
+        event_blocks: Blocks that may wait for ``take_events``, only with ``events``; what does not
+            fit is counted as lost. ``None`` for four times ``num_blocks``, at least 256 and at most
+            65,536. Memory is reserved at once, ``4 * block_size + 64`` bytes a block and two
+            digests, and used as far as events wait.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
@@ -252,6 +252,10 @@ class ManagerConfig:
         self._whole("hit_rate_window", 0, MAX_WINDOW)
         if self.event_blocks is not None:
             self._whole("event_blocks", 1, MAX_PLACES)
+            if not self.events:
+                raise ValueError(
+                    f"event_blocks must be None without events, got {self.event_blocks}"
+                )
         self._set_quotas()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))

@@ -77,6 +77,6 @@ def configs(
         "retention": retention,
         "max_pinned_blocks": draw(st.integers(0, capacity)) if retention else 0,
         "hit_rate_window": draw(st.sampled_from([1000, 0, 1, 3])),
-        "events": draw(st.booleans()),
-        "event_blocks": draw(st.sampled_from([None, None, 1, 2, 5])),
+        "events": (events := draw(st.booleans())),
+        "event_blocks": draw(st.sampled_from([None, None, 1, 2, 5] if events else [None])),
     }

@@ -259,6 +259,7 @@ def test_a_mirror_that_hears_of_everything_has_what_can_be_found() -> None:
         ({"events": 1}, TypeError, "events must be a bool"),
         ({"event_blocks": 0}, ValueError, "event_blocks must be in"),
         ({"event_blocks": 2.0}, TypeError, "event_blocks must be an int"),
+        ({"event_blocks": 9, "events": False}, ValueError, "event_blocks must be None without"),
     ],
 )
 def test_wrong_options_are_refused(
