@@ -1,6 +1,9 @@
 #include "pool_play.h"
 
 #include <algorithm>
+#include <iterator>
+
+#include "play.h"
 
 namespace blockmgr::testing {
 

@@ -160,5 +160,8 @@ class Hunt:
 
     def _once(self, what: str, prepare: Callable[[], None]) -> None:
         if what not in self._prepared:
-            prepare()
+            try:
+                prepare()
+            except DoesNotCompile as error:
+                raise ValueError(f"{what}: does not compile without a bug\n{error}") from error
             self._prepared.add(what)
