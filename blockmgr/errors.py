@@ -150,7 +150,7 @@ class PinBudgetError(BlockMgrError):
         needed: Blocks the call would have pinned that no pin covers yet; 1 if it is the number of
             pins that is exhausted.
         available: Blocks, or pins, that are left of the budget.
-        budget: ``max_pinned_blocks``.
+        budget: ``max_pinned_blocks``, or the part of it that the share has.
     """
 
     def __init__(self, needed: int, available: int, budget: int) -> None:
@@ -158,7 +158,7 @@ class PinBudgetError(BlockMgrError):
         self.available = available
         self.budget = budget
         super().__init__(
-            f"need {needed} more of the pin budget, {available} left; max_pinned_blocks is {budget}"
+            f"need {needed} more of the pin budget of {budget}, {available} left"
         )
 
     def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
