@@ -157,9 +157,7 @@ class PinBudgetError(BlockMgrError):
         self.needed = needed
         self.available = available
         self.budget = budget
-        super().__init__(
-            f"need {needed} more of the pin budget of {budget}, {available} left"
-        )
+        super().__init__(f"need {needed} more of the pin budget of {budget}, {available} left")
 
     def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
         return type(self), (self.needed, self.available, self.budget)

@@ -453,7 +453,9 @@ def test_pinning_past_the_budget_changes_nothing(manager: BlockManager) -> None:
     manager.pin(A)
     serve(manager, C)
     manager.pin(C)
-    with refused(manager, PinBudgetError, "need 2 more of the pin budget of [0-9]+, 0 left") as caught:
+    with refused(
+        manager, PinBudgetError, r"need 2 more of the pin budget of \d+, 0 left"
+    ) as caught:
         manager.pin([*A, *B])
     error = caught.value
     assert (error.needed, error.available, error.budget) == (2, 0, 4)
@@ -462,7 +464,7 @@ def test_pinning_past_the_budget_changes_nothing(manager: BlockManager) -> None:
 def test_there_are_no_more_pins_than_the_budget(manager: BlockManager) -> None:
     serve(manager, A)
     pins = [manager.pin(A) for _ in range(4)]
-    with refused(manager, PinBudgetError, "need 1 more of the pin budget of [0-9]+, 0 left"):
+    with refused(manager, PinBudgetError, r"need 1 more of the pin budget of \d+, 0 left"):
         manager.pin(A)
     manager.unpin(pins[1])
     fresh = manager.pin(A)

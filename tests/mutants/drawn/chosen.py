@@ -18,7 +18,8 @@ CORE = (
     f" {UNIT}/test_partial_reuse.py {UNIT}/test_stats.py {UNIT}/test_quotas.py {UNIT}/test_salts.py"
     f" {UNIT}/test_identity.py {UNIT}/test_retention.py {UNIT}/test_explain.py {UNIT}/test_debug.py"
     f" {UNIT}/test_inspect.py {UNIT}/test_hit_rate_curve.py {UNIT}/test_memory.py"
-    f" {UNIT}/test_policies.py {UNIT}/test_python_policy.py tests/golden"
+    f" {UNIT}/test_policies.py {UNIT}/test_python_policy.py {UNIT}/test_shares.py"
+    f" {UNIT}/test_blocks_by_id.py {UNIT}/test_cache_calls.py {UNIT}/test_events.py tests/golden"
 )
 INPUT = (
     f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
@@ -31,6 +32,13 @@ POLICIES = (
     f"tests/golden/test_policies.py {UNIT}/test_adaptive.py tests/property/test_policies.py"
     " tests/conformance/test_policies.py"
 )
+EVENTS = (
+    f"{UNIT}/test_events.py",
+    f"{UNIT}/test_event_wire.py {UNIT}/test_event_stream.py {UNIT}/test_worker_index.py",
+    "tests/stateful/test_event_mirror.py",
+)
+INDEX = (f"{UNIT}/test_worker_index.py {UNIT}/test_index_service.py", *EVENTS[1:])
+VLLM_DIGESTS = f"{UNIT}/test_digest.py tests/property/test_vllm_digests.py"
 ENGINE = (
     "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py",
     "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
@@ -45,7 +53,11 @@ MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_ch
 
 BY_FILE: dict[str, tuple[str, ...]] = {
     # Between Python and the core.
-    "csrc/bindings/block_pool.cc": (POOL, INPUT),
+    "csrc/bindings/block_pool.cc": (POOL, f"{INPUT} {UNIT}/test_shares.py", ARGUMENTS),
+    "csrc/bindings/cbor.cc": EVENTS[1:],
+    "csrc/bindings/events*": (*EVENTS, ARGUMENTS),
+    "csrc/bindings/fleet*": (*INDEX, ARGUMENTS),
+    "csrc/bindings/digest*": (VLLM_DIGESTS, CORE, INPUT),
     "csrc/bindings/copies.cc": (
         f"{UNIT}/test_copies.py tests/kv/test_copy_order.py tests/kv/test_copy_checker.py",
         CORE,
@@ -66,6 +78,10 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         ARGUMENTS,
     ),
     # The core, after its own programs.
+    "csrc/events/*": EVENTS,
+    "csrc/fleet/*": INDEX,
+    "csrc/identity/event_columns*": EVENTS,
+    "csrc/identity/[cd]*": (VLLM_DIGESTS, CORE, INPUT),
     "csrc/sequences/block_pool*": (POOL,),
     "csrc/sequences/copy_order*": (
         f"tests/kv/test_copy_order.py tests/kv/test_copy_checker.py {UNIT}/test_copies.py",
@@ -86,12 +102,26 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     ),
     "inspect.py": (f"{UNIT}/test_inspect.py tests/cli/test_show.py", CORE),
     "config.py": (CORE, INPUT, POLICIES),
-    "digest.py": (f"{UNIT}/test_digest.py", "tests/property/test_digest_bytes.py", CORE),
+    "digest.py": (VLLM_DIGESTS, "tests/property/test_digest_bytes.py", CORE),
+    "vllm_keys.py": (VLLM_DIGESTS,),
+    "event_columns.py": EVENTS,
+    "manager_events.py": EVENTS,
+    "events/*": EVENTS[1:],
+    "index/*": INDEX,
+    "metrics.py": (f"{UNIT}/test_metrics.py {UNIT}/test_dashboard.py",),
+    "tracing.py": (f"{UNIT}/test_tracing.py",),
+    "pool_retention.py": (f"{POOL} {UNIT}/test_shares.py", INPUT),
+    "policy.py": (f"{UNIT}/test_python_policy.py tests/property/test_policies.py", CORE),
+    "files.py": (f"{UNIT}/test_files.py tests/lab/test_trace.py", LAB, CLI),
+    "arguments.py": (CORE, INPUT, f"{UNIT}/test_files.py {UNIT}/test_event_stream.py", LAB),
+    "installed.py": (f"{UNIT}/test_package.py",),
+    "interrupt.py": ("tests/cli",),
     "__main__.py": ("tests/cli/test_cli.py",),
     "cli/*": (CLI,),
     "lab/references.py": ("tests/lab/test_references.py tests/lab/test_optimum.py", LAB),
     "lab/watch.py": ("tests/lab/test_watch.py tests/lab/test_block_map.py", LAB),
     "lab/report.py": ("tests/lab/test_report.py tests/cli/test_lab_commands.py", LAB, CLI),
+    "lab/formats/*": ("tests/lab/test_formats.py tests/lab/test_trace.py", LAB, CLI),
     "lab/*": ("tests/lab/test_{stem}.py", LAB, CLI),
     "kv/copy_triton.py": (
         "tests/kv/test_copy_errors.py tests/kv/test_copy_ops.py tests/kv/test_copy_layouts.py",
@@ -101,6 +131,10 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/kv --ignore=tests/kv/test_copy_compiled.py --ignore=tests/kv/test_write_compiled.py",
         *ENGINE,
     ),
+    "ports/drift.py": ("tests/ports/test_drift.py tests/ports/test_vllm_options.py",),
+    "ports/unsupported.py": ("tests/ports/test_vllm_options.py",),
+    "ports/sglang/*": ("tests/ports/test_sglang_keys.py", "tests/engines/sglang/test_port.py"),
+    "ports/vllm/*": ("tests/ports/test_vllm_options.py", "tests/engines/test_planted.py"),
     "ports/commits.py": (*ENGINE, "tests/ports/test_radix.py tests/ports/test_nano_vllm.py"),
     "ports/aphrodite/*": (
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"

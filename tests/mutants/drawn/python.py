@@ -1,8 +1,8 @@
 """Where a Python module can be mutated: the operators are those of cosmic-ray.
 
 Left out: annotations, docstrings, ``__all__``, what only a type checker reads, kernels, which no
-Python runs, what draws pictures, whose looks no test fixes, and swaps of ``is`` with ``==``, which
-for ``None`` and enumerations are the same.
+Python runs, what draws pictures, whose looks no test fixes, ports of engines that are not
+installed, and swaps of ``is`` with ``==``, which for ``None`` and enumerations are the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -28,6 +29,11 @@ LEFT_OUT = (
     "lab/plot.py",
     "stress/",
 )
+# Ports whose tests need the engine, but for those of these modules.
+ENGINES = {
+    "ports/vllm/": ("vllm", "ports/vllm/options.py"),
+    "ports/sglang/": ("sglang", "ports/sglang/keys.py"),
+}
 SAME = re.compile(r"_(Is|IsNot)_(Eq|NotEq)$|_(Eq|NotEq)_(Is|IsNot)$")
 FAMILY = re.compile(r"core/(Replace(?:Binary|Comparison|Unary)Operator)?(.*)")
 
@@ -44,9 +50,17 @@ def operators() -> dict[str, Operator]:
 
 
 def modules(package: Path) -> list[Path]:
-    """All modules but kernels, pictures, and the stress program, which is a test itself."""
-    found = sorted(package.rglob("*.py"))
-    return [p for p in found if not p.relative_to(package).as_posix().startswith(LEFT_OUT)]
+    """All modules but kernels, pictures, the stress program, and ports of engines not installed."""
+    found = {p.relative_to(package).as_posix(): p for p in sorted(package.rglob("*.py"))}
+    return [p for name, p in found.items() if not name.startswith(LEFT_OUT) and has_engine(name)]
+
+
+def has_engine(name: str) -> bool:
+    """Whether this module's tests can be run here."""
+    return all(
+        not name.startswith(folder) or name == alone or find_spec(engine) is not None
+        for folder, (engine, alone) in ENGINES.items()
+    )
 
 
 def silent(tree: ast.Module) -> set[tuple[int, int]]:
