@@ -79,21 +79,16 @@ def test_an_engine_as_it_was_differs_in_nothing(
     ],
 )
 def test_each_change_is_named(
-    interface: Interface,
-    capsys: pytest.CaptureFixture[str],
-    changed: dict[str, Any],
-    place: str,
-    what: str,
-    is_fatal: bool,
+    interface: Interface, changed: dict[str, Any], place: str, what: str, is_fatal: bool
 ) -> None:
     other = replace(interface, **changed)
     [found] = other.differences()
     assert found.place.endswith(place)
     assert (found.what, found.is_fatal) == (what, is_fatal)
     assert other.main() == int(is_fatal)
-    said = capsys.readouterr().out
-    assert ", 1 differ\n" in said
-    assert f"{'FATAL' if is_fatal else 'differs'}  {found}" in said
+    first, second = other.report().splitlines()
+    assert first.endswith(", 1 differ")
+    assert second.split() == ["FATAL" if is_fatal else "differs", *str(found).split()]
 
 
 def test_what_is_fatal_comes_first(interface: Interface) -> None:
