@@ -63,3 +63,21 @@ def test_errors_are_also_what_python_calls_them(
 def test_a_trace_error_leads_to_the_place() -> None:
     error = blockmgr.TraceFormatError("t.jsonl", 3, 4, "'x'", "a number")
     assert str(error) == "t.jsonl:3:4: found 'x', expected a number"
+
+
+def test_an_error_that_cannot_be_made_is_replaced_by_what_went_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def fail_once(self: BaseException, *arguments: int) -> None:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise LookupError("no words")
+
+    manager = blockmgr.BlockManager(4, 2)
+    manager.admit([1] * 5)
+    monkeypatch.setattr(blockmgr.OutOfBlocksError, "__init__", fail_once)
+    with pytest.raises(LookupError, match="no words"):
+        manager.admit([2] * 5)
+    assert calls == [(3, 1, 0)]
