@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from blockmgr import BlockManager, KeyedDigest, ReentrancyError, namespace_key
 from blockmgr import digest as digest_module
+from blockmgr.config import DIGEST_NAMES
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -329,3 +330,12 @@ def test_an_xxhash_without_c_functions_is_called_through_python(
     cache(manager, [1, 2, 3, 4])
     assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
     assert manager.match([1, 2, 9, 4, 5]).num_cached_tokens == 2
+
+
+@pytest.mark.parametrize("name", DIGEST_NAMES)
+def test_keys_may_grow_by_a_byte(name: str) -> None:
+    """What is hashed lies in a buffer that grows: a byte too few is a write beyond it."""
+    manager = BlockManager(8, 2, digest=name)
+    keys = [b"k" * length for length in range(1, 40)]
+    digests = {bytes(manager.block_digests([1, 2], extras={0: key})[0]) for key in keys}
+    assert len(digests) == len(keys)
