@@ -157,7 +157,10 @@ class PinBudgetError(BlockMgrError):
         self.needed = needed
         self.available = available
         self.budget = budget
-        super().__init__(f"need {needed} more of the pin budget of {budget}, {available} left")
+        super().__init__(
+            f"need {needed} more of the pin budget, {available} of {budget} left; "
+            "max_pinned_blocks sets it"
+        )
 
     def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
         return type(self), (self.needed, self.available, self.budget)

@@ -454,7 +454,7 @@ def test_pinning_past_the_budget_changes_nothing(manager: BlockManager) -> None:
     serve(manager, C)
     manager.pin(C)
     with refused(
-        manager, PinBudgetError, r"need 2 more of the pin budget of \d+, 0 left"
+        manager, PinBudgetError, r"need 2 more of the pin budget, 0 of \d+ left"
     ) as caught:
         manager.pin([*A, *B])
     error = caught.value
@@ -464,7 +464,7 @@ def test_pinning_past_the_budget_changes_nothing(manager: BlockManager) -> None:
 def test_there_are_no_more_pins_than_the_budget(manager: BlockManager) -> None:
     serve(manager, A)
     pins = [manager.pin(A) for _ in range(4)]
-    with refused(manager, PinBudgetError, r"need 1 more of the pin budget of \d+, 0 left"):
+    with refused(manager, PinBudgetError, r"need 1 more of the pin budget, 0 of \d+ left"):
         manager.pin(A)
     manager.unpin(pins[1])
     fresh = manager.pin(A)
