@@ -182,7 +182,7 @@ class RetentionCalls:
             ValueError: Out of that range, or no ``retention``.
             TypeError: No number.
 
-        Cost: O(1), and for each block whose time is over that of ``retain``.
+        Cost: O(shares), and for each block whose time is over that of ``retain``.
         """
         self._core.set_time(number(seconds, "seconds"))
 

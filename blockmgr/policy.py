@@ -5,9 +5,10 @@ A policy is told what happens to cached blocks and asked for victims. ::
     on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
 
 A block is cached while it is used, idle each time its last use ends, and a victim only while it is
-idle. A block becomes idle after its cached children. A sequence uses it again before them; what
-``touch`` and ``retain`` say of a chain of blocks begins with the deepest: a touched block is used
-and idle again, and one above ``Priority.NORMAL`` counts as used for as long as it stands there.
+idle. A block becomes idle after its cached children. A sequence uses it again before them;
+``touch``, ``retain``, and a ``BlockPool`` that acquires the end of a chain, begin with the deepest:
+a touched block is used and idle again, and one above ``Priority.NORMAL`` counts as used for as long
+as it stands there.
 """
 
 from __future__ import annotations

@@ -162,10 +162,10 @@ class HitRateCurve:
     of the time between.
 
     Attributes:
-        num_blocks: Blocks in the pool that was asked, without the null block.
+        num_blocks: Blocks of the share that was asked, without the null block.
         query_tokens: Prompt tokens looked up.
-        hit_tokens: ``int64[num_blocks + ghost_blocks + 1]`` on the host: of those, tokens that a
-            pool of so many blocks would have found, by number of blocks. A pool too small for what
+        hit_tokens: ``int64[max_blocks + 1]`` on the host: of those, tokens that a pool of so many
+            blocks would have found, by number of blocks. A pool too small for what
             was in use at a time would have made requests wait; that is left out.
     """
 
@@ -188,7 +188,7 @@ class HitRateCurve:
             ValueError: The curve does not tell of such a pool.
         """
         if not 0 <= num_blocks <= self.max_blocks:
-            bound = f"[0, {self.max_blocks}], num_blocks and ghost_blocks of the manager together"
+            bound = f"[0, {self.max_blocks}], the blocks of the share and those it remembers"
             raise ValueError(f"num_blocks must be in {bound}, got {num_blocks}")
         return int(self.hit_tokens[num_blocks]) / self.query_tokens if self.query_tokens else 0.0
 

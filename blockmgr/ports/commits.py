@@ -67,9 +67,9 @@ class Loan:
         blocks: npt.NDArray[np.int32] = self._lent[-1]
         return blocks
 
-    def acquire(self, blocks: Ints) -> None:
+    def acquire(self, blocks: Ints, *, found: bool = True) -> None:
         """``BlockPool.acquire``."""
-        at_once(((self._core.acquire, blocks), (self._lent.append, blocks)), None)
+        at_once(((self._core.acquire, blocks, found), (self._lent.append, blocks)), None)
 
     def give_back(self) -> None:
         """Releases what is lent."""

@@ -963,8 +963,8 @@ CORE = (
     ),
     Mutant(
         "copies_into_another_quota",
-        "sequences/store.cc",
-        "  const BlockId fresh = pool_.take(partition);",
+        "sequences/growth.cc",
+        "  const BlockId fresh = pool_.take(s.partition);",
         "  const BlockId fresh = pool_.take(0);",
     ),
     Mutant(

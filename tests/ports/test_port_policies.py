@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from blockmgr.config import EVICTION_POLICIES
+from blockmgr.pool import BlockPool
 from blockmgr.ports import aphrodite, nano_vllm, radix, tgi
 from tests.reference_policies import Lru
+
+
+class Told(Lru):
+    """Notes which blocks it is told that a request has found."""
+
+    hits: ClassVar[list[int]] = []
+
+    def on_hit(self, block: int) -> None:
+        self.hits.append(block)
+        super().on_hit(block)
+
+
+class Moody(Lru):
+    """Names another victim each time it is asked."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.rng = random.Random(capacity)
+        self.leaves: set[int] = set()
+
+    def on_idle(self, block: int) -> None:
+        super().on_idle(block)
+        self.leaves.add(block)
+
+    def on_used(self, block: int) -> None:
+        super().on_used(block)
+        self.leaves.discard(block)
+
+    def on_uncached(self, block: int, evicted: bool) -> None:
+        super().on_uncached(block, evicted)
+        self.leaves.discard(block)
+
+    def victim(self) -> int:
+        return self.rng.choice(sorted(self.leaves))
 
 
 @pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru])
@@ -19,6 +57,91 @@ def test_a_radix_cache_evicts_by_any_policy(eviction: Any) -> None:
         root = radix.RadixCacheHandle(0, cache.manager.root_node)
         cache.free_and_cache_finished_req(root, prompt, cache.allocate(2))
     cache.manager.pool.check_invariants()
+
+
+@pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru, Moody])
+def test_evicted_pages_are_the_callers_and_in_no_tree(eviction: Any) -> None:
+    cache = radix.RadixCacheManager(None, num_pages=12, eviction=eviction)
+    free = list(range(12))
+    for first in (1, 2, 3, 1, 1, 4, 5, 2, 6, 7, 8, 2, 9):
+        found, _ = cache.match_prefix([first])
+        if found.cached_len:
+            cache.lock_handle(found)
+            cache.lock_handle(found, unlock=True)
+            continue
+        if len(free) < 6:
+            free += cache.evict(2).tolist()
+        assert not cache.pool.are_cached(free).any()
+        assert cache.pool.ref_counts(free).tolist() == [1] * len(free)
+        cache.insert_prefix([first], [free.pop(0)])
+        cache.check_integrity()
+    assert sorted([*free, *np.flatnonzero(cache.pool.are_cached(range(12)))]) == list(range(12))
+
+
+def test_an_eviction_that_is_cut_short_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = radix.RadixCacheManager(None, num_pages=4, eviction="lfuda")
+    for page in range(4):
+        cache.insert_prefix([page], [page])
+    with monkeypatch.context() as patch:
+        patch.setattr(radix.RadixCacheManager, "_slots", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.evict(2)
+    assert len(cache.evict(1)) == 2
+    assert len(cache.evict(2)) == 2
+    assert not cache.pool.are_cached(range(4)).any()
+
+
+def test_a_match_that_is_locked_is_a_find_of_all_its_pages() -> None:
+    cache = radix.CacheManager(None, 8, eviction=Told)
+    Told.hits.clear()
+    root = radix.RadixCacheHandle(0, cache.manager.root_node)
+    cache.free_and_cache_finished_req(root, [1, 2, 3, 4], cache.allocate(4))
+    assert Told.hits == []
+    found, _ = cache.manager.match_prefix([1, 2, 3, 4, 5])
+    cache.lock(found)
+    assert len(Told.hits) == len(set(Told.hits)) == 4
+    cache.lock(found)
+    assert len(Told.hits) == 4
+
+
+def test_what_a_request_has_computed_itself_is_no_find() -> None:
+    cache = radix.PagedCacheManager(16, 1, np.zeros((2, 8), np.int32), eviction=Told)
+    Told.hits.clear()
+    request = SimpleNamespace(
+        input_ids=[1, 3, 6, 7, 8, 9], table_idx=0, cached_len=0, device_len=2, input_len=6
+    )
+    request.cache_handle = cache.match_req(request).cuda_handle
+    for end in (2, 4, 6):
+        request.device_len = end
+        cache.allocate_paged([request])
+        request.cached_len = end
+        cache.cache_req(request, finished=end == 6)
+    assert Told.hits == []
+
+
+def test_a_fork_is_no_find() -> None:
+    allocator = aphrodite.PrefixCachingBlockAllocator(8, 2, eviction=Told)
+    Told.hits.clear()
+    blocks = allocator.allocate_immutable_blocks(None, [[1, 2], [3, 4]])
+    allocator.fork(list(blocks)[-1])
+    assert Told.hits == []
+    allocator.allocate_immutable_blocks(None, [[1, 2], [3, 4]])
+    assert len(Told.hits) == 2
+
+
+def test_a_pool_gives_the_block_that_it_took() -> None:
+    """Though the policy would have named another if asked once more."""
+    for seed in range(8):
+        pool = BlockPool(8 + seed, 2, eviction=Moody)
+        ids = pool.take(pool.num_blocks).tolist()
+        for block in ids:
+            pool.promote(block, [block, block])
+        pool.release(ids[1:])
+        new = pool.make_writable(ids[0], 2)
+        assert pool.ref_count(new) == 1
+        assert not pool.is_cached(new)
+        pool.release([new])
+        pool.check_invariants()
 
 
 @pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru])

@@ -353,3 +353,17 @@ def test_a_pool_reports_a_broken_policy() -> None:
         pool.check_policy()
     with pytest.raises(PolicyError):
         pool.check_invariants()
+
+
+def test_a_prompt_longer_than_the_pool_counts_as_looked_up_whole() -> None:
+    pool = BlockPool(2, 2, ghost_blocks=2)
+    pool.acquire_prefix(list(range(100)))
+    assert pool.hit_rate_curve().query_tokens == 100
+
+
+def test_a_chain_of_no_blocks_teaches_a_policy_nothing() -> None:
+    pool = BlockPool(64, 1, eviction="adaptive")
+    pool.promote_chain(pool.take(4), [1, 2, 3, 4])
+    before = pool._core.fingerprint()
+    assert pool.promote_chain([], []).tolist() == []
+    assert pool._core.fingerprint() == before

@@ -173,13 +173,14 @@ nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle
 nb::object acquire_prefix(PoolCore& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   ChainKey key{nullptr, 0, kNoBlock, bytes_argument(name, "namespace", 0), extras_argument(extras)};
   TokenArray values = token_argument(self, tokens);
+  const std::int64_t num_asked = values.size();
   values.read(self.most_tokens());
   key.tokens = values.data();
   key.num_tokens = values.size();
   for (;;) {
     const Array<BlockId> result(static_cast<std::int64_t>(self.core.find(key).size()));
     const std::int64_t count = nb::len(result.array);
-    if (self.core.acquire_prefix(key, count, result.numbers)) return result.array;
+    if (self.core.acquire_prefix(key, num_asked, count, result.numbers)) return result.array;
   }
 }
 

@@ -54,7 +54,7 @@ void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* 
 
 // Without partitions, as nearly always, everything below is about members of the pool itself.
 inline BlockId Pool::take_from(Partition& own) noexcept {
-  if (own.free.empty()) return evict_from(own);
+  if (own.free.empty()) return evict(own, victim_of(own));
   const BlockId b = own.free.front();
   own.free.remove(b);
   prefetch(&blocks_[own.free.front()]);
@@ -86,7 +86,7 @@ void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
   if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
 }
 
-// What evict_from does, for many blocks. Nearly all of its time is waiting for memory that each
+// What evict does, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.
 void Pool::evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept {
@@ -113,11 +113,18 @@ void Pool::evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept 
 
 BlockId Pool::take_idle(int partition) noexcept {
   num_queued_ -= owners_ != nullptr;
-  return evict_from(at(partition));
+  Partition& own = at(partition);
+  return evict(own, victim_of(own));
 }
 
-BlockId Pool::evict_from(Partition& own) noexcept {
-  const BlockId b = victim_of(own);
+BlockId Pool::take_next(int partition, BlockId chosen) noexcept {
+  Partition& own = at(partition);
+  if (!own.free.empty()) return take(partition);
+  num_queued_ -= owners_ != nullptr;
+  return evict(own, chosen);
+}
+
+BlockId Pool::evict(Partition& own, BlockId b) noexcept {
   if (debug_) [[unlikely]] {
     expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
            "a block that is not idle is evicted", b);

@@ -94,11 +94,13 @@ class Pool {
   BlockId take(int partition = 0) noexcept;
   // That many of them at once, the same ones in the same order.
   void take_run(int partition, std::int64_t count, BlockId* out) noexcept;
-  // What take() hands out next, left where it is. A policy that is asked may move its hand.
+  // A block for take_next(), left where it is. A policy that is asked again may answer another.
   BlockId next(int partition) noexcept {
     Partition& own = at(partition);
     return own.free.empty() ? victim_of(own) : own.free.front();
   }
+  // take() of the block that next() of this partition has just answered.
+  BlockId take_next(int partition, BlockId chosen) noexcept;
   // The next idle block in the eviction order, likewise; free ones are left alone.
   BlockId take_idle(int partition) noexcept;
   // That block, left where it is. There must be an idle one.
@@ -260,7 +262,7 @@ class Pool {
   std::int64_t release_cached(const BlockId* table, std::int64_t count, Context& who) noexcept;
   BlockId take_apart(int partition) noexcept;
   BlockId take_from(Partition& own) noexcept;
-  BlockId evict_from(Partition& own) noexcept;
+  BlockId evict(Partition& own, BlockId b) noexcept;
   void evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept;
   void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
   void dequeue_from(Partition& own, BlockId b) noexcept;

@@ -185,7 +185,8 @@ std::vector<BlockId> BlockPool::find(const ChainKey& key) {
   return found;
 }
 
-bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t count, BlockId* out) {
+bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count,
+                               BlockId* out) {
   const Held held(monitor_);
   const RootReference root(index_, key.name);
   const ExtrasMap extras(index_.extras(), key.extras);
@@ -210,7 +211,7 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t count, BlockId*
 
   std::copy(found.begin(), found.end(), out);
   const Run run{found.data(), static_cast<std::int64_t>(found.size())};
-  if (past) past->count(run.blocks, run.count, ghosts_room_.data(), num_ghosts, key.num_tokens);
+  if (past) past->count(run.blocks, run.count, ghosts_room_.data(), num_ghosts, num_asked);
   for (std::int64_t i = 0; i < num_ghosts; ++i)
     past->resolve(ghosts_room_[static_cast<std::size_t>(i)]);
   note_request(run, pool_.admitted(partition, run, most));
@@ -284,6 +285,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
                         BlockId* out, const Announce& announce) {
   const Held held(monitor_);
   check_promotion(ids, count, key);
+  if (!count) return;
   if (!digester_) {
     if (announce) announce(static_cast<BlockId>(ids[0]));
     for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<BlockId>(ids[i]);
@@ -346,10 +348,11 @@ BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
   const bool in_place = !is_shared(shared);
   const int partition = pool_.partition_of(shared);
   if (!in_place) check_available(1, partition);
-  if (announce) announce(in_place ? shared : pool_.next(partition));
+  const BlockId chosen = in_place ? shared : pool_.next(partition);
+  if (announce) announce(chosen);
   if (in_place) return shared;
   Context who = context(shared);
-  return move_to_fresh(shared, 0, num_tokens, partition, who).block;
+  return move_to_fresh(shared, pool_.take_next(partition, chosen), 0, num_tokens, who).block;
 }
 
 void BlockPool::check_evict(std::int64_t count, std::string_view name) const {

@@ -45,7 +45,8 @@ class BlockPool : public Store {
   std::vector<BlockId> find(const ChainKey& key);
   // Finds and acquires, as one request: it counts for what pools of other sizes would have found.
   // Begins at the root of a namespace. Unless so many are found, nothing is done; whether it was.
-  bool acquire_prefix(const ChainKey& key, std::int64_t count, BlockId* out);
+  // num_asked: tokens of the prompt, of which the key may lack those that no pool of this size holds.
+  bool acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count, BlockId* out);
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
   // which one reference each has moved.
   //

@@ -22,7 +22,8 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config_.block_size);
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
   Context who = s.context;
-  const Writable own = move_to_fresh(shared, known, valid, s.partition, who);
+  const BlockId fresh = pool_.take(s.partition);
+  const Writable own = move_to_fresh(shared, fresh, known, valid, who);
   // Whatever the copy cannot bring has to be computed again.
   limit_computed(s, start + own.num_copied);
   set_entry(row_of(s), logical, own.block);

@@ -80,10 +80,8 @@ void Store::release_destination(BlockId b) noexcept {
   if (blocks_[b].ref_count == 1) copies_.drop(b);
 }
 
-Store::Writable Store::move_to_fresh(BlockId shared, std::int64_t num_known,
-                                     std::int64_t num_tokens, int partition,
-                                     Context& who) noexcept {
-  const BlockId fresh = pool_.take(partition);
+Store::Writable Store::move_to_fresh(BlockId shared, BlockId fresh, std::int64_t num_known,
+                                     std::int64_t num_tokens, Context& who) noexcept {
   std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));
   const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (brought > 0) copies_.plan(shared, fresh, brought);

@@ -126,14 +126,13 @@ class Store {
   // Whether a write into this block would be seen by others.
   bool is_shared(BlockId b) const { return blocks_[b].ref_count > 1 || blocks_[b].keyed(); }
   // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
-  // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it. The
-  // partition must have a block available.
+  // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it.
   struct Writable {
     BlockId block;
     std::int32_t num_copied;
   };
-  Writable move_to_fresh(BlockId shared, std::int64_t num_known, std::int64_t num_tokens,
-                         int partition, Context& who) noexcept;
+  Writable move_to_fresh(BlockId shared, BlockId fresh, std::int64_t num_known,
+                         std::int64_t num_tokens, Context& who) noexcept;
   // A table's reference goes, and with the last one what was to be copied into the block.
   void drop_reference(BlockId b, Context& who) noexcept {
     if (blocks_[b].copy_source != kNoBlock) [[unlikely]]

@@ -117,7 +117,7 @@ class Move:
         ready = set(filter(destination.prefix_cache.is_computed, arrival.found))
         again = [self._moved[old] for old in arrival.shared]
         ready.update(again)
-        self._loan.acquire(again)
+        self._loan.acquire(again, found=False)
         found = arrival.found + again
         fresh: list[int] = self._loan.take(arrival.num_fresh).tolist()
         arrived = iter(found + fresh)

@@ -72,7 +72,7 @@ class PoolAllocator(PoolPlans):
     def allocate_mutable_block(
         self, prev_block: Block | None = None, extra_hash: int | None = None
     ) -> PoolBlock:
-        """An empty block after ``prev_block``; evicts the least recently used if it must.
+        """An empty block after ``prev_block``; evicts a cached one if it must.
 
         Raises:
             NoFreeBlocksError: None is available.

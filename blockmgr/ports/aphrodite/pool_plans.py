@@ -219,7 +219,7 @@ class PoolPlans(BlockAllocator):
         copy = Run(self)  # type: ignore[arg-type]  # the only one of its kind
         for run, stop in parts:
             copy.add_slice(run, stop)
-        acquired = (self.pool._core.acquire, copy.held())
+        acquired = (self.pool._core.acquire, copy.held(), False)
         return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
 
     def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:

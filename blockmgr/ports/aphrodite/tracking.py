@@ -53,7 +53,7 @@ class RefCounter(ReadOnlyRefCounter):
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) + 1
-        return at_once(((pool._core.acquire, (block,)),), count)
+        return at_once(((pool._core.acquire, (block,), False),), count)
 
     def decr(self, block_id: int) -> int:
         """Drops a reference; returns how many are left.

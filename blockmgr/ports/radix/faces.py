@@ -15,7 +15,7 @@ __all__ = ["RadixCacheManager", "RadixPrefixCache"]
 
 
 class RadixCacheManager(RadixTree):
-    """Keeps finished prefixes, finds the longest one again, and gives pages back in LRU order.
+    """Keeps finished prefixes, finds the longest one again, and evicts pages by a policy.
 
     Slot ``s`` lies in page ``s // page_size``. A page belongs either to the tree or to the caller.
     By itself, the manager starts with all pages the caller's: ``insert_prefix`` hands pages to
@@ -26,6 +26,7 @@ class RadixCacheManager(RadixTree):
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         MissingExtraError: A device, and torch is not installed.
@@ -100,6 +101,7 @@ class RadixPrefixCache(RadixTree):
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
 
     Raises:
         MissingExtraError: A device, and torch is not installed.

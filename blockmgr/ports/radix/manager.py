@@ -126,7 +126,7 @@ class CacheManager(PageKeeper):
 
     @exclusive
     def allocate(self, needed_len: int) -> Any:
-        """Hands out slots: free pages first, then the least recently used of the cache.
+        """Hands out slots: free pages first, then those of the cache, in the order of eviction.
 
         Args:
             needed_len: Slots wanted, rounded up to whole pages; 0 for none.

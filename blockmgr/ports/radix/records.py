@@ -81,6 +81,7 @@ class RadixCacheHandle:
     node: RadixNode
     namespace: bytes = b""
     _pages: Pages = field(default_factory=lambda: _NO_PAGES, repr=False)
+    _is_match: bool = field(default=False, repr=False)
     _has_ended: bool = field(default=False, init=False, repr=False)
 
     def get_matched_indices(self) -> Any:

@@ -45,8 +45,10 @@ class RadixTree:
     __slots__ = (
         "_caller_keeps_pages",
         "_core",
+        "_goes_by_recency",
         "_locks",
         "_mutex",
+        "_owed",
         "_page_slots",
         "_to_device",
         "page_size",
@@ -93,6 +95,10 @@ class RadixTree:
         self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
+        # Under any other policy, only the core knows which pages go next.
+        self._goes_by_recency = pool._config.eviction == "lru"
+        # Pages that were evicted by a call that did not come to its end, for the next one.
+        self._owed: list[Pages] = []
 
     @property
     def device(self) -> Any:
@@ -122,7 +128,7 @@ class RadixTree:
             ValueError: The handle is another cache's.
             TypeError: Not a handle, or ``unlock`` is not a bool.
 
-        Cost: O(pages) that become protected or evictable.
+        Cost: O(pages of the prefix).
         """
         self._check_handle(handle)
         if not isinstance(unlock, bool):
@@ -132,11 +138,11 @@ class RadixTree:
             return
         if unlock and handle not in self._locks:
             raise BlockStateError(page, "not locked by this handle")
-        at_once(self._unlock(handle) if unlock else self._lock(handle), None)
+        at_once(self._unlock(handle) if unlock else self._first_lock(handle), None)
 
     @exclusive
     def evict(self, size: int) -> Any:
-        """Takes the least recently used pages out of the tree; they are the caller's then.
+        """Takes pages out of the tree, in the order of eviction; they are the caller's then.
 
         Args:
             size: Slots wanted, rounded up to whole pages; 0 does nothing.
@@ -152,8 +158,13 @@ class RadixTree:
         Cost: O(size).
         """
         num_pages = -(-whole("size", size, 0) // self.page_size)
-        next_pages = self.pool.idle_blocks(num_pages)
-        return at_once(((self._core.evict, num_pages),), self._slots(next_pages))
+        if self._goes_by_recency:
+            next_pages = self.pool.idle_blocks(num_pages)
+            return at_once(((self._core.evict, num_pages),), self._slots(next_pages))
+        missing = num_pages - sum(map(len, self._owed))
+        # Noted in the same instruction, so that no exception from outside loses them.
+        self._owed.extend(map(self._core.evict, (max(0, missing),)))
+        return at_once(((self._owed.clear,),), self._slots(np.concatenate(self._owed)))
 
     @exclusive
     def reset(self) -> None:
@@ -165,6 +176,7 @@ class RadixTree:
         if self._locks:
             page = next(iter(self._locks)).node.page
             raise BlockStateError(page, "locked; unlock every handle before a reset")
+        self._owed.clear()
         if self._caller_keeps_pages:
             self.pool.evict(self.pool.num_idle)
         else:
@@ -223,10 +235,21 @@ class RadixTree:
             return (self._core.promote_chain, pages, tokens[start:stop], parent, whose, None)
         return (self._core.touch, found[-1:])
 
+    def _first_lock(self, handle: RadixCacheHandle) -> list[Step]:
+        """Tells the policy that a request has found all pages of a match, and locks it."""
+        if not handle._is_match or handle in self._locks:
+            return self._lock(handle)
+        found, before = handle._pages, handle._pages[:-1][::-1]
+        return [
+            (self._core.acquire, found, True),
+            (self._core.release, before),
+            (self._locks.__setitem__, handle, 1),
+        ]
+
     def _lock(self, handle: RadixCacheHandle) -> list[Step]:
         locks = self._locks.get(handle, 0) + 1
         return [
-            (self._core.acquire, [handle.node.page]),
+            (self._core.acquire, [handle.node.page], False),
             (self._locks.__setitem__, handle, locks),
         ]
 
@@ -238,7 +261,7 @@ class RadixTree:
 
     def _match(self, input_ids: Ids, namespace: bytes) -> RadixCacheHandle:
         pages = self.pool.find(on_host(input_ids), namespace=namespace)
-        return self._handle(pages, namespace)
+        return self._handle(pages, namespace, is_match=True)
 
     def _insert(self, input_ids: Ids, indices: Ids, namespace: bytes) -> InsertResult:
         tokens = on_host(input_ids)
@@ -250,12 +273,14 @@ class RadixTree:
         handle = self._handle(np.concatenate([found, pages]), namespace)
         return at_once((promote, release), InsertResult(len(found) * self.page_size, handle))
 
-    def _handle(self, pages: Pages, namespace: bytes) -> RadixCacheHandle:
+    def _handle(
+        self, pages: Pages, namespace: bytes, *, is_match: bool = False
+    ) -> RadixCacheHandle:
         if not len(pages):
             return RadixCacheHandle(0, RadixNode(-1, 0, self), namespace)
         page = int(pages[-1])
         node = RadixNode(page, self.pool.generation(page), self)
-        return RadixCacheHandle(len(pages) * self.page_size, node, namespace, pages)
+        return RadixCacheHandle(len(pages) * self.page_size, node, namespace, pages, is_match)
 
     @exclusive
     def _indices_of(self, handle: RadixCacheHandle) -> Any:

@@ -39,10 +39,22 @@ class Report:
             f"{stats.idle_blocks} kept for reuse, {stats.evicted_blocks} evicted so far"
         ]
         if self._manager.config.ghost_blocks and self._manager.config.prefix_caching:
-            curve = self._manager.hit_rate_curve()
-            here, more = curve.hit_rate_at(curve.num_blocks), curve.hit_rate_at(curve.max_blocks)
-            parts.append(
-                f"; {curve.max_blocks} blocks instead of {curve.num_blocks} would have found "
-                f"{more:.1%} of all tokens instead of {here:.1%}"
-            )
+            parts.append(self._of_a_larger_pool())
         return "".join(parts)
+
+    def _of_a_larger_pool(self) -> str:
+        """Every share on its own, together."""
+        config = self._manager.config
+        names = [
+            name for name, size in zip((b"", *config.quotas), config.shares, strict=True) if size
+        ]
+        curves = [self._manager.hit_rate_curve(name) for name in names]
+        asked = sum(curve.query_tokens for curve in curves) or 1
+        here = sum(int(curve.hit_tokens[curve.num_blocks]) for curve in curves) / asked
+        more = sum(int(curve.hit_tokens[-1]) for curve in curves) / asked
+        num_blocks = sum(curve.num_blocks for curve in curves)
+        max_blocks = sum(curve.max_blocks for curve in curves)
+        return (
+            f"; {max_blocks} blocks instead of {num_blocks} would have found "
+            f"{more:.1%} of all tokens instead of {here:.1%}"
+        )
