@@ -54,7 +54,7 @@ void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* 
 
 // Without partitions, as nearly always, everything below is about members of the pool itself.
 inline BlockId Pool::take_from(Partition& own) noexcept {
-  if (own.free.empty()) return evict(own, victim_of(own));
+  if (own.free.empty()) return evict_from(own);
   const BlockId b = own.free.front();
   own.free.remove(b);
   prefetch(&blocks_[own.free.front()]);
@@ -113,8 +113,7 @@ void Pool::evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept 
 
 BlockId Pool::take_idle(int partition) noexcept {
   num_queued_ -= owners_ != nullptr;
-  Partition& own = at(partition);
-  return evict(own, victim_of(own));
+  return evict_from(at(partition));
 }
 
 BlockId Pool::take_next(int partition, BlockId chosen) noexcept {
@@ -122,6 +121,10 @@ BlockId Pool::take_next(int partition, BlockId chosen) noexcept {
   if (!own.free.empty()) return take(partition);
   num_queued_ -= owners_ != nullptr;
   return evict(own, chosen);
+}
+
+BlockId Pool::evict_from(Partition& own) noexcept {
+  return evict(own, victim_of(own));
 }
 
 BlockId Pool::evict(Partition& own, BlockId b) noexcept {

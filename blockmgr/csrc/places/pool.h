@@ -263,6 +263,7 @@ class Pool {
   BlockId take_apart(int partition) noexcept;
   BlockId take_from(Partition& own) noexcept;
   BlockId evict(Partition& own, BlockId b) noexcept;
+  BM_NOINLINE BlockId evict_from(Partition& own) noexcept;
   void evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept;
   void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
   void dequeue_from(Partition& own, BlockId b) noexcept;
