@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -138,6 +139,50 @@ def test_an_expired_retention_is_as_if_it_had_never_been(manager: BlockManager) 
     )
     assert survivors(manager, 3) == [0, 1, 2]
     assert manager.stats().expired_blocks == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "of_the_twin", "until", "after"),
+    [
+        ((Priority.HIGH, 2), (Priority.LOW, None), 1, Priority.HIGH),
+        ((Priority.HIGH, 2), (Priority.LOW, None), 2, Priority.NORMAL),
+        ((Priority.HIGH, None), (Priority.HIGH, 1), 1, Priority.HIGH),
+        ((Priority.HIGH, 1), (Priority.HIGH, 3), 2, Priority.HIGH),
+        ((Priority.LOW, None), (Priority.HIGH, 3), 2, Priority.HIGH),
+    ],
+)
+def test_of_two_twins_the_higher_or_longer_retention_holds(
+    make_manager: MakeManager, own: Any, of_the_twin: Any, until: float, after: Priority
+) -> None:
+    manager = make_manager(8, 4, retention=True)
+    handles = [manager.admit([1] * 5) for _ in range(2)]
+    for handle, (priority, ttl) in zip(handles, (own, of_the_twin), strict=True):
+        manager.retain(handle, 0, 4, priority=priority, ttl=ttl)
+    for handle in handles:
+        manager.commit(handle, 4)
+    manager.set_time(until)
+    [block] = manager.match([1] * 5).block_ids.tolist()
+    assert manager.blocks().priority[block] == after
+
+
+@pytest.mark.parametrize("tokens", [[1] * 9, [2] * 9], ids=["cached", "not cached"])
+def test_nothing_is_retained_or_pinned_without_the_option(
+    make_manager: MakeManager, tokens: list[int]
+) -> None:
+    manager = make_manager(8, 4)
+    serve(manager, [1] * 8)
+    calls: list[Callable[[], object]] = [
+        lambda: manager.retain_prefix(tokens, priority=Priority.HIGH),
+        lambda: manager.retain_prefix(tokens, priority=None),
+        lambda: manager.pin(tokens),
+        lambda: manager.unpin(1),
+        lambda: manager.pinned(1),
+        lambda: manager.set_time(1),
+        lambda: manager.time,
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="retention"):
+            call()
 
 
 def test_a_retention_holds_until_its_time(manager: BlockManager) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from blockmgr import BlockManager, PinBudgetError, PolicyError, Priority
+from blockmgr.blocks import Pin
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.pool import BlockPool
 from tests.reference_policies import Lfuda
@@ -367,3 +368,13 @@ def test_a_chain_of_no_blocks_teaches_a_policy_nothing() -> None:
     before = pool._core.fingerprint()
     assert pool.promote_chain([], []).tolist() == []
     assert pool._core.fingerprint() == before
+
+
+def test_a_pin_says_what_it_covers_and_what_is_left() -> None:
+    pool = BlockPool(4, 2, retention=True, max_pinned_blocks=4)
+    chain = pool.promote_chain(pool.take(3), [1, 2, 3, 4, 5, 6])
+    pin = pool.pin(int(chain[-1]))
+    pool.release(chain)
+    assert pool.pinned(pin) == Pin(3, 3)
+    pool.take(2)
+    assert pool.pinned(pin) == Pin(3, 2)

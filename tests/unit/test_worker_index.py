@@ -52,7 +52,7 @@ Op = tuple[str, int, int, list[int]]
 ops = st.lists(
     st.tuples(
         st.sampled_from(["store", "store", "remove", "clear"]),
-        st.integers(0, 66),
+        st.sampled_from([0, 1, 63, 64, 66]),  # on both sides of a word of 64
         st.integers(0, 3),
         st.lists(st.sampled_from([0, 1, 2, 5, 2**63, 2**64 - 1, 7 << 40]), max_size=6),
     ),
@@ -89,6 +89,25 @@ def test_the_table_says_what_a_dictionary_of_sets_says(ops: list[Op], asked: lis
                 break
             due[tiers[0]] += 1
         assert found[worker].tolist() == due
+
+
+@pytest.mark.parametrize("worker", [0, 63, 64, 129])
+@pytest.mark.parametrize("tier", range(4))
+def test_a_worker_is_cleared_in_one_tier_alone(worker: int, tier: int) -> None:
+    table = _core.WorkerTable(130, 100)
+    key = np.array([5], np.uint64).tobytes()
+    for which in range(4):
+        table.store(worker, which, key)
+        table.store(65, which, key)
+    table.clear(worker, tier)
+    left = [w for w in range(4) if w != tier]
+    assert [w for w in range(4) if table.num_blocks(worker, w)] == left
+    for which in left:
+        assert table.find(key).reshape(130, 4)[worker].tolist().index(1) == which
+        table.clear(worker, which)
+    assert not table.find(key).reshape(130, 4)[worker].any()
+    assert table.find(key).reshape(130, 4)[65].tolist() == [1, 0, 0, 0]
+    assert table.num_entries() == 1
 
 
 @settings(max_examples=20, deadline=None)
@@ -276,6 +295,11 @@ def test_a_withdrawn_worker_leaves_nothing_and_makes_room() -> None:
         (lambda i: i.place([1.5]), TypeError, "digests must be bytes or ints, got float"),
         (lambda i: WorkerIndex(max_workers=0), ValueError, "max_workers must be in"),
         (lambda i: _core.WorkerTable(1, 1).find(b"123"), ValueError, "keys must be 8 bytes"),
+        (
+            lambda i: _core.WorkerTable((1 << 16) + 1, 1),
+            ValueError,
+            "max_workers must be in .1, 65537",
+        ),
         (lambda i: _core.WorkerTable(1, 1).store(1, 0, b""), ValueError, "worker must be in"),
         (lambda i: _core.WorkerTable(1, 1).clear(0, 4), ValueError, "tier must be in"),
     ],

@@ -11,7 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 UNIT = "tests/unit"
-POOL = "tests/ports/test_pool.py tests/ports/test_pool_bad_input.py"
+POOL = (
+    "tests/ports/test_pool.py tests/ports/test_pool_bad_input.py tests/ports/test_port_policies.py"
+    " tests/unit/test_shares.py"
+)
 CORE = (
     f"{UNIT}/test_admission.py {UNIT}/test_growth.py {UNIT}/test_fork.py {UNIT}/test_copies.py"
     f" {UNIT}/test_release.py {UNIT}/test_eviction.py {UNIT}/test_steps.py {UNIT}/test_dedup.py"
