@@ -78,13 +78,6 @@ CORE = (
         "std::int64_t{config.max_pinned_blocks} * capacity / capacity + 0 * all)",
     ),
     Mutant(
-        "two_shares_number_their_pins_alike",
-        "sequences/store.cc",
-        "      first_pin += pins;\n",
-        "",
-        profile="pool",
-    ),
-    Mutant(
         "a_run_that_ends_its_use_is_one_short",
         "places/pool.cc",
         "          first = count - 1;\n",
@@ -1395,6 +1388,13 @@ PYTHON = (
 
 # Where Python and the core meet: each takes a whole build.
 EXTENSION = (
+    Mutant(
+        "two_shares_number_their_pins_alike",
+        "sequences/store.cc",
+        "      first_pin += pins;\n",
+        "",
+        ("tests/unit/test_shares.py",),
+    ),
     Mutant(
         "takes_a_twin_for_written",
         "sequences/promotion.cc",
