@@ -16,6 +16,10 @@
 
 #include "digester.h"
 #include "play.h"
+#include "policies/arc.h"
+#include "policies/s3fifo.h"
+#include "policies/sieve.h"
+#include "policies/slru.h"
 #include "runs.h"
 
 namespace blockmgr::testing {
@@ -115,6 +119,16 @@ Undo turn(BlockList& list, Blocks& blocks) {
 Pool::Partition& partition(Victim& v) {
   return v.core.pool_.at(
       static_cast<int>(v.below(static_cast<std::size_t>(v.core.pool_.num_partitions()))));
+}
+
+// The eviction queues of a partition, if its policy has any.
+Queues* queues(Pool::Partition& own) {
+  Policy* policy = own.policy.get();
+  if (auto* arc = dynamic_cast<ArcPolicy*>(policy)) return &arc->queues_;
+  if (auto* s3fifo = dynamic_cast<S3FifoPolicy*>(policy)) return &s3fifo->queues_;
+  if (auto* sieve = dynamic_cast<SievePolicy*>(policy)) return &sieve->queue_;
+  if (auto* slru = dynamic_cast<SlruPolicy*>(policy)) return &slru->queues_;
+  return nullptr;
 }
 
 struct Tampering {
@@ -228,6 +242,13 @@ std::vector<Tampering> of_pool() {
          BlockList& list = v.rng() % 2 ? partition(v).free : partition(v).idle;
          if (list.empty()) return {};
          return set(v.core.blocks_[list.front()].prev, list.front());
+       }},
+      {"the end of an eviction queue",
+       [](Victim& v) -> Undo {
+         Queues* const found = queues(partition(v));
+         if (!found) return {};
+         const int q = static_cast<int>(v.below(found->sizes_.size()));
+         return set(found->nodes_[found->end(q)].prev, v.block(any));
        }},
       {"a cached block more in the index",
        [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},
@@ -367,6 +388,25 @@ void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::
   }
 }
 
+// Counts that no audit can check. The fingerprint of a manager has them nevertheless, so that a
+// refused call that changed one is noticed.
+void check_fingerprint(Victim& victim) {
+  CopyTracker& copies = victim.core.copies_;
+  const struct {
+    const char* name;
+    std::int64_t* count;
+  } counts[] = {{"planned copies", &copies.num_planned_},
+                {"cancelled copies", &copies.num_cancelled_},
+                {"evicted blocks", &partition(victim).num_evicted}};
+  const std::string before = victim.core.fingerprint();
+  for (const auto& each : counts) {
+    ++*each.count;
+    const bool noticed = victim.core.fingerprint() != before;
+    --*each.count;
+    if (!noticed) throw Violation(std::string("the fingerprint has no number of ") + each.name);
+  }
+}
+
 std::vector<Tampering> everything() {
   std::vector<Tampering> all = of_blocks();
   for (auto more : {of_pool(), of_sequences()}) all.insert(all.end(), more.begin(), more.end());
@@ -497,6 +537,7 @@ int main(int argc, char** argv) {
       for (int i = 0; i < moves && play.move(); ++i) {
         Victim victim{const_cast<blockmgr::Sequences&>(play.world().core()), rng};
         tamper(victim, all, tried);
+        if (i == 0) check_fingerprint(victim);
       }
       for (std::size_t i = 0; i < all.size(); ++i) tallies[i] += tried[i];
     }

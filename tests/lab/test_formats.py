@@ -21,7 +21,7 @@ import pytest
 from blockmgr.errors import MissingExtraError, TraceFormatError
 from blockmgr.lab import stored
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.formats import ids, vllm_log
+from blockmgr.lab.formats import ids, record, vllm_log
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.stored import RequestStore, Row
 from blockmgr.lab.trace import Request, Trace, read_trace
@@ -354,6 +354,21 @@ def test_elements_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> 
     assert len(read_trace(path).requests) == 9
     with pytest.raises(TraceFormatError, match="found a record of more than 20000 bytes"):
         read_trace(path, max_line_bytes=20_000)
+
+
+@pytest.mark.parametrize("character", ["é", "€", "😀"])
+@pytest.mark.parametrize("cut", range(4))
+def test_a_character_that_is_read_in_two_parts_is_whole(
+    tmp_path: Path, character: str, cut: int
+) -> None:
+    """The first piece that is read ends after ``cut`` bytes of a character, or between two."""
+    head = '[{"hash_ids": [1], "output_length": 5, "input_length": 5, "timestamp": 0, "text": "'
+    width = len(character.encode())
+    filler = (record.PIECE - cut - len(head)) % width
+    text = "x" * filler + character * (record.PIECE // width + 9)
+    path = tmp_path / "trace.json"
+    path.write_text(f'{head}{text}"}}]', encoding="utf-8")
+    assert len(read_trace(path).requests) == 1
 
 
 # KV events

@@ -59,6 +59,20 @@ def test_the_next_blocks_of_a_prompt_name_their_parent_and_step() -> None:
     assert (event.namespace, event.step) == (b"tenant", 2)
 
 
+def test_the_parent_of_an_event_that_has_none_is_zeros() -> None:
+    """Also where the log had the digest of another event's parent before it was drained."""
+    manager = build()
+    running = serve(manager, [1, 2, 3])
+    manager.take_events()
+    running.append([4, 5])
+    step(manager)
+    before = manager.take_events()
+    assert (before.has_parent.tolist(), before.parent.any()) == ([True], True)
+    serve(manager, [7, 8, 9])
+    after = manager.take_events()
+    assert (after.has_parent.tolist(), after.parent.any()) == ([False], False)
+
+
 def test_a_block_that_is_evicted_is_removed() -> None:
     manager = build()
     cache(manager, [1] * 9)

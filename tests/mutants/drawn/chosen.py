@@ -117,7 +117,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "policy.py": (f"{UNIT}/test_python_policy.py tests/property/test_policies.py", CORE),
     "files.py": (f"{UNIT}/test_files.py tests/lab/test_trace.py", LAB, CLI),
     "arguments.py": (CORE, INPUT, f"{UNIT}/test_files.py {UNIT}/test_event_stream.py", LAB),
-    "installed.py": (f"{UNIT}/test_package.py",),
+    "installed.py": (f"{UNIT}/test_clone.py {UNIT}/test_package.py",),
     "interrupt.py": ("tests/cli",),
     "__main__.py": ("tests/cli/test_cli.py",),
     "cli/*": (CLI,),
