@@ -115,7 +115,7 @@ class UnknownSequenceError(BlockMgrError, KeyError):
     def __init__(self, handle: int) -> None:
         self.handle = handle
         super().__init__(
-            f"handle {handle} names no live sequence; it was freed, or never given out"
+            f"handle {_brief(handle)} names no live sequence; it was freed, or never given out"
         )
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class UnknownPinError(BlockMgrError, KeyError):
 
     def __init__(self, pin: int) -> None:
         self.pin = pin
-        super().__init__(f"pin {pin} is not held; it was given back, or never made")
+        super().__init__(f"pin {_brief(pin)} is not held; it was given back, or never made")
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message.
@@ -364,3 +364,9 @@ class UnsupportedModelError(BlockMgrError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.model, self.missing)
+
+
+def _brief(number: int) -> str:
+    """Python refuses to write out an int of some thousand digits."""
+    bits = number.bit_length()
+    return str(number) if bits <= 64 else f"of {bits} bits"

@@ -80,8 +80,11 @@ def test_a_number_larger_than_any_handle_is_unknown_too(
 ) -> None:
     manager = make_manager()
     manager.admit([2])
-    with refused(manager, UnknownSequenceError):
+    with refused(manager, UnknownSequenceError, "handle of 71 bits") as error:
         getattr(manager, name)(2**70, *CALLS[name])
+    assert error.value.handle == 2**70
+    with refused(manager, UnknownSequenceError, "handle of 100001 bits"):
+        getattr(manager, name)(1 << 100_000, *CALLS[name])
 
 
 def test_another_managers_handle_is_unknown(make_manager: MakeManager) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, PinBudgetError, PolicyError, Priority
+from blockmgr import BlockManager, PinBudgetError, PolicyError, Priority, UnknownPinError
 from blockmgr.blocks import Pin
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.pool import BlockPool
@@ -167,6 +167,31 @@ def test_each_share_has_a_pin_budget_in_proportion_to_its_size() -> None:
     manager.unpin(pin)
     manager.unpin(common)
     assert manager.stats().pinned_blocks == 0
+
+
+def test_a_pin_is_found_in_its_share_also_beside_shares_without_a_budget() -> None:
+    names = [bytes([number]) for number in range(9)]
+    sizes = [1, 8, 1, 1, 8, 1, 8, 1, 1]
+    quotas = dict(zip(names, sizes, strict=True))
+    manager = BlockManager(40, 2, retention=True, max_pinned_blocks=10, quotas=quotas)
+    pins: dict[int, bytes] = {}
+    for name in (b"", *names):
+        serve(manager, prompt(1, 2), name) if quotas.get(name) != 1 else None
+        try:
+            pins[manager.pin(prompt(1, 2)[:2], namespace=name)] = name
+        except PinBudgetError:
+            assert quotas[name] == 1
+    assert sorted(pins.values()) == [b"", *(name for name in names if quotas[name] == 8)]
+    for pin in pins:
+        assert manager.pinned(pin).num_cached_blocks == 1
+    for held, pin in enumerate(pins):
+        assert manager.stats().pins == len(pins) - held
+        manager.unpin(pin)
+        with pytest.raises(UnknownPinError, match=str(pin)):
+            manager.unpin(pin)
+    for slot in range(-2, 12):
+        with pytest.raises(UnknownPinError):
+            manager.pinned(1 << 40 | slot & 0xFFFFFFFF)
 
 
 def test_time_passes_in_every_share() -> None:

@@ -32,6 +32,9 @@ Object made(Object object) {
 }
 
 [[noreturn]] void raise(PyObject* type, const std::string& message);
+// Of numbers as they were passed: they may be larger than any that is given out.
+[[noreturn]] void raise_unknown_sequence(nb::handle handle);
+[[noreturn]] void raise_unknown_pin(nb::handle pin);
 
 // The name of the value's type, and a whole number, for messages.
 std::string kind_of(nb::handle value);
@@ -45,6 +48,7 @@ std::int64_t int_argument(nb::handle value, const char* name);
 
 // A handle; one too large to be one is an unknown sequence.
 std::int64_t handle_argument(nb::handle value);
+std::int64_t pin_argument(nb::handle value);
 
 // Bytes of at most 1024, by name; the view lives as long as the object.
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);

@@ -117,11 +117,11 @@ nb::object pin(PoolCore& self, nb::handle block) {
   return number;
 }
 
-void unpin(PoolCore& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
+void unpin(PoolCore& self, nb::handle pin) { self.core.unpin(pin_argument(pin)); }
 
 // (num_blocks, num_cached_blocks)
 nb::tuple view_pin(PoolCore& self, nb::handle pin) {
-  const std::int64_t id = int_argument(pin, "pin");
+  const std::int64_t id = pin_argument(pin);
   const auto facts = self.read([&](const BlockPool& core) { return core.view_pin(id); });
   return nb::make_tuple(facts.num_blocks, facts.num_cached);
 }

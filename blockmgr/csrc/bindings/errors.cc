@@ -100,6 +100,16 @@ static void set_error(const std::exception_ptr& thrown) {
   }
 }
 
+void raise_unknown_sequence(nb::handle handle) {
+  set_python_error(python.unknown_sequence, nb::make_tuple(handle));
+  throw nb::python_error();
+}
+
+void raise_unknown_pin(nb::handle pin) {
+  set_python_error(python.unknown_pin, nb::make_tuple(pin));
+  throw nb::python_error();
+}
+
 void translate_errors(const std::exception_ptr& thrown, void*) {
   try {
     set_error(thrown);

@@ -53,15 +53,22 @@ void export_buffer(nb::handle object, Py_buffer& view, int flags, const char* wa
   throw cause;
 }
 
-std::int64_t handle_argument(nb::handle value) {
-  const nb::object index = whole_number(value, "handle");
+// A number that was given out before.
+static std::int64_t given_out(nb::handle value, const char* name, void (*refuse)(nb::handle)) {
+  const nb::object index = whole_number(value, name);
   const long long number = PyLong_AsLongLong(index.ptr());
   if (number == -1 && PyErr_Occurred()) {
-    PyErr_Clear();  // larger than any handle
-    throw UnknownSequence(-1);
+    PyErr_Clear();
+    refuse(index);
   }
   return number;
 }
+
+std::int64_t handle_argument(nb::handle value) {
+  return given_out(value, "handle", raise_unknown_sequence);
+}
+
+std::int64_t pin_argument(nb::handle value) { return given_out(value, "pin", raise_unknown_pin); }
 
 std::int64_t int_argument(nb::handle value, const char* name) {
   const nb::object index = whole_number(value, name);

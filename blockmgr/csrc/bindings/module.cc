@@ -229,11 +229,11 @@ nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras
   return number;
 }
 
-void unpin(Core& self, nb::handle pin) { self.core.unpin(int_argument(pin, "pin")); }
+void unpin(Core& self, nb::handle pin) { self.core.unpin(pin_argument(pin)); }
 
 // (num_blocks, num_cached_blocks)
 nb::tuple view_pin(Core& self, nb::handle pin) {
-  const std::int64_t id = int_argument(pin, "pin");
+  const std::int64_t id = pin_argument(pin);
   const auto facts = self.read([&](const Sequences& core) { return core.view_pin(id); });
   return nb::make_tuple(facts.num_blocks, facts.num_cached);
 }

@@ -97,6 +97,8 @@ class RetainingPolicy final : public Policy {
     const std::int64_t uses = pins_[static_cast<std::size_t>(first_unused_)].id >> 32;
     return (uses + 1) << 32 | (first_pin_ + first_unused_);
   }
+  // Whether all of its pins are numbered higher than this one.
+  bool begins_after(std::int64_t id) const { return (id & kSlotBits) < first_pin_; }
   const Pin* find_pin(std::int64_t id) const;
   void unpin(std::int64_t id) noexcept;
   int max_pinned() const { return max_pinned_; }
@@ -129,6 +131,9 @@ class RetainingPolicy final : public Policy {
     std::int64_t num_idle = 0;  // of the level, wherever they are queued
   };
 
+  // Of a pin's number; above them, how often its slot has been used.
+  static constexpr std::int64_t kSlotBits = 0xffffffff;
+
   Kept& at(BlockId b) const { return kept_[b]; }
   bool is_current(BlockId b) const {
     return at(b).retention != kNoLevel && at(b).generation == blocks_[b].generation;
@@ -138,7 +143,7 @@ class RetainingPolicy final : public Policy {
   // of what comes after it.
   Run below_base(Run run) const;
   std::size_t slot_of(std::int64_t id) const {
-    return static_cast<std::size_t>((id & 0xffffffff) - first_pin_);
+    return static_cast<std::size_t>((id & kSlotBits) - first_pin_);
   }
   void cached(BlockId b) noexcept;
   void tell_unused(BlockId b) noexcept;

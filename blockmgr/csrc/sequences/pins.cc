@@ -16,12 +16,17 @@ RetainingPolicy& Store::retaining(const char* call, int partition) const {
   return *pool_.partition(partition).retention;
 }
 
-// Pins are numbered through all partitions, each of which knows its own.
+// Pins are numbered through all partitions, in their order.
 RetainingPolicy& Store::pinning(const char* call, std::int64_t pin) const {
   check_retaining(call);
-  for (int i = 0; i < pool_.num_partitions(); ++i)
-    if (pool_.partition(i).retention->find_pin(pin)) return *pool_.partition(i).retention;
-  throw UnknownPin(pin);
+  int own = 0;
+  for (int end = pool_.num_partitions(); end - own > 1;) {
+    const int middle = own + (end - own) / 2;
+    (pool_.partition(middle).retention->begins_after(pin) ? end : own) = middle;
+  }
+  RetainingPolicy& policy = *pool_.partition(own).retention;
+  if (!policy.find_pin(pin)) throw UnknownPin(pin);
+  return policy;
 }
 
 std::int64_t Store::pin_chain(RetainingPolicy& policy, BlockId tail, std::int64_t num_blocks,
