@@ -339,3 +339,38 @@ def test_keys_may_grow_by_a_byte(name: str) -> None:
     keys = [b"k" * length for length in range(1, 40)]
     digests = {bytes(manager.block_digests([1, 2], extras={0: key})[0]) for key in keys}
     assert len(digests) == len(keys)
+
+
+@pytest.mark.parametrize("refused", ["init", "update", "final"])
+def test_what_openssl_refuses_to_compute_is_an_error_and_changes_nothing(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its functions here are OpenSSL's own until one of them is told to fail."""
+    own = digest_module._evp_addresses()
+    if own is None:
+        pytest.skip("no OpenSSL behind hashlib")
+    fails = False
+    place = {"init": 2, "update": 3, "final": 4}[refused]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)
+    real = kind(own[place])
+
+    @kind
+    def function(*arguments: Any) -> int:
+        return 0 if fails else int(real(*arguments))
+
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    monkeypatch.setattr(
+        digest_module, "_evp_addresses", lambda: (*own[:place], address, *own[place + 1 :])
+    )
+    manager = BlockManager(8, 2, digest="sha256")
+    cache(manager, [1, 2, 3])
+    before = snapshot(manager)
+    fails = True
+    with pytest.raises(RuntimeError, match="OpenSSL refuses to compute SHA-256"):
+        manager.admit([4, 5, 6])
+    assert snapshot(manager) == before
+    if refused == "init":
+        with pytest.raises(RuntimeError, match="OpenSSL refuses to compute SHA-256"):
+            BlockManager(8, 2, digest="sha256")
+    fails = False
+    assert serve(manager, [1, 2, 3]).num_cached_tokens == 2

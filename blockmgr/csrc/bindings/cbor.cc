@@ -36,10 +36,8 @@ void append_item(std::vector<std::uint8_t>& out, nb::handle item, int depth) {
     if (!text) throw nb::python_error();
     append(out, cbor::kText, text, static_cast<std::size_t>(size));
   } else if (PyBytes_Check(value)) {
-    char* data;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(value, &data, &size)) throw nb::python_error();
-    append(out, cbor::kBytes, data, static_cast<std::size_t>(size));
+    append(out, cbor::kBytes, PyBytes_AsString(value),
+           static_cast<std::size_t>(PyBytes_Size(value)));
   } else if (PyLong_Check(value) && !PyBool_Check(value)) {
     const std::int64_t number = int_argument(item, "keys");
     const bool negative = number < 0;
