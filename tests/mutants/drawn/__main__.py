@@ -13,14 +13,23 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.mutants.drawn.halves import HALVES, Hunt, all_sites
 from tests.mutants.drawn.harness import LONG
 from tests.mutants.drawn.site import Site, drawn
-from tests.mutants.drawn.verdicts import Balance, Result, balance, read, stale
+from tests.mutants.drawn.verdicts import (
+    SURVIVED,
+    Balance,
+    Result,
+    Verdict,
+    balance,
+    read,
+    stale,
+)
 
 COUNTS = {"core": 280, "bindings": 40, "python": 100}
 QUICK = 12  # mutants
@@ -35,11 +44,27 @@ def known(report: Path | None) -> dict[str, Result]:
     return {result.name: result for result in results}
 
 
+def believed(
+    half: str, sites: Iterable[Site], verdicts: Mapping[str, Verdict]
+) -> dict[str, Result]:
+    """Survivors by their verdicts, which are not hunted: each would take every test there is."""
+    return {
+        site.name: Result(site.name, half, site.operator, site.line, SURVIVED, "by its verdict")
+        for site in sites
+        if site.name in verdicts
+    }
+
+
 def results(
-    hunt: Hunt, half: str, sites: Iterator[Site], count: int, report: Path | None
+    hunt: Hunt,
+    half: str,
+    sites: Iterator[Site],
+    count: int,
+    *,
+    report: Path | None = None,
+    before: Mapping[str, Result] = MappingProxyType({}),
 ) -> Iterator[Result]:
     """Results in the order drawn, until so many count; each goes to the report at once."""
-    before = known(report)
     counted = 0
     for site in sites:
         if counted == count:
@@ -85,7 +110,7 @@ def quick(args: argparse.Namespace, folder: Path) -> int:
     """A few mutants of the core, with its own programs alone."""
     hunt = Hunt(folder, args.cxx, args.jobs, LONG[:-1])  # without the run that takes longest
     sites = (site for site in drawn(all_sites("core"), args.seed) if site.file.endswith(".cc"))
-    of_core = balance(results(hunt, "harness", sites, QUICK, None), read())
+    of_core = balance(results(hunt, "harness", sites, QUICK), read())
     summary("core", of_core)
     if of_core.rate < QUICK_RATE:
         print(f"fewer than {QUICK_RATE:.0%} are killed")
@@ -104,6 +129,11 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, help="JSON lines; a run cut short goes on from there"
     )
+    parser.add_argument(
+        "--believe",
+        action="store_true",
+        help="do not hunt what has a verdict, which says that it survives",
+    )
     parser.add_argument("--quick", action="store_true", help="a dozen of the core, without Python")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
@@ -121,7 +151,12 @@ def main() -> int:
             sites = all_sites(half)
             names.update(site.name for site in sites)
             order = drawn(sites, args.seed)
-            found[half] = list(results(hunt, half, order, counts[half], args.report))
+            before = known(args.report)
+            if args.believe:
+                before = believed(half, sites, verdicts) | before
+            found[half] = list(
+                results(hunt, half, order, counts[half], report=args.report, before=before)
+            )
     print()
     for half, of_half in found.items():
         summary(half, balance(of_half, verdicts))

@@ -1,0 +1,1 @@
+"""What a manager for several groups of layers has to do, written before there is one."""

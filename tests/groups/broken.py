@@ -1,0 +1,232 @@
+"""The specification with one rule broken at a time: what a core could get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.groups import memory
+from tests.groups.kinds import Attention
+from tests.groups.memory import Prefix
+from tests.groups.model import ModelManager
+from tests.groups.model_admission import Plan
+from tests.groups.model_pool import Block, Content, Seq
+
+
+class KeepsAStateItGoesOnWriting(ModelManager):
+    """Rule 9: what was made findable is overwritten by the next chunk."""
+
+    def keep_state(self, seq: Seq) -> None:
+        if seq.computed in seq.stops and seq.stands:
+            for group in self.recurrent():
+                content = (group, seq.prefix(seq.computed))
+                [state] = seq.tables[group]
+                if state is not None and self.find(content) is None:
+                    state.content = content
+            self.stamps[seq.prefix(seq.computed)] = next(self.clock)
+
+
+class ForksShareAState(ModelManager):
+    """Rule 9: two sequences advance one state."""
+
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        super().become_fork(child, parent, states)
+        for group in states:
+            child.tables[group] = list(parent.tables[group])
+
+
+class ForksBeforeComputeShareAState(ModelManager):
+    """Rule 9: harmless for K/V, whose slots get the same twice."""
+
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        super().become_fork(child, parent, states)
+        if not parent.computed:
+            for group in states:
+                child.tables[group] = list(parent.tables[group])
+
+
+class DoesNotPlanTheCopyOfAFork(ModelManager):
+    """Rule 9: the child has a block, and nothing in it."""
+
+    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+        if group in self.recurrent() and source.content is None:
+            return num_tokens
+        return super().record(group, source, destination, num_tokens)
+
+
+class KeepsAStateBehindALaterStep(ModelManager):
+    """Rule 10: the step that was launched meanwhile has moved it."""
+
+    def commit(self, handle: int, computed: int) -> None:
+        open_steps, self.open_steps = self.open_steps, ()
+        super().commit(handle, computed)
+        self.open_steps = open_steps
+
+
+class TakesEveryStateToStand(ModelManager):
+    """Rule 10: a sequence that ends during a forward leaves a state of what it was not asked."""
+
+    def take_copies(self) -> list[memory.Copy]:
+        copies = super().take_copies()
+        for seq in self.moved:
+            seq.stands = True
+        return copies
+
+
+class FindsPromptsWithoutTheirState(ModelManager):
+    """Rule 11: K/V alone serves no layer that is recurrent."""
+
+    def found_at(self, prefix: Prefix) -> Plan | None:
+        states = {block: block.content for block in self.blocks if block.content}
+        found = super().found_at(prefix)
+        if found is None and len(prefix[1]) % self.size == 0 and self.recurrent():
+            found = Plan(len(prefix[1]))
+            for group, kind in self.attention():
+                found.shared[group] = []
+                for unit in range(self.first_unit(kind, found.cached), found.cached // self.size):
+                    wanted = (group, (prefix[0], prefix[1][: (unit + 1) * self.size]))
+                    block = next((b for b, content in states.items() if content == wanted), None)
+                    if block is None:
+                        return None
+                    found.shared[group].append(block)
+        return found
+
+
+class TruncatesToWhateverWasComputed(ModelManager):
+    """Rule 12: a window has dropped what the query there reads, and no state goes back."""
+
+    def can_fall_to(self, seq: Seq, length: int, before: int) -> bool:
+        return True
+
+    def fall_to(self, seq: Seq, length: int, before: int) -> None:
+        seq.computed = length
+
+
+class LeavesTheStateAtATruncation(ModelManager):
+    """Rule 12: K/V goes back, the state does not."""
+
+    def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
+        return seq.tables[group][0]
+
+
+class ReadsAWindowAUnitShort(ModelManager):
+    """Rule 13: the first unit of a window that begins within it."""
+
+    def first_unit(self, kind: Attention, position: int) -> int:
+        first = kind.first_read(position)
+        return min(self.units(first), position // self.size)
+
+
+class DropsWindowsByTheirSlots(ModelManager):
+    """Rule 14: the forward of a chunk reads behind its first token."""
+
+    def drop_windows(self, seq: Seq) -> None:
+        for group, kind in self.attention():
+            first = self.first_unit(kind, max(seq.computed, self.num_slots(seq) - 1))
+            table = seq.tables[group]
+            table[:first] = [None] * min(first, len(table))
+
+
+class LeavesBlocksThatNobodyNeeds(ModelManager):
+    """Rule 15: they are neither free nor found."""
+
+    def settle(self) -> None:
+        needed = {c for prefix in self.stamps for c in self.needs(prefix)}
+        dead = {b: b.content for b in self.idle_blocks() if b.content not in needed}
+        super().settle()
+        for block, content in dead.items():
+            if block.content is None and self.find(content) is None:  # type: ignore[arg-type]
+                block.content = content
+
+
+class EvictsOneBlockAtATime(ModelManager):
+    """Rule 15: a boundary that has lost a block is still believed in."""
+
+    def serves(self, prefix: Prefix) -> bool:
+        return prefix in self.stamps or super().serves(prefix)
+
+
+class CopiesPartOfAState(ModelManager):
+    """Rule 17: a state is whole or nothing."""
+
+    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+        part = max(1, num_tokens - 1) if group in self.recurrent() else num_tokens
+        super().record(group, source, destination, part)
+        return num_tokens
+
+
+class WritesWhereOthersRead(ModelManager):
+    """A shared block is written without a copy."""
+
+    def shared_at(self, seq: Seq) -> dict[int, Block]:
+        return {}
+
+
+class CopiesOnlyTheFirstGroup(ModelManager):
+    """Rule 13: partial reuse copies the source in each group."""
+
+    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+        if group and group not in self.recurrent():
+            return num_tokens
+        return super().record(group, source, destination, num_tokens)
+
+
+class ForgetsThatACopyReadsItsSource(ModelManager):
+    """Sources of copies are handed out before the copies are made."""
+
+    def in_use(self) -> set[Block]:
+        pending, self.pending = self.pending, []
+        used = super().in_use()
+        self.pending = pending
+        return used
+
+
+class PromotesBeforeACopyArrived(ModelManager):
+    """A block is findable, and its first tokens are still on their way."""
+
+    def is_destination(self, block: Block) -> bool:
+        return False
+
+
+class TakesOneGroupsDecisionForAll(ModelManager):
+    """Rule 5: where one group has a twin, the others are believed to have one."""
+
+    def find(self, content: Content) -> Block | None:
+        found = super().find(content)
+        if found is None and content[0] and content[0] not in self.recurrent():
+            found = super().find((0, content[1]))
+        return found
+
+
+class CountsNoStates(ModelManager):
+    """Rule 14: an admission takes a block that it did not count."""
+
+    def priced(self, plan: Plan, num_slots: int) -> Plan:
+        priced = super().priced(plan, num_slots)
+        priced.fresh -= len(self.recurrent())
+        return priced
+
+
+ALL: tuple[Callable[..., ModelManager], ...] = (
+    KeepsAStateItGoesOnWriting,
+    ForksShareAState,
+    ForksBeforeComputeShareAState,
+    DoesNotPlanTheCopyOfAFork,
+    KeepsAStateBehindALaterStep,
+    TakesEveryStateToStand,
+    FindsPromptsWithoutTheirState,
+    TruncatesToWhateverWasComputed,
+    LeavesTheStateAtATruncation,
+    ReadsAWindowAUnitShort,
+    DropsWindowsByTheirSlots,
+    LeavesBlocksThatNobodyNeeds,
+    EvictsOneBlockAtATime,
+    CopiesPartOfAState,
+    WritesWhereOthersRead,
+    CopiesOnlyTheFirstGroup,
+    ForgetsThatACopyReadsItsSource,
+    PromotesBeforeACopyArrived,
+    TakesOneGroupsDecisionForAll,
+    CountsNoStates,
+)
+BY_AUDIT = frozenset({LeavesBlocksThatNobodyNeeds, EvictsOneBlockAtATime, CountsNoStates})
+"""These serve no wrong K/V: the audit sees them, or a call ends in an error of its own."""

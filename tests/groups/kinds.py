@@ -1,0 +1,48 @@
+"""Kinds of layers: what the query at a position reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FullAttention:
+    """All positions up to its own."""
+
+    def first_read(self, position: int) -> int:
+        del position
+        return 0
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The last ``width`` positions, its own among them."""
+
+    width: int
+
+    def first_read(self, position: int) -> int:
+        return max(0, position - self.width + 1)
+
+
+@dataclass(frozen=True)
+class ChunkedAttention:
+    """The positions of its own chunk, up to its own."""
+
+    width: int
+
+    def first_read(self, position: int) -> int:
+        return position - position % self.width
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The state after all positions before its own."""
+
+
+Attention = FullAttention | SlidingWindow | ChunkedAttention
+Kind = Attention | RecurrentState
+
+
+def cells_read(kind: Attention, position: int) -> range:
+    """The positions before this one whose K/V its query reads."""
+    return range(kind.first_read(position), position)

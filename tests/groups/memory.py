@@ -1,0 +1,139 @@
+"""The memory of a model with several groups of layers: what was written, and what a forward reads.
+
+A cell of an attention group knows the prefix whose last token it was computed for. A block of
+a recurrent group holds one state, which knows the prefix that it has consumed; a forward advances
+it in place, so a state that is used twice, too early or too late is another state. Whatever
+a forward reads has to be that of its own prefix: what a layer reads decides what the next one
+writes, so one wrong value would spoil all that follows.
+
+Blocks of all groups are of one size. A state fills its block: what is left of it after something
+else was written there is no state.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tests.groups.kinds import Kind, RecurrentState
+
+Prefix = tuple[bytes, tuple[int, ...]]
+"""A namespace, and all tokens from the first on."""
+
+Cell = tuple[object, ...] | None
+NULL = 0
+"""The block that is never read and never written."""
+
+
+class WrongRead(AssertionError):
+    """A forward read something that was not computed from its own prefix."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The leading cells of a block go to another block of the group; part of a state is none."""
+
+    group: int
+    source: int
+    destination: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one sequence does in one forward: computes the tokens ``[start, stop)``.
+
+    Attributes:
+        name: For messages.
+        prefix: Namespace and tokens, up to ``stop`` at least.
+        tables: For each group the blocks of its units; of a recurrent group the block of its state.
+    """
+
+    name: str
+    prefix: Prefix
+    start: int
+    stop: int
+    tables: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Memory:
+    """One device, which runs launched steps one after the other."""
+
+    num_blocks: int
+    block_size: int
+    kinds: Sequence[Kind]
+    rng: random.Random
+    cells: list[list[Cell]] = field(init=False)
+    num_reads: int = 0
+
+    def __post_init__(self) -> None:
+        self.cells = [[None] * self.block_size for _ in range(self.num_blocks)]
+
+    def run(self, copies: Iterable[Copy], work: Sequence[Work]) -> None:
+        """The copies in any order, then one forward of all the work, then whatever comes next."""
+        self._copy(list(copies))
+        for group, kind in enumerate(self.kinds):
+            for one in self.rng.sample(work, len(work)):
+                if isinstance(kind, RecurrentState):
+                    self._advance(group, one)
+                else:
+                    self._write(group, one)
+            if not isinstance(kind, RecurrentState):
+                for one in work:
+                    self._read(group, one)
+
+    def _copy(self, copies: list[Copy]) -> None:
+        """Cell by cell: a plan promises that any order is right."""
+        cells = [(copy, cell) for copy in copies for cell in range(copy.num_tokens)]
+        self.rng.shuffle(cells)
+        for copy, cell in cells:
+            if NULL in (copy.source, copy.destination):
+                raise WrongRead(f"{copy} copies the null block")
+            self.cells[copy.destination][cell] = self.cells[copy.source][cell]
+
+    def _place(self, group: int, one: Work, position: int) -> tuple[int, int]:
+        unit, cell = divmod(position, self.block_size)
+        table = one.tables[group]
+        if unit >= len(table) or table[unit] == NULL:
+            raise WrongRead(f"{one.name} has no block for position {position} of group {group}")
+        return table[unit], cell
+
+    def _write(self, group: int, one: Work) -> None:
+        namespace, tokens = one.prefix
+        for position in range(one.start, one.stop):
+            block, cell = self._place(group, one, position)
+            self.cells[block][cell] = (group, (namespace, tokens[: position + 1]))
+
+    def _read(self, group: int, one: Work) -> None:
+        namespace, tokens = one.prefix
+        kind = self.kinds[group]
+        assert not isinstance(kind, RecurrentState)
+        for query in range(one.start, one.stop):
+            for position in range(kind.first_read(query), query + 1):
+                block, cell = self._place(group, one, position)
+                found = self.cells[block][cell]
+                self.num_reads += 1
+                if found != (group, (namespace, tokens[: position + 1])):
+                    raise WrongRead(
+                        f"{one.name} computes [{one.start}, {one.stop}) and reads at position"
+                        f" {position} of group {group}, in block {block}: {found}"
+                    )
+
+    def _advance(self, group: int, one: Work) -> None:
+        """A forward from the first token on begins with a state of its own."""
+        [block] = one.tables[group]
+        if block == NULL:
+            raise WrongRead(f"{one.name} has no state of group {group}")
+        namespace, tokens = one.prefix
+        self.num_reads += 1
+        if one.start and self.cells[block] != self._state(group, (namespace, tokens[: one.start])):
+            raise WrongRead(
+                f"{one.name} goes on from {one.start} with another state of group {group}, in"
+                f" block {block}: {self.cells[block]}"
+            )
+        self.cells[block] = self._state(group, (namespace, tokens[: one.stop]))
+
+    def _state(self, group: int, prefix: Prefix) -> list[Cell]:
+        return [(group, prefix, "state", cell) for cell in range(self.block_size)]

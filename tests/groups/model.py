@@ -1,0 +1,428 @@
+"""The specification of groups, part three: the calls of a manager.
+
+Written from the rules of nodes and groups, before the core: a manager that agrees with itself
+could still break each of them, and serve wrong K/V. The calls are those of ``BlockManager``; a
+few return what that will have to tell besides.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from tests.groups import memory
+from tests.groups.model_admission import ModelAdmission
+from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep
+
+
+class ModelManager(ModelAdmission):
+    """A manager for any set of groups, by looking at everything every time."""
+
+    handles = itertools.count(1)
+    lookahead = 0
+    """Tokens that may be taken back after they were committed: drafts."""
+
+    steps_in_flight = 0
+    open_steps: tuple[int, ...] = ()
+    tickets = 0
+    moved: list[Seq]
+    """Whose states the step that is being launched may move."""
+
+    # ---- all or nothing -----------------------------------------------------------------
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.held.clear()
+            self.settle()
+
+    # ---- prompts ------------------------------------------------------------------------
+
+    def match(self, tokens: list[int], namespace: bytes = b"") -> int:
+        """The tokens that ``admit`` would find at this moment."""
+        seq = Seq(0, namespace, list(tokens), [])
+        plan = self.best_plan(seq, len(tokens))
+        return 0 if plan is None else plan.cached
+
+    def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
+        seq = Seq(next(self.handles), namespace, list(tokens), [])
+        with self.call():
+            self.place(seq, len(tokens) if num_slots is None else num_slots)
+            self.seqs[seq.handle] = seq
+        return seq.handle
+
+    def resume(self, handle: int, num_slots: int | None = None) -> None:
+        seq = self.seqs[handle]
+        assert seq.preempted
+        with self.call():
+            self.place(seq, len(seq.tokens) if num_slots is None else num_slots)
+
+    # ---- growth -------------------------------------------------------------------------
+
+    def num_slots(self, seq: Seq) -> int:
+        lengths = [len(seq.tables[group]) for group, _ in self.attention()]
+        return min(lengths) * self.size if lengths else 1 << 40
+
+    def shared_at(self, seq: Seq) -> dict[int, Block]:
+        """By group the block of the next token, if another one may read it."""
+        unit = len(seq.tokens) // self.size
+        found = {}
+        for group, _ in self.attention():
+            table = seq.tables[group]
+            block = table[unit] if unit < len(table) else None
+            if block and (self.references(block) > 1 or block.content is not None):
+                found[group] = block
+        return found
+
+    def grow(self, seq: Seq, num_slots: int, *, write: bool) -> None:
+        """Slots for so many tokens, and the block of the next one private: all or nothing."""
+        shared = self.shared_at(seq) if write else {}
+        if shared and self.recurrent() and not seq.stands:
+            raise WrongStep  # what a forward wrote there stays behind, and its state cannot go back
+        units = self.units(num_slots)
+        more = sum(max(0, units - len(seq.tables[group])) for group, _ in self.attention())
+        if more + len(shared) > self.available():
+            raise OutOfBlocks
+        fresh = iter(self.take(more + len(shared)))
+        unit = len(seq.tokens) // self.size
+        start = unit * self.size
+        brought = max(0, seq.computed - start)
+        least = brought
+        for group, block in shared.items():
+            own = next(fresh)
+            seq.tables[group][unit] = own
+            if brought:
+                least = min(least, self.record(group, block, own, brought))
+        if shared:
+            seq.computed = min(seq.computed, start + least)
+        for group, _ in self.attention():
+            table = seq.tables[group]
+            table += itertools.islice(fresh, max(0, units - len(table)))
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        seq = self.running(handle)
+        with self.call():
+            self.grow(seq, num_slots, write=num_slots > len(seq.tokens))
+
+    def append(self, handle: int, tokens: list[int]) -> None:
+        seq = self.running(handle)
+        with self.call():
+            self.grow(seq, len(seq.tokens) + len(tokens), write=True)
+            seq.tokens += tokens
+
+    def running(self, handle: int) -> Seq:
+        seq = self.seqs[handle]
+        assert not seq.preempted
+        return seq
+
+    # ---- what was computed --------------------------------------------------------------
+
+    def commit(self, handle: int, computed: int) -> None:
+        """Declares K/V written up to here, and that the states stand here."""
+        seq = self.running(handle)
+        assert seq.computed <= computed <= min(len(seq.tokens), self.num_slots(seq))
+        with self.call():
+            seq.computed = computed
+            seq.stands = not self.open_steps
+            self.promote(seq)
+            self.keep_state(seq)
+            self.drop_windows(seq)
+
+    def promote(self, seq: Seq) -> None:
+        """Makes full computed units findable, group by group (rule 5)."""
+        while seq.promoted < seq.computed // self.size:
+            unit = seq.promoted
+            prefix = seq.prefix((unit + 1) * self.size)
+            own = {g: seq.tables[g][unit] for g, _ in self.attention()}
+            if any(b and self.is_destination(b) for b in own.values()):
+                return
+            for group, block in own.items():
+                if block is None:
+                    continue  # it has left the window before it was decided
+                twin = self.find((group, prefix))
+                if twin is None:
+                    block.content = (group, prefix)
+                else:
+                    seq.tables[group][unit] = twin
+            seq.promoted += 1
+            if self.serves(prefix):
+                self.stamps.setdefault(prefix, next(self.clock))
+            self.settle()
+
+    def is_destination(self, block: Block) -> bool:
+        return any(block is copy.destination for copy in self.pending + self.flight)
+
+    def keep_state(self, seq: Seq) -> None:
+        """At a stop the state becomes findable, and the sequence goes on in a copy (rule 9)."""
+        groups = self.recurrent()
+        if seq.computed not in seq.stops or not seq.stands:
+            return
+        prefix = seq.prefix(seq.computed)
+        seq.stops.discard(seq.computed)
+        missing = [group for group in groups if self.find((group, prefix)) is None]
+        if any(self.unresolved(seq.tables[group][0] or Block(0)) for group in missing):
+            return
+        if len(missing) > self.available() or seq.promoted * self.size < seq.computed:
+            return
+        fresh = self.take(len(missing))
+        for group, successor in zip(missing, fresh, strict=True):
+            [state] = seq.tables[group]
+            assert state is not None
+            state.content = (group, prefix)
+            seq.tables[group] = [successor]
+            self.record(group, state, successor, self.size)
+        if self.serves(prefix):
+            self.stamps[prefix] = next(self.clock)
+
+    def drop_windows(self, seq: Seq) -> None:
+        """Gives back what no query to come reads, drafts that are taken back included (rule 12)."""
+        for group, kind in self.attention():
+            first = self.first_unit(kind, max(0, seq.computed - self.lookahead))
+            table = seq.tables[group]
+            table[:first] = [None] * min(first, len(table))
+
+    # ---- several sequences --------------------------------------------------------------
+
+    def fork(self, handle: int, count: int = 1) -> list[int]:
+        """Blocks of attention are shared; each child has states of its own (rule 9)."""
+        parent = self.running(handle)
+        groups = self.recurrent()
+        if groups and not parent.stands:
+            raise WrongStep
+        if count * len(groups) > self.available():
+            raise OutOfBlocks
+        made = []
+        with self.call():
+            fresh = iter(self.take(count * len(groups)))
+            for _ in range(count):
+                child = Seq(next(self.handles), b"", [], [])
+                self.become_fork(child, parent, {group: next(fresh) for group in groups})
+                self.seqs[child.handle] = child
+                made.append(child.handle)
+        return made
+
+    def reparent(self, handles: list[int], parents: list[int]) -> None:
+        """Each sequence goes on from what its parent, by position, was before the call."""
+        seqs = [self.running(handle) for handle in handles]
+        changed = [(seqs[i], seqs[p]) for i, p in enumerate(parents) if p != i]
+        groups = self.recurrent()
+        if groups and not all(parent.stands for _, parent in changed):
+            raise WrongStep
+        if len(changed) * len(groups) > self.available():
+            raise OutOfBlocks
+        with self.call():
+            fresh = iter(self.take(len(changed) * len(groups)))
+            before = {
+                seq.handle: replace(seq, tokens=list(seq.tokens), tables=list(seq.tables))
+                for seq in seqs
+            }
+            self.held += [b for seq in seqs for table in seq.tables for b in table if b]
+            for seq, parent in changed:
+                states = {group: next(fresh) for group in groups}
+                self.become_fork(seq, before[parent.handle], states)
+
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        units = self.units(len(parent.tokens))
+        child.namespace, child.tokens = parent.namespace, list(parent.tokens)
+        child.tables, child.stands = [table[:units] for table in parent.tables], parent.stands
+        child.computed, child.cached = parent.computed, parent.cached
+        child.promoted, child.stops = parent.promoted, set(parent.stops)
+        for group, block in states.items():
+            [state] = parent.tables[group]
+            assert state is not None
+            child.tables[group] = [block]
+            if parent.computed:
+                self.record(group, state, block, self.size)
+
+    # ---- taking back --------------------------------------------------------------------
+
+    def truncate(self, handle: int, num_tokens: int) -> int:
+        """Never fails: what is computed falls to where every group can go on (rule 12)."""
+        seq = self.running(handle)
+        assert 1 <= num_tokens <= len(seq.tokens)
+        with self.call():
+            before = seq.computed
+            del seq.tokens[num_tokens:]
+            for group, _ in self.attention():
+                del seq.tables[group][self.units(num_tokens) :]
+            most = min(before, num_tokens)
+            length = next(p for p in range(most, -1, -1) if self.can_fall_to(seq, p, before))
+            self.fall_to(seq, length, before)
+            seq.promoted = min(seq.promoted, length // self.size)
+            seq.cached = min(seq.cached, length)
+        return length
+
+    def can_fall_to(self, seq: Seq, length: int, before: int) -> bool:
+        for group, kind in self.attention():
+            for unit in range(self.first_unit(kind, length), self.units(length)):
+                end = (unit + 1) * self.size
+                if self.own(seq, group, unit) is None and (
+                    end > length or self.find((group, seq.prefix(end))) is None
+                ):
+                    return False
+        if length == 0 or not self.recurrent():
+            return True
+        if length == before and seq.stands:
+            return True
+        return all(self.state_to_go_back_to(seq, group, length) for group in self.recurrent())
+
+    def own(self, seq: Seq, group: int, unit: int) -> Block | None:
+        table = seq.tables[group]
+        return table[unit] if unit < len(table) else None
+
+    def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
+        """A kept state; none if a copy that is not applied reads or writes the sequence's own."""
+        [state] = seq.tables[group]
+        source = self.find((group, seq.prefix(length)))
+        if state is None or source is None or self.unresolved(state) or self.unresolved(source):
+            return None
+        return source
+
+    def fall_to(self, seq: Seq, length: int, before: int) -> None:
+        covered = []
+        for group, kind in self.attention():
+            table = seq.tables[group]
+            first = self.first_unit(kind, length)
+            for unit in range(first, length // self.size):
+                if table[unit] is None:
+                    table[unit] = self.find((group, seq.prefix((unit + 1) * self.size)))
+            end = first
+            while end < len(table) and table[end] is not None:
+                end += 1
+            covered.append(max(end, first))
+        for group, _ in self.attention():
+            del seq.tables[group][min(covered) :]
+        if length < before or not seq.stands:
+            for group in self.recurrent() if length else ():
+                source = self.state_to_go_back_to(seq, group, length)
+                [state] = seq.tables[group]
+                assert source is not None
+                assert state is not None
+                self.record(group, source, state, self.size)
+            seq.stands = True
+        seq.computed = length
+
+    def give_back(self, seq: Seq) -> None:
+        """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
+        self.keep_end(seq)
+        seq.tables = [[] for _ in self.kinds]
+        path = seq.prefix(seq.computed)
+        self.touch(path)
+
+    def keep_end(self, seq: Seq) -> None:
+        """The state where it stands, and the tokens of a unit that is not full."""
+        prefix, unit = seq.prefix(seq.computed), seq.computed // self.size
+        rest = seq.computed % self.size
+        if not seq.computed or (self.recurrent() and not seq.stands):
+            return
+        if seq.promoted < unit or (rest and not rest >= self.min_partial_tokens > 0):
+            return
+        if self.found_at(prefix) is not None:
+            return
+        ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
+        if rest:
+            ends += [
+                (group, self.own(seq, group, unit))
+                for group, kind in self.attention()
+                if kind.first_read(seq.computed) < seq.computed
+            ]
+        for group, block in ends:
+            taken = self.find((group, prefix)) is not None
+            if taken:
+                continue
+            if block is None or self.references(block) > 1 or block.content is not None:
+                return
+            if self.is_destination(block):
+                return
+        for group, block in ends:
+            if self.find((group, prefix)) is None:
+                assert block is not None
+                block.content = (group, prefix)
+
+    def preempt(self, handle: int) -> None:
+        seq = self.running(handle)
+        with self.call():
+            self.give_back(seq)
+            seq.computed = seq.cached = seq.promoted = 0
+            seq.stops.clear()
+            seq.preempted = True
+
+    def free(self, handle: int) -> None:
+        seq = self.seqs[handle]
+        with self.call():
+            if not seq.preempted:
+                self.give_back(seq)
+            del self.seqs[handle]
+
+    # ---- steps --------------------------------------------------------------------------
+
+    def take_copies(self) -> list[memory.Copy]:
+        """Closes the planning of a step: its forward may move the states of all that can go on."""
+        assert not self.flight
+        self.flight, self.pending = self.pending, []
+        self.tickets, self.moved = self.tickets + 1, []
+        if self.steps_in_flight:
+            self.open_steps += (self.tickets,)
+        for seq in self.seqs.values():
+            if not seq.preempted and seq.computed < min(len(seq.tokens), self.num_slots(seq)):
+                self.moved += [seq] if seq.stands else []
+                seq.stands = False
+        return [
+            memory.Copy(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.flight
+        ]
+
+    def copies_applied(self) -> None:
+        with self.call():
+            self.flight = []
+
+    def copies_aborted(self) -> None:
+        with self.call():
+            self.pending = self.flight + self.pending
+            self.flight = []
+            self.open_steps = self.open_steps[:-1]
+            for seq in self.moved:
+                seq.stands = True  # nothing was launched
+
+    def complete(self) -> None:
+        """The oldest step in flight is done."""
+        self.open_steps = self.open_steps[1:]
+
+    # ---- looking at it ------------------------------------------------------------------
+
+    def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
+        seq = self.running(handle)
+        return tuple(
+            tuple(memory.NULL if block is None else block.id for block in table)
+            for table in seq.tables
+        )
+
+    def violations(self) -> list[str]:
+        """What no call may leave behind."""
+        found = []
+        running = [seq for seq in self.seqs.values() if not seq.preempted]
+        states = [seq.tables[group][0] for seq in running for group in self.recurrent()]
+        if len(states) != len(set(states)):
+            found.append("two sequences share a state")
+        if any(block is None or block.content for block in states):
+            found.append("a state that is written is findable")
+        destinations = [c.destination for c in self.pending]
+        if len(destinations) != len(set(destinations)):
+            found.append("a copy has two sources")
+        if {c.source for c in self.pending} & set(destinations):
+            found.append("a copy reads what another one writes")
+        needed = {c for prefix in self.stamps for c in self.needs(prefix)}
+        found += [f"{content} is needed and gone" for content in needed if not self.find(content)]
+        found += [f"{b} is of no use" for b in self.idle_blocks() if b.content not in needed]
+        contents = [b.content for b in self.blocks if b.content is not None]
+        if len(contents) != len(set(contents)):
+            found.append("two blocks are findable by one content")
+        for seq in running:
+            for group, kind in self.attention():
+                first = self.first_unit(kind, seq.computed)
+                if None in seq.tables[group][first:]:
+                    found.append(f"sequence {seq.handle} has a gap in group {group}")
+        return found

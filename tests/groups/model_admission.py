@@ -1,0 +1,195 @@
+"""The specification of groups, part two: what of a prompt is found, and what admitting it takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.groups.kinds import Kind
+from tests.groups.memory import Prefix
+from tests.groups.model_pool import Block, ModelPool, NeverFits, OutOfBlocks, Seq, cut
+
+
+@dataclass
+class Plan:
+    """What an admission would do.
+
+    Attributes:
+        cached: Tokens found.
+        shared: By group, the units that are held together with others: from the first on that the
+            group still reads.
+        copied: By group, what holds the tokens of the unit in which the prompt goes on, or the
+            state there; it is copied, or taken over.
+        taken_over: Nobody else can find it any more, so no copy is made.
+        fresh: Blocks to take.
+    """
+
+    cached: int
+    shared: dict[int, list[Block]] = field(default_factory=dict)
+    copied: dict[int, Block] = field(default_factory=dict)
+    taken_over: bool = False
+    fresh: int = 0
+
+    def acquired(self) -> set[Block]:
+        return {b for blocks in self.shared.values() for b in blocks} | set(self.copied.values())
+
+
+class ModelAdmission(ModelPool):
+    """Finds prompts a place."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kinds: Sequence[Kind],
+        *,
+        min_partial_tokens: int = 0,
+    ) -> None:
+        super().__init__(num_blocks, block_size, kinds)
+        self.min_partial_tokens = min_partial_tokens
+
+    def most_like(self, group: int, prefix: Prefix) -> Block | None:
+        """A block of the group whose unit begins with the last tokens of the prefix."""
+        length = len(prefix[1])
+        start = length // self.size * self.size
+        for block in self.blocks:
+            if block.content is None or block.content[0] != group:
+                continue
+            longer = block.content[1]
+            if start < len(longer[1]) <= start + self.size and cut(longer, length) == prefix:
+                return block
+        return None
+
+    def found_at(self, prefix: Prefix) -> Plan | None:
+        """How a prompt could go on after this prefix; None if some group cannot serve it."""
+        length = len(prefix[1])
+        full, rest = divmod(length, self.size)
+        plan = Plan(length)
+        for group, kind in self.attention():
+            plan.shared[group] = []
+            for unit in range(self.first_unit(kind, length), full):
+                block = self.find((group, cut(prefix, (unit + 1) * self.size)))
+                if block is None:
+                    return None
+                plan.shared[group].append(block)
+            if rest:  # all groups, for the block may become findable as a whole unit
+                block = self.most_like(group, prefix)
+                if block is None:
+                    return None
+                plan.copied[group] = block
+        for group in self.recurrent() if length else ():
+            block = self.find((group, prefix))
+            if block is None or self.unresolved(block):
+                return None
+            plan.copied[group] = block
+        return plan
+
+    def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
+        """Nobody uses it, and it is no part of anything longer."""
+        idle = self.idle_blocks()
+        return all(
+            block in idle and block.content == (group, prefix)
+            for group, block in plan.copied.items()
+        )
+
+    def plans(self, seq: Seq, num_slots: int) -> Iterator[Plan]:
+        """The best first: what is tried where the ones before it do not fit (rule 14)."""
+        last = len(seq.tokens) - 1  # one token is always left to compute
+        lengths = range(last, 0, -1)
+        allowed = (p for p in lengths if p % self.size >= self.min_partial_tokens > 0)
+        partial = next(((p, f) for p in allowed if (f := self.found_at(seq.prefix(p)))), None)
+        whole = next(
+            ((p, f) for p in lengths if p % self.size == 0 and (f := self.found_at(seq.prefix(p)))),
+            None,
+        )
+        for found in (partial, whole):
+            if found is None or (found is partial and whole is not None and whole[0] > found[0]):
+                continue
+            length, plan = found
+            may_take_over = bool(plan.copied) and self.can_be_taken_over(plan, seq.prefix(length))
+            if length % self.size and may_take_over:
+                plan.taken_over = True  # a tail is of use to whoever continues it
+            yield self.priced(plan, num_slots)
+            if may_take_over and not plan.taken_over:
+                yield self.priced(
+                    Plan(plan.cached, plan.shared, plan.copied, taken_over=True), num_slots
+                )
+        yield self.priced(Plan(0, {group: [] for group, _ in self.attention()}), num_slots)
+
+    def priced(self, plan: Plan, num_slots: int) -> Plan:
+        units = self.units(max(num_slots, plan.cached))
+        plan.fresh = len(self.recurrent())
+        for group, kind in self.attention():
+            first = self.first_unit(kind, plan.cached)
+            plan.fresh += max(0, units - first) - len(plan.shared[group])
+        if plan.taken_over:
+            plan.fresh -= len(plan.copied)
+        return plan
+
+    def fits(self, plan: Plan) -> bool:
+        idle = len(plan.acquired().intersection(self.idle_blocks()))
+        return plan.fresh + idle <= self.available()
+
+    def best_plan(self, seq: Seq, num_slots: int) -> Plan | None:
+        return next((plan for plan in self.plans(seq, num_slots) if self.fits(plan)), None)
+
+    def peak(self, num_slots: int) -> int:
+        """Blocks of a sequence whose forward writes all of them, and finds nothing."""
+        kinds = sum(1 for _ in self.attention())
+        return kinds * self.units(num_slots) + len(self.recurrent())
+
+    def stops_of(self, seq: Seq) -> set[int]:
+        """Where a state is worth keeping (rule 11): the last unit of the prompt that can be served,
+        and the deepest one that attention alone could serve, where prompts have parted."""
+        states = self.recurrent()
+        if not states:
+            return set()
+        last = (len(seq.tokens) - 1) // self.size * self.size
+
+        def served(length: int) -> bool:
+            needed = [c for c in self.needs(seq.prefix(length)) if c[0] not in states]
+            return all(map(self.find, needed))
+
+        return {last, next(filter(served, range(last, 0, -self.size)), last)} - {0}
+
+    def place(self, seq: Seq, num_slots: int) -> None:
+        """Gives a sequence its blocks, or raises and has done nothing."""
+        if self.peak(max(num_slots, len(seq.tokens))) > len(self.blocks):
+            raise NeverFits
+        plan = self.best_plan(seq, num_slots)
+        if plan is None:
+            raise OutOfBlocks
+        stops = self.stops_of(seq)
+        self.held += plan.acquired()
+        if plan.taken_over:
+            for block in plan.copied.values():
+                block.content = None
+            self.settle()
+        fresh = iter(self.take(plan.fresh))
+        units = self.units(max(num_slots, plan.cached))
+        seq.tables = [[] for _ in self.kinds]
+        for group, kind in self.attention():
+            first = self.first_unit(kind, plan.cached)
+            table = seq.tables[group]
+            table += [None] * first + plan.shared[group]
+            if group in plan.copied:
+                self.go_on(seq, group, plan, fresh)
+            table += itertools.islice(fresh, units - len(table))
+        for group in self.recurrent():
+            if group in plan.copied:
+                self.go_on(seq, group, plan, fresh)
+            else:
+                seq.tables[group].append(next(fresh))
+        seq.computed = seq.cached = plan.cached
+        seq.promoted = plan.cached // self.size
+        seq.stands, seq.preempted = True, False
+        seq.stops = {stop for stop in stops if stop > plan.cached}
+
+    def go_on(self, seq: Seq, group: int, plan: Plan, fresh: Iterator[Block]) -> None:
+        source = plan.copied[group]
+        block = source if plan.taken_over else next(fresh)
+        seq.tables[group].append(block)
+        if not plan.taken_over:
+            brought = plan.cached % self.size if group not in self.recurrent() else self.size
+            self.record(group, source, block, brought)

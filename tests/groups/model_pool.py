@@ -1,0 +1,229 @@
+"""The specification of groups, part one: blocks, boundaries, eviction and copies.
+
+Everything is found by looking at everything. A cached block knows its group and the whole prefix
+that it holds; whether it is in use is recomputed from the tables and the copies.
+
+A *boundary* is a prefix at which a prompt can go on: every group holds what the next query reads.
+Boundaries, not blocks, are remembered and evicted (rule 15). An idle block that no boundary needs
+is free at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.groups.kinds import Attention, Kind, RecurrentState
+from tests.groups.memory import Prefix
+
+Content = tuple[int, Prefix]
+"""A group, and the prefix that ends with the block: of a state, the one that it has consumed."""
+
+
+class OutOfBlocks(Exception):
+    """Too few blocks at the moment; nothing has changed."""
+
+
+class NeverFits(Exception):
+    """More blocks than there are."""
+
+
+class WrongStep(Exception):
+    """The call has to wait until a commit says where the state stands."""
+
+
+@dataclass(eq=False)
+class Block:
+    id: int
+    content: Content | None = None  # set: findable
+
+    def __repr__(self) -> str:
+        return f"<block {self.id}: {self.content}>"
+
+
+@dataclass(eq=False)
+class Copy:
+    """Leading tokens that go from one block to another; of a state, all of it."""
+
+    group: int
+    source: Block
+    destination: Block
+    num_tokens: int
+
+
+@dataclass(eq=False)
+class Seq:
+    handle: int
+    namespace: bytes
+    tokens: list[int]
+    tables: list[list[Block | None]]
+    """For each group its blocks by unit, None where it holds none; of a state, one block."""
+
+    computed: int = 0
+    cached: int = 0
+    promoted: int = 0
+    """Leading units of which every group has decided whose block is findable."""
+
+    stops: set[int] = field(default_factory=set)
+    """Where a forward should stop, so that a state can be kept there."""
+
+    stands: bool = True
+    """Whether its states are known to stand at ``computed``: no launched forward has moved them."""
+
+    preempted: bool = False
+
+    def prefix(self, length: int) -> Prefix:
+        return self.namespace, tuple(self.tokens[:length])
+
+
+def cut(prefix: Prefix, length: int) -> Prefix:
+    return prefix[0], prefix[1][:length]
+
+
+class ModelPool:
+    """Blocks, by looking at all of them."""
+
+    def __init__(self, num_blocks: int, block_size: int, kinds: Sequence[Kind]) -> None:
+        self.size = block_size
+        self.kinds = tuple(kinds)
+        self.blocks = [Block(i) for i in range(1, num_blocks)]  # block 0 is the null block
+        self.seqs: dict[int, Seq] = {}
+        self.pending: list[Copy] = []
+        self.flight: list[Copy] = []
+        self.held: list[Block] = []  # within a call
+        self.stamps: dict[Prefix, int] = {}
+        self.clock = itertools.count(1)
+        self.evicted = 0
+
+    # ---- groups -------------------------------------------------------------------------
+
+    def attention(self) -> Iterator[tuple[int, Attention]]:
+        for group, kind in enumerate(self.kinds):
+            if not isinstance(kind, RecurrentState):
+                yield group, kind
+
+    def recurrent(self) -> list[int]:
+        return [g for g, kind in enumerate(self.kinds) if isinstance(kind, RecurrentState)]
+
+    def units(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.size)
+
+    def first_unit(self, kind: Attention, position: int) -> int:
+        """The first unit that the query at this position, or a later one, reads or writes."""
+        return kind.first_read(position) // self.size
+
+    def needs(self, prefix: Prefix) -> list[Content]:
+        """What has to be cached for a prompt to go on after this prefix (rules 11 and 13)."""
+        length = len(prefix[1])
+        found: list[Content] = []
+        for group, kind in self.attention():
+            units = range(self.first_unit(kind, length), self.units(length))
+            ends = (min((unit + 1) * self.size, length) for unit in units)
+            found += [(group, cut(prefix, end)) for end in ends]
+        return found + [(group, prefix) for group in self.recurrent() if length]
+
+    # ---- blocks -------------------------------------------------------------------------
+
+    def find(self, content: Content) -> Block | None:
+        return next((block for block in self.blocks if block.content == content), None)
+
+    def references(self, block: Block) -> int:
+        """How often sequences hold it."""
+        return sum(table.count(block) for s in self.seqs.values() for table in s.tables)
+
+    def unresolved(self, block: Block) -> bool:
+        """Whether a copy that is not applied reads or writes it."""
+        return any(block in (c.source, c.destination) for c in self.pending + self.flight)
+
+    def in_use(self) -> set[Block]:
+        used = {b for s in self.seqs.values() for table in s.tables for b in table if b}
+        used.update(self.held)
+        for copy in self.pending + self.flight:
+            used |= {copy.source, copy.destination}
+        return used
+
+    def free_blocks(self) -> list[Block]:
+        used = self.in_use()
+        return [block for block in self.blocks if block not in used and block.content is None]
+
+    def idle_blocks(self) -> list[Block]:
+        used = self.in_use()
+        return [block for block in self.blocks if block not in used and block.content is not None]
+
+    def available(self) -> int:
+        return len(self.free_blocks()) + len(self.idle_blocks())
+
+    # ---- boundaries ---------------------------------------------------------------------
+
+    def serves(self, prefix: Prefix) -> bool:
+        """Whether every group has what the query after this prefix reads."""
+        return all(self.find(content) for content in self.needs(prefix))
+
+    def boundaries(self, prefix: Prefix) -> list[Prefix]:
+        """Of a path, the deepest first: its end, and the end of each unit."""
+        length = len(prefix[1])
+        ends = {length, *range(self.size, length + 1, self.size)} - {0}
+        return [cut(prefix, end) for end in sorted(ends, reverse=True)]
+
+    def touch(self, prefix: Prefix) -> None:
+        """The path was used until now; its deepest boundary goes first."""
+        for boundary in self.boundaries(prefix):
+            if self.serves(boundary):
+                self.stamps[boundary] = next(self.clock)
+
+    def settle(self) -> None:
+        """Drops copies that nobody waits for, forgets boundaries that have lost a block, and frees
+        what no boundary needs."""
+        holders = {b for s in self.seqs.values() for table in s.tables for b in table if b}
+        holders.update(self.held)
+        self.pending = [copy for copy in self.pending if copy.destination in holders]
+        self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
+        needed = {content for prefix in self.stamps for content in self.needs(prefix)}
+        for block in self.idle_blocks():
+            if block.content not in needed:
+                block.content = None
+
+    def runs_along(self, boundary: Prefix) -> bool:
+        """Whether a running sequence goes on from it."""
+        length = len(boundary[1])
+        return any(
+            s.prefix(length) == boundary and s.computed >= length
+            for s in self.seqs.values()
+            if not s.preempted
+        )
+
+    def next_victim(self) -> Prefix:
+        """The oldest path first, and the deepest boundary of it; paths in use last.
+
+        A boundary whose blocks are all in use frees nothing, and is no victim.
+        """
+        idle = {block.content for block in self.idle_blocks()}
+        candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
+
+        def order(prefix: Prefix) -> tuple[bool, int]:
+            in_use = self.runs_along(prefix)
+            return in_use, -self.stamps[prefix] if in_use else self.stamps[prefix]
+
+        return min(candidates, key=order)
+
+    def take(self, count: int) -> list[Block]:
+        """So many free blocks; the caller knows that there are as many."""
+        while len(self.free_blocks()) < count:
+            del self.stamps[self.next_victim()]
+            self.settle()
+            self.evicted += 1
+        taken = self.free_blocks()[:count]
+        self.held += taken
+        return taken
+
+    # ---- copies -------------------------------------------------------------------------
+
+    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+        """Plans a copy, from where the source itself comes from; the tokens it brings."""
+        for copy in self.pending:
+            if copy.destination is source:
+                source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
+        if num_tokens:
+            self.pending.append(Copy(group, source, destination, num_tokens))
+        return num_tokens
