@@ -213,6 +213,7 @@ nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::han
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
   check_retention(level, ttl);
+  self.core.check_retaining("retain_prefix");
   nb::object blocks;
   self.core.retain_prefix(to_look_up(self, prompt, values), level, ttl,
                           announce_to<std::int64_t>(blocks));
@@ -222,6 +223,7 @@ nb::object retain_prefix(Core& self, nb::handle tokens, nb::handle name, nb::han
 nb::object pin(Core& self, nb::handle tokens, nb::handle name, nb::handle extras) {
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
+  self.core.check_retaining("pin");
   nb::object number;
   self.core.pin(to_look_up(self, prompt, values), announce_to<std::int64_t>(number));
   return number;

@@ -82,6 +82,8 @@ class Store {
   RetainingPolicy::Pin view_pin(std::int64_t pin) const;
   void set_time(double seconds);
   double time() const;
+  // Throws unless there is retention to do this call.
+  void check_retaining(const char* call) const;
 
   // Held by every call that is not const. Readers hold it as well.
   Monitor& monitor() const { return monitor_; }
@@ -154,8 +156,7 @@ class Store {
                            std::int64_t limit, NodeId node, const ExtrasIds* extras,
                            std::int32_t* out);
 
-  // pins.cc: by partition, as every call on retention is. Each throws unless there is retention.
-  void check_retaining(const char* call) const;
+  // retention.cc: by partition, as every call on retention is. Throws unless there is retention.
   RetainingPolicy& retaining(const char* call, int partition) const;
   // The partition that a pin is of. Throws for none that is known.
   RetainingPolicy& pinning(const char* call, std::int64_t pin) const;
