@@ -363,6 +363,13 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("pin: too long", lambda w: w.manager.pin(range(49)), NeverFitsError, "49 tokens"),
     ("pin: extras list", lambda w: w.manager.pin([1], extras=[b"x"]), TypeError, "extras"),
     ("pin: no retention", lambda w: w.plain.pin([1]), ValueError, "retention"),
+    ("pin: neither", lambda w: w.plain.pin(range(10_000)), ValueError, "pin needs a manager with"),
+    (
+        "retain_prefix: neither retention nor room",
+        lambda w: w.plain.retain_prefix(range(10_000), priority=Priority.HIGH),
+        ValueError,
+        "retain_prefix needs a manager with",
+    ),
     ("unpin: twice", lambda w: w.manager.unpin(w.spent_pin), UnknownPinError, "pin"),
     ("unpin: unknown", lambda w: w.manager.unpin(77), UnknownPinError, "77"),
     ("unpin: negative", lambda w: w.manager.unpin(-1), UnknownPinError, "-1"),
