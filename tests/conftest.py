@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,13 @@ settings.load_profile("ci")  # another one: pytest --hypothesis-profile=nightly
 
 MakeManager = Callable[..., BlockManager]
 
+QUICK = {"unit", "golden"}
+"""Folders whose tests are the quick ones."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A worker a core: threads of torch beside them would wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -31,6 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the behavioural tests under this digest; may be repeated"
         " (default: xxh3_128 and constant)",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in QUICK:
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
