@@ -136,6 +136,8 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     ),
     "ports/drift.py": ("tests/ports/test_drift.py tests/ports/test_vllm_options.py",),
     "ports/unsupported.py": ("tests/ports/test_vllm_options.py",),
+    "ports/sglang/keys.py": ("tests/ports/test_sglang_keys.py",),
+    "ports/vllm/options.py": ("tests/ports/test_vllm_options.py",),
     "ports/sglang/*": ("tests/ports/test_sglang_keys.py", "tests/engines/sglang/test_port.py"),
     "ports/vllm/*": ("tests/ports/test_vllm_options.py", "tests/engines/test_planted.py"),
     "ports/commits.py": (*ENGINE, "tests/ports/test_radix.py tests/ports/test_nano_vllm.py"),
