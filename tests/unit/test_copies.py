@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from blockmgr import BlockCopy, StepError, TicketError
+import pytest
+
+from blockmgr import BlockCopy, BlockManager, StepError, TicketError
 from tests.conftest import MakeManager
 from tests.unit.engine import ids, serve, step
-from tests.unit.snapshot import refused
+from tests.unit.snapshot import refused, snapshot
 
 
 def test_a_copy_of_a_copy_comes_from_the_first_source(make_manager: MakeManager) -> None:
@@ -219,3 +221,21 @@ def test_a_cached_source_outlives_its_sequence_with_everything_before_it(
     manager.copies_applied(plan.ticket)
     stats = manager.stats()
     assert (stats.used_blocks, stats.idle_blocks, stats.free_blocks) == (0, 3, 2)
+
+
+def test_copies_that_cannot_be_passed_on_are_not_taken() -> None:
+    """The arrays of the plan are made when it is complete; making them can fail."""
+    manager = BlockManager(8, 4)
+    serve(manager, [1, 2]).fork()
+    for handle in manager.handles():
+        manager.append(handle, [3])
+    before = snapshot(manager)
+
+    def fails(*columns: object) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        manager._core.take_copies(fails)
+    assert snapshot(manager) == before
+    plan = manager.take_copies()
+    assert (plan.ticket, len(plan)) == (2, 1)

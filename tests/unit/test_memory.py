@@ -58,6 +58,17 @@ def test_a_policy_adds_no_more_than_it_says(eviction: str) -> None:
     assert added <= POLICY_BYTES[eviction]
 
 
+def test_the_sample_of_adaptive_is_counted_with_its_table_and_lists() -> None:
+    """It grows with a small pool: 32 entries a block, with what finds and orders them."""
+
+    def usage(num_blocks: int, eviction: str) -> int:
+        options = {"max_seqs": 1, "max_blocks_per_seq": 8, "eviction": eviction}
+        return BlockManager(num_blocks, 16, **options).memory_usage()
+
+    small, large = (usage(n, "adaptive") - usage(n, "lru") for n in (16, 64))
+    assert (large - small) / 48 == 32 * (32 + 8 + 24) + POLICY_BYTES["adaptive"] / 2
+
+
 def test_a_longer_digest_adds_what_it_is_longer() -> None:
     assert bytes_a_block(digest="sha256") - bytes_a_block() == 32 - 16
 
