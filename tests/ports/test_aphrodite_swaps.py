@@ -258,6 +258,19 @@ def test_swaps_know_what_fits() -> None:
     assert not alone.can_swap_out(group([1]))
 
 
+def test_what_is_cached_on_the_device_takes_room_there_too() -> None:
+    manager = space(gpu=3, enable_caching=True)
+    one = group([1] * 7)
+    manager.allocate(one)
+    manager.mark_blocks_as_computed(one)
+    manager.swap_out(one)
+    assert manager.can_swap_in(one) is AllocStatus.OK  # one block is cached, one is fresh
+    one.seqs[0].tokens += [1] * 5
+    assert manager.can_swap_in(one) is AllocStatus.OK
+    one.seqs[0].tokens += [1] * 4
+    assert manager.can_swap_in(one) is AllocStatus.NEVER
+
+
 def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
     manager = space(gpu=6, sliding_window=8)
     seq = Seq(0, [0] * 8)

@@ -145,8 +145,10 @@ def test_what_never_fits_is_told_apart_from_what_does_not_fit_yet(
     manager = make_manager(4, 2, watermark_blocks=1)
     assert manager.can_admit([1] * 6) is Admission.NOW
     assert manager.can_admit([1] * 7) is Admission.NEVER
-    with refused(manager, NeverFitsError, "7 tokens take 4 blocks"):
+    with refused(manager, NeverFitsError, "7 tokens take 4 blocks.* has 4, 1 of them held back"):
         manager.admit([1] * 7)
+    with refused(manager, NeverFitsError, "9 tokens take 5 blocks.* has 4$"):
+        manager.admit([1] * 9, watermark_blocks=0)
     with refused(manager, NeverFitsError):
         manager.admit([1], num_slots=7)
 

@@ -131,7 +131,6 @@ void Sequences::reserve_remaps(const PromotionPlan& plan) {
   if (drops) {
     remaps_.clear();
     remaps_lost_ = true;
-    ++remaps_version_;
   }
 }
 

@@ -485,7 +485,7 @@ class Sequences : public Store {
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;
-  std::int64_t remaps_version_ = 0;  // grows with every change of the log
+  std::int64_t remaps_version_ = 0;  // grows with every record
 
   std::uint32_t first_generation_;  // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
