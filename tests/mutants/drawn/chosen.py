@@ -22,7 +22,8 @@ CORE = (
     f" {UNIT}/test_identity.py {UNIT}/test_retention.py {UNIT}/test_explain.py {UNIT}/test_debug.py"
     f" {UNIT}/test_inspect.py {UNIT}/test_hit_rate_curve.py {UNIT}/test_memory.py"
     f" {UNIT}/test_policies.py {UNIT}/test_python_policy.py {UNIT}/test_shares.py"
-    f" {UNIT}/test_blocks_by_id.py {UNIT}/test_cache_calls.py {UNIT}/test_events.py tests/golden"
+    f" {UNIT}/test_blocks_by_id.py {UNIT}/test_cache_calls.py {UNIT}/test_events.py"
+    f" {UNIT}/test_uncopied.py tests/golden"
 )
 INPUT = (
     f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
@@ -43,7 +44,8 @@ EVENTS = (
 INDEX = (f"{UNIT}/test_worker_index.py {UNIT}/test_index_service.py", *EVENTS[1:])
 VLLM_DIGESTS = f"{UNIT}/test_digest.py tests/property/test_vllm_digests.py"
 ENGINE = (
-    "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py",
+    "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py"
+    " tests/ports/test_engine_bugs.py tests/ports/test_engine_threads.py",
     "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
     " tests/ports/test_engine_models.py",
 )
@@ -51,6 +53,7 @@ ENGINE = (
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
 REST = (CORE, INPUT)
+CONFORMANCE = "tests/conformance/test_manager.py"
 # Under sanitizers: what is read of arguments and written into arrays.
 MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_checker.py")
 
@@ -77,7 +80,8 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "csrc/bindings/*": (
         CORE,
         f"{INPUT} {UNIT}/test_adaptive.py {UNIT}/test_cache_calls.py",
-        f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
+        f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"
+        f" {UNIT}/test_forks_of_the_process.py {UNIT}/test_stray_writes.py",
         ARGUMENTS,
     ),
     # The core, after its own programs.
@@ -95,9 +99,15 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "csrc/*/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),
     "csrc/policies/*": (POLICIES, CORE),
     "csrc/memory/buckets*": (POLICIES, CORE),
-    "csrc/*": (CORE, INPUT, f"{UNIT}/test_interference.py"),
+    "csrc/*": (CORE, INPUT, f"{UNIT}/test_interference.py {CONFORMANCE}"),
     # The package.
-    "manager.py": (CORE, INPUT, f"{UNIT}/test_threads.py {UNIT}/test_isolation.py", MACHINE),
+    "manager.py": (
+        CORE,
+        INPUT,
+        CONFORMANCE,
+        f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
+        MACHINE,
+    ),
     "pool.py": (POOL, INPUT),
     "explain.py": (
         f"{UNIT}/test_explain.py tests/property/test_explain.py",
@@ -144,12 +154,16 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "ports/aphrodite/*": (
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
         " tests/ports/test_aphrodite_defects.py tests/ports/test_aphrodite_swaps.py"
-        " tests/ports/test_aphrodite_tables.py",
+        " tests/ports/test_aphrodite_tables.py tests/ports/test_aphrodite_scheduling.py",
         "tests/conformance/test_ports.py",
     ),
-    "ports/nano_vllm/*": ("tests/ports/test_nano_vllm.py", "tests/conformance/test_ports.py"),
+    "ports/nano_vllm/*": (
+        "tests/ports/test_nano_vllm.py tests/ports/test_nano_small_pools.py",
+        "tests/conformance/test_ports.py",
+    ),
     "ports/radix/*": (
-        "tests/ports/test_radix.py tests/ports/test_radix_defects.py",
+        "tests/ports/test_radix.py tests/ports/test_radix_paged.py"
+        " tests/ports/test_radix_defects.py tests/ports/test_threads.py",
         "tests/ports/test_radix_model.py tests/conformance/test_ports.py",
     ),
     "ports/slots/*": (
