@@ -338,9 +338,15 @@ def test_nobody_leaves_with_what_others_have_found_in_the_same_step(
         manager.free(handle, withdraw=True)
 
 
-def test_a_twin_that_the_same_forward_writes_takes_the_place(make_manager: MakeManager) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_twin_that_the_same_forward_writes_takes_the_place(
+    make_manager: MakeManager, turned: bool
+) -> None:
+    """Block 0 is a twin as any other is."""
     manager = make_manager(12, 2, early_commit=True, dedup="append_only")
     first, second = manager.admit(PROMPT), manager.admit(PROMPT)
+    if turned:
+        first, second = second, first
     for handle in (first, second):
         manager.commit(handle, 7)
     manager.preempt(first, withdraw=True)

@@ -20,7 +20,8 @@ import zmq
 
 from blockmgr.events import Encoder, Publisher, Subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
-from blockmgr.events.publisher import END
+from blockmgr.events.publisher import END, SNAPSHOT
+from blockmgr.events.reader import Reader
 from blockmgr.events.stream import Stream, Verdict
 
 ANY = "tcp://127.0.0.1:0"
@@ -227,6 +228,19 @@ def test_a_gap_that_nobody_can_fill_leaves_nothing_that_may_be_gone(script: Scri
         script.send(5, batch([2]))
         until(lambda: mirror.known.get("w") == {2}, reader)
         assert reader.counts["gap"] == 1
+
+
+@pytest.mark.parametrize("hashes", [{5: [1], 6: [2]}, {}], ids=["some", "none"])
+def test_of_a_publisher_without_snapshots_all_it_can_replay_is_taken(
+    hashes: dict[int, list[int]],
+) -> None:
+    """Whatever was published before that is not known."""
+    mirror = Mirror()
+    replayed = [(number, batch(of)) for number, of in hashes.items()]
+    reader = Reader("w", mirror, lambda request: [] if request == SNAPSHOT else replayed)
+    reader.catch_up()
+    assert mirror.known.get("w", set()) == {one for of in hashes.values() for one in of}
+    assert reader.is_current
 
 
 def test_a_larger_epoch_is_a_restart_and_a_smaller_one_is_ignored(script: Script) -> None:

@@ -85,6 +85,10 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         ARGUMENTS,
     ),
     # The core, after its own programs.
+    "csrc/sequences/monitor*": (
+        f"{UNIT}/test_forks_of_the_process.py {UNIT}/test_threads.py {UNIT}/test_isolation.py",
+        CORE,
+    ),
     "csrc/events/*": EVENTS,
     "csrc/fleet/*": INDEX,
     "csrc/identity/event_columns*": EVENTS,
