@@ -402,19 +402,19 @@ void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::
 // refused call that changed one is noticed.
 void check_fingerprint(Victim& victim) {
   CopyTracker& copies = victim.core.copies_;
-  const struct {
-    const char* name;
-    std::int64_t* count;
-  } counts[] = {{"planned copies", &copies.num_planned_},
-                {"cancelled copies", &copies.num_cancelled_},
-                {"evicted blocks", &partition(victim).num_evicted}};
   const std::string before = victim.core.fingerprint();
-  for (const auto& each : counts) {
-    ++*each.count;
+  const auto check = [&](const char* name, auto& number) {
+    ++number;
     const bool noticed = victim.core.fingerprint() != before;
-    --*each.count;
-    if (!noticed) throw Violation(std::string("the fingerprint has no number of ") + each.name);
-  }
+    --number;
+    if (!noticed) throw Violation(std::string("the fingerprint has no number of ") + name);
+  };
+  check("planned copies", copies.num_planned_);
+  check("cancelled copies", copies.num_cancelled_);
+  Pool::Partition& own = partition(victim);
+  check("evicted blocks", own.num_evicted);
+  if (own.retention && own.range().count)
+    check("hints", own.retention->kept_[own.range().first].hint);
 }
 
 std::vector<Tampering> everything() {
