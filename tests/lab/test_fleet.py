@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -55,6 +56,18 @@ def test_every_request_is_served_once_and_no_fleet_beats_its_bound(router: str) 
         assert counts(fleet(CHAT, replicas, least + 200, config, router).replicas[0]) == counts(
             result.replicas[0]
         )
+
+
+def test_a_result_names_its_router() -> None:
+    def first(setting: Setting) -> Any:
+        del setting
+        return lambda _arrival, _views: 0
+
+    blocks = 400
+    assert fleet(CHAT, 2, blocks, ReplayConfig(block_size=16), "random").router == "random"
+    assert fleet(CHAT, 2, blocks, ReplayConfig(block_size=16), first).router == "first"
+    nameless = partial(first)
+    assert fleet(CHAT, 2, blocks, ReplayConfig(block_size=16), nameless).router == "own"
 
 
 class Fake:
