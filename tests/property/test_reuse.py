@@ -137,6 +137,25 @@ def test_the_curve_is_what_managers_of_the_other_sizes_find(
     assert sizes.others
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_curve_stays_right_when_its_ticks_are_numbered_again(seed: int) -> None:
+    """Uses are numbered; a long run needs many times the numbers that there are."""
+    rng = random.Random(seed)
+    first = BlockManager(90, 1, ghost_blocks=90)
+    others = {size: BlockManager(size, 1) for size in (10, 40, 89, 90, 91, 130, 180)}
+    for _ in range(1_500):
+        tokens = [min(int(rng.expovariate(0.05)), 99), *(rng.randint(0, 2) for _ in range(3))]
+        for manager in (first, *others.values()):
+            handle = manager.admit(tokens)
+            manager.commit(handle, len(tokens))
+            manager.free(handle)
+    curve = first.hit_rate_curve()
+    found = {size: manager.stats().hit_tokens for size, manager in others.items()}
+    assert {size: int(curve.hit_tokens[size]) for size in others} == found
+    assert len(set(found.values())) > 4
+    first.check_invariants()
+
+
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize(
     "options",

@@ -73,7 +73,7 @@ def silent(tree: ast.Module) -> set[tuple[int, int]]:
             unread += [node.returns] if node.returns else []
             unread += [d for d in node.decorator_list if ast.unparse(d) == "overload"]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            unread += node.body
+            unread += [node.test, *node.body]
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             unread.append(node)
     return {spot for node in unread for spot in spots(node)}
