@@ -49,7 +49,6 @@ ENGINE = (
     "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
     " tests/ports/test_engine_models.py",
 )
-# A command in a process of its own is that of the package as it is installed, not of the mutant.
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
 REST = (CORE, INPUT)

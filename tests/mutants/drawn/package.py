@@ -29,6 +29,11 @@ ANY_MEMORY = resource.RLIM_INFINITY  # sanitizers ask for more address space tha
 SLOWER = 5
 SECONDS = 30  # of processor time any run of tests may take, however fast it is without a bug
 REFUSALS = (1, 2, 3, 4)  # of pytest: a test failed, or a module could not be imported
+# Programs that tests start find the copy too, and not the editable install that would come first.
+FIRST = """
+import sys
+sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+"""
 INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 
@@ -66,6 +71,7 @@ class Package:
         for part in ROOT.iterdir():
             if part.name != "blockmgr" and not part.name.startswith("."):
                 (self.folder / part.name).symlink_to(part)
+        (self.folder / "sitecustomize.py").write_text(FIRST)
         import blockmgr._core
 
         shutil.copy(blockmgr._core.__file__, self._extension)
@@ -172,6 +178,7 @@ class Package:
         command = [sys.executable, "-c", BARE, *tests.split()]
         variables = {
             "MUTANT": str(self.folder),
+            "PYTHONPATH": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
             **self._loaded,
