@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockmgr import BlockManager, namespace_key, vllm_extras
+from blockmgr import BlockManager, _core, namespace_key, vllm_extras
 from blockmgr import digest as digest_module
 from blockmgr.vllm_keys import Keys, vllm_keys
 from tests.unit.engine import cache, serve
@@ -197,3 +197,9 @@ def test_a_library_that_computes_something_else_is_not_used(
         assert manager.block_digests(list(range(16)))[0].hex() == FIRST
     digest_module._evp_addresses.cache_clear()
     assert digest_module._evp_addresses() is not None
+
+
+@pytest.mark.parametrize("key", [1.5, None, True, [1], {"a": 1}, ("a", 1.5)], ids=repr)
+def test_a_key_of_another_type_is_refused(key: object) -> None:
+    with pytest.raises(TypeError, match="keys must be str, bytes, int or tuples of them, got"):
+        _core.cbor_of(key)
