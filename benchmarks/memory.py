@@ -16,7 +16,7 @@ COLUMNS = 2048
 
 def block_budget(block_size: int) -> int:
     """Bytes a block may take: its record, index, digest and tokens."""
-    return 96 + 4 * block_size
+    return 126 + 5 * block_size
 
 
 def row_budget(max_blocks: int) -> int:

@@ -231,7 +231,7 @@ void count_copies() {
   }
   const auto calls = static_cast<std::int64_t>(parents.size());
   std::vector<Handle> children(parents.size());
-  std::vector<Copy> copies;
+  std::vector<BlockCopy> copies;
   const Token token = 1;
   for (const bool counted : {false, true}) {
     const auto fork = [&] {
@@ -357,7 +357,7 @@ void count_pool() {
   config.block_size = kBlockSize;
   BlockPool pool(config, std::make_unique<UncountedDigester>());
   Prompts prompts;
-  std::vector<BlockId> taken(kChain);
+  std::vector<NodeId> taken(kChain);
   std::vector<std::int64_t> ids(kChain);
   for (const bool counted : {false, true}) {
     const Tokens tokens = prompts.draw(kChain * kBlockSize);

@@ -39,7 +39,7 @@ UNHASHED = (
 )
 SCATTERED = (
     "two cache misses a block, for its record and its tokens; the tree reads memory in order: "
-    "[what a scattered match costs](design/what-a-scattered-match-costs.md)"
+    "[identity apart from place](design/nodes-and-blocks.md)"
 )
 REASONS = {
     "cold": UNHASHED,

@@ -34,17 +34,20 @@ struct Victim {
   std::mt19937_64& rng;
 
   std::size_t below(std::size_t bound) { return rng() % bound; }
-  // A block for which this holds, or kNoBlock.
+  // A node for which this holds, or kNoNode. Some ids are free.
   template <class Holds>
-  BlockId block(Holds holds) {
-    const int first = core.blocks_.count - core.pool_.capacity();
-    const int size = core.pool_.capacity();
+  NodeId node(Holds holds) {
+    const int size = core.nodes_.count;
     const auto start = static_cast<int>(below(static_cast<std::size_t>(size)));
     for (int i = 0; i < size; ++i) {
-      const BlockId b = first + (start + i) % size;
-      if (holds(b, core.blocks_[b])) return b;
+      const NodeId n = (start + i) % size;
+      if (holds(n, core.nodes_[n])) return n;
     }
-    return kNoBlock;
+    return kNoNode;
+  }
+  // One that has a block, or kNoNode.
+  NodeId owner() {
+    return node([&](NodeId n, const Node&) { return core.nodes_.block(n) != kNoBlock; });
   }
   // A running sequence with a block at least, or nullptr.
   Sequence* running() {
@@ -67,52 +70,52 @@ Undo set(Field& field, Value value) {
   return [&field, before] { field = before; };
 }
 
-using Holds = bool (*)(BlockId, const Block&);
-bool any(BlockId, const Block&) { return true; }
-bool cached(BlockId, const Block& k) { return k.keyed(); }
-bool pending(BlockId, const Block& k) { return k.copy_source != kNoBlock; }
-bool deep(BlockId, const Block& k) { return k.keyed() && k.parent >= 0; }
-bool has_extras(BlockId, const Block& k) { return k.keyed() && k.extras; }
+using Holds = bool (*)(NodeId, const Node&);
+bool any(NodeId, const Node&) { return true; }
+bool cached(NodeId, const Node& k) { return k.keyed(); }
+bool pending(NodeId, const Node& k) { return k.copy_source != kNoNode; }
+bool deep(NodeId, const Node& k) { return k.keyed() && k.parent >= 0; }
+bool has_extras(NodeId, const Node& k) { return k.keyed() && k.extras; }
 
-// A field of a block for which something holds, so much more.
+// A field of a node for which something holds, so much more.
 template <class Field>
-std::function<Undo(Victim&)> more(Field Block::* field, Holds holds, int by = 1) {
+std::function<Undo(Victim&)> more(Field Node::* field, Holds holds, int by = 1) {
   return [=](Victim& v) -> Undo {
-    const BlockId b = v.block(holds);
+    const NodeId b = v.node(holds);
     if (b < 0) return {};
-    return set(v.core.blocks_[b].*field, v.core.blocks_[b].*field + static_cast<Field>(by));
+    return set(v.core.nodes_[b].*field, v.core.nodes_[b].*field + static_cast<Field>(by));
   };
 }
 
 template <class Field, class Value>
-std::function<Undo(Victim&)> to(Field Block::* field, Holds holds, Value value) {
+std::function<Undo(Victim&)> to(Field Node::* field, Holds holds, Value value) {
   return [=](Victim& v) -> Undo {
-    const BlockId b = v.block(holds);
-    return b < 0 ? Undo() : set(v.core.blocks_[b].*field, value);
+    const NodeId b = v.node(holds);
+    return b < 0 ? Undo() : set(v.core.nodes_[b].*field, value);
   };
 }
 
 // The count of a list.
-Undo miscount(Victim& v, BlockList& list) {
+Undo miscount(Victim& v, NodeList& list) {
   return set(list.size_, list.size_ + (v.rng() % 2 ? 1 : -1));
 }
 
 // Two neighbours in a list, the other way round.
-Undo turn(BlockList& list, Blocks& blocks) {
-  const BlockId first = list.front();
-  const BlockId second = first == list.end() ? first : list.after(first);
+Undo turn(NodeList& list, Nodes& nodes) {
+  const NodeId first = list.front();
+  const NodeId second = first == list.end() ? first : list.after(first);
   if (second == list.end()) return {};
-  const auto exchange = [&list, &blocks](BlockId one, BlockId other) {
-    const BlockId before = blocks[one].prev;
-    const BlockId after = blocks[other].next;
-    blocks[before].next = other;
-    blocks[other].prev = before;
-    blocks[other].next = one;
-    blocks[one].prev = other;
-    blocks[one].next = after;
-    blocks[after].prev = one;
+  const auto exchange = [&list, &nodes](NodeId one, NodeId other) {
+    const NodeId before = nodes[one].prev;
+    const NodeId after = nodes[other].next;
+    nodes[before].next = other;
+    nodes[other].prev = before;
+    nodes[other].next = one;
+    nodes[one].prev = other;
+    nodes[one].next = after;
+    nodes[after].prev = one;
   };
-  if (blocks[first].parent != second && blocks[second].parent != first) return {};
+  if (nodes[first].parent != second && nodes[second].parent != first) return {};
   exchange(first, second);
   return [=] { exchange(second, first); };
 }
@@ -139,69 +142,93 @@ struct Tampering {
 
 std::vector<Tampering> of_blocks() {
   return {
-      {"a reference more", more(&Block::ref_count, any)},
-      {"a pin more", more(&Block::pins, any)},
-      {"a generation later", more(&Block::parent_generation, cached)},
-      {"no extra keys", to(&Block::extras, has_extras, 0u)},
-      {"a key of no tokens", to(&Block::key_tokens, cached, 0)},
+      {"a reference more", more(&Node::ref_count, any)},
+      {"a pin more", more(&Node::pins, any)},
+      {"a generation later", more(&Node::parent_generation, cached)},
+      {"no extra keys", to(&Node::extras, has_extras, 0u)},
+      {"a key of no tokens", to(&Node::key_tokens, cached, 0)},
       {"a key of a token less",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block([&](BlockId, const Block& k) {
-           return k.key_tokens == v.core.blocks_.block_size && k.key_tokens > 1;
+         const NodeId b = v.node([&](NodeId, const Node& k) {
+           return k.key_tokens == v.core.nodes_.block_size && k.key_tokens > 1;
          });
          return b < 0 ? Undo()
-                      : set(v.core.blocks_[b].key_tokens, v.core.blocks_[b].key_tokens - 1);
+                      : set(v.core.nodes_[b].key_tokens, v.core.nodes_[b].key_tokens - 1);
        }},
       {"another parent",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block(deep);
-         const BlockId other = v.block(any);
-         return b < 0 || b == other ? Undo() : set(v.core.blocks_[b].parent, other);
+         const NodeId b = v.node(deep);
+         const NodeId other = v.node(any);
+         return b < 0 || b == other ? Undo() : set(v.core.nodes_[b].parent, other);
        }},
       {"no sibling after",
        to(
-           &Block::next_sibling,
-           [](BlockId, const Block& k) { return k.keyed() && k.next_sibling >= 0; }, kNoBlock)},
+           &Node::next_sibling,
+           [](NodeId, const Node& k) { return k.keyed() && k.next_sibling >= 0; }, kNoNode)},
       {"no sibling before",
        to(
-           &Block::prev_sibling,
-           [](BlockId, const Block& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoBlock)},
+           &Node::prev_sibling,
+           [](NodeId, const Node& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoNode)},
       {"no child", to(
-                       &Block::first_child,
-                       [](BlockId, const Block& k) { return k.first_child >= 0; }, kNoBlock)},
+                       &Node::first_child,
+                       [](NodeId, const Node& k) { return k.first_child >= 0; }, kNoNode)},
       {"a child of a block that has none",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block([](BlockId, const Block& k) { return k.first_child < 0; });
-         const BlockId other = v.block(any);
-         return b < 0 ? Undo() : set(v.core.blocks_[b].first_child, other);
+         const NodeId b = v.node([](NodeId, const Node& k) { return k.first_child < 0; });
+         const NodeId other = v.node(any);
+         return b < 0 ? Undo() : set(v.core.nodes_[b].first_child, other);
        }},
-      {"a copy of no tokens", to(&Block::copy_tokens, pending, 0)},
-      {"a copy of too many tokens", to(&Block::copy_tokens, pending, 0xffff)},
-      {"a copy from nowhere", to(&Block::copy_source, pending, kNoBlock)},
+      {"a copy of no tokens", to(&Node::copy_tokens, pending, 0)},
+      {"a copy of too many tokens", to(&Node::copy_tokens, pending, 0xffff)},
+      {"a copy from nowhere", to(&Node::copy_source, pending, kNoNode)},
       {"a copy nobody planned",
        [](Victim& v) -> Undo {
-         const BlockId b =
-             v.block([](BlockId, const Block& k) { return k.copy_source == kNoBlock; });
-         const BlockId other = v.block(any);
-         return b < 0 ? Undo() : set(v.core.blocks_[b].copy_source, other);
+         const NodeId b =
+             v.node([](NodeId, const Node& k) { return k.copy_source == kNoNode; });
+         const NodeId other = v.node(any);
+         return b < 0 ? Undo() : set(v.core.nodes_[b].copy_source, other);
        }},
       {"a copy from another block",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block(pending);
-         const BlockId other = v.block(any);
-         return b < 0 ? Undo() : set(v.core.blocks_[b].copy_source, other);
+         const NodeId b = v.node(pending);
+         const NodeId other = v.node(any);
+         return b < 0 ? Undo() : set(v.core.nodes_[b].copy_source, other);
        }},
       {"in flight",
        to(
-           &Block::in_flight, [](BlockId, const Block& k) { return !k.in_flight; }, 1)},
+           &Node::in_flight, [](NodeId, const Node& k) { return !k.in_flight; }, 1)},
       {"a fence", to(
-                      &Block::fence, [](BlockId, const Block& k) { return !k.fence; }, 1)},
+                      &Node::fence, [](NodeId, const Node& k) { return !k.fence; }, 1)},
       {"no fence", to(
-                       &Block::fence, [](BlockId, const Block& k) { return k.fence != 0; }, 0)},
-      {"the null block in use",
+                       &Node::fence, [](NodeId, const Node& k) { return k.fence != 0; }, 0)},
+      {"two nodes with each other's block",
        [](Victim& v) -> Undo {
-         if (v.core.pool_.capacity() == v.core.blocks_.count) return {};
-         return set(v.core.blocks_[0].ref_count, 1u);
+         const NodeId one = v.owner();
+         const NodeId other = v.owner();
+         if (one < 0 || one == other) return {};
+         auto& places = v.core.nodes_.places;
+         const auto swap = [&places, one, other] {
+           std::swap(places[static_cast<std::size_t>(one)],
+                     places[static_cast<std::size_t>(other)]);
+         };
+         swap();
+         return swap;
+       }},
+      {"a node without a block",
+       [](Victim& v) -> Undo {
+         const NodeId n = v.owner();
+         return n < 0 ? Undo() : set(v.core.nodes_.places[static_cast<std::size_t>(n)], kNoBlock);
+       }},
+      {"a block of another node",
+       [](Victim& v) -> Undo {
+         auto& owners = v.core.nodes_.owners;
+         return set(owners[v.below(owners.size())], v.node(any));
+       }},
+      {"a child behind, or none",
+       [](Victim& v) -> Undo {
+         const auto n = static_cast<std::size_t>(v.node(any));
+         auto& word = v.core.index_.continued_[n >> 6];
+         return set(word, word ^ std::uint64_t{1} << (n & 63));
        }},
   };
 }
@@ -209,7 +236,31 @@ std::vector<Tampering> of_blocks() {
 std::vector<Tampering> of_pool() {
   return {
       {"a list of free blocks miscounted",
-       [](Victim& v) { return miscount(v, partition(v).free); }},
+       [](Victim& v) -> Undo {
+         auto& free = partition(v).free;
+         return free.empty() ? Undo() : set(free.size_, free.size_ - 1);
+       }},
+      {"a free block that is another",
+       [](Victim& v) -> Undo {
+         auto& free = partition(v).free;
+         if (free.empty()) return {};
+         return set(free.next_, BlockId{(number(free.next_) + 1) % v.core.nodes_.num_blocks});
+       }},
+      {"an id that is free and in use, or neither",
+       [](Victim& v) -> Undo {
+         NodeIds& ids = partition(v).ids;
+         if (!ids.count_) return {};
+         const auto i = v.below(ids.count_);
+         std::uint64_t& word = ids.free_.words_[i >> 6];
+         return set(word, word ^ std::uint64_t{1} << (i & 63));
+       }},
+      {"a word of free ids that is not known, or is none",
+       [](Victim& v) -> Undo {
+         NodeIds& ids = partition(v).ids;
+         if (!ids.count_) return {};
+         std::uint64_t& word = ids.empty_.words_[0];
+         return set(word, word ^ 1);
+       }},
       {"a list of idle blocks miscounted",
        [](Victim& v) { return miscount(v, partition(v).idle); }},
       {"the list of copies miscounted",
@@ -228,7 +279,7 @@ std::vector<Tampering> of_pool() {
        }},
       {"a queued block more",
        [](Victim& v) -> Undo {
-         if (!v.core.pool_.owners_) return {};
+         if (!v.core.pool_.partitions_) return {};
          return set(v.core.pool_.num_queued_, v.core.pool_.num_queued_ + 1);
        }},
       {"a smaller partition",
@@ -237,19 +288,19 @@ std::vector<Tampering> of_pool() {
          return set(own.capacity, own.capacity - 1);
        }},
       {"a parent evicted before its child",
-       [](Victim& v) { return turn(partition(v).idle, v.core.blocks_); }},
+       [](Victim& v) { return turn(partition(v).idle, v.core.nodes_); }},
       {"a link of a queue",
        [](Victim& v) -> Undo {
-         BlockList& list = v.rng() % 2 ? partition(v).free : partition(v).idle;
+         NodeList& list = partition(v).idle;
          if (list.empty()) return {};
-         return set(v.core.blocks_[list.front()].prev, list.front());
+         return set(v.core.nodes_[list.front()].prev, list.front());
        }},
       {"the end of an eviction queue",
        [](Victim& v) -> Undo {
          Queues* const found = queues(partition(v));
          if (!found) return {};
          const int q = static_cast<int>(v.below(found->sizes_.size()));
-         return set(found->nodes_[found->end(q)].prev, v.block(any));
+         return set(found->nodes_[found->end(q)].prev, v.node(any));
        }},
       {"the next to go of a sample",
        [](Victim& v) -> Undo {
@@ -270,25 +321,25 @@ std::vector<Tampering> of_pool() {
        }},
       {"a holder of a namespace more",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block([](BlockId, const Block& k) {
+         const NodeId b = v.node([](NodeId, const Node& k) {
            return k.keyed() && is_root(k.parent) && root_index(k.parent) > 0;
          });
          if (b < 0) return {};
-         auto& entry = v.core.index_.roots_by_name_.entries_[root_index(v.core.blocks_[b].parent)];
+         auto& entry = v.core.index_.roots_by_name_.entries_[root_index(v.core.nodes_[b].parent)];
          return set(entry.refs, entry.refs + 1);
        }},
       {"a holder of extra keys more",
        [](Victim& v) -> Undo {
-         const BlockId b = v.block(has_extras);
+         const NodeId b = v.node(has_extras);
          if (b < 0) return {};
-         auto& entry = v.core.index_.extras_.entries_[v.core.blocks_[b].extras];
+         auto& entry = v.core.index_.extras_.entries_[v.core.nodes_[b].extras];
          return set(entry.refs, entry.refs + 1);
        }},
       {"another quota",
        [](Victim& v) -> Undo {
-         if (!v.core.pool_.owners_) return {};
-         const BlockId b = v.block(any);
-         auto& owner = v.core.pool_.owners_[static_cast<std::size_t>(b)];
+         if (!v.core.pool_.partitions_) return {};
+         const NodeId b = v.node(any);
+         auto& owner = v.core.pool_.partitions_[static_cast<std::size_t>(b)];
          return set(owner, owner ? 0 : 1);
        }},
   };
@@ -315,22 +366,22 @@ std::vector<Tampering> of_sequences() {
       {"a sequence that does not run and holds blocks",
        with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
       {"a block that is none in a table",
-       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.core.blocks_.count); })},
+       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.core.nodes_.count); })},
       {"another block in a table",
-       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.block(any)); })},
+       with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.node(any)); })},
       {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
          return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
        })},
       {"a block more of a chain", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained >= s.num_blocks) return {};
-         const Block& next = v.core.blocks_[v.core.table(s)[s.num_chained]];
-         if (next.keyed() || next.parent != kNoBlock) return {};
+         const Node& next = v.core.nodes_[v.core.table(s)[s.num_chained]];
+         if (next.keyed() || next.parent != kNoNode) return {};
          return set(s.num_chained, s.num_chained + 1);
        })},
       {"two blocks of a chain the other way round", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained < 2) return {};
          std::int32_t* const t = v.core.table(s);
-         if (!v.core.blocks_[t[0]].keyed() || !v.core.blocks_[t[1]].keyed()) return {};
+         if (!v.core.nodes_[t[0]].keyed() || !v.core.nodes_[t[1]].keyed()) return {};
          std::swap(t[0], t[1]);
          return [t] { std::swap(t[0], t[1]); };
        })},
@@ -347,8 +398,8 @@ std::vector<Tampering> of_sequences() {
        [](Victim& v) -> Undo {
          for (const Sequence& s : v.core.sequences_)
            for (std::int64_t i = 0; i < s.num_chained; ++i)
-             if (const BlockId b = v.core.table(s)[i]; !v.core.blocks_[b].keyed()) {
-               Token& token = v.core.blocks_.tokens(b)[v.core.blocks_.block_size - 1];
+             if (const NodeId b = v.core.table(s)[i]; !v.core.nodes_[b].keyed()) {
+               Token& token = v.core.nodes_.tokens(b)[v.core.nodes_.block_size - 1];
                return set(token, token + 1);
              }
          return {};
@@ -413,8 +464,8 @@ void check_fingerprint(Victim& victim) {
   check("cancelled copies", copies.num_cancelled_);
   Pool::Partition& own = partition(victim);
   check("evicted blocks", own.num_evicted);
-  if (own.retention && own.range().count)
-    check("hints", own.retention->kept_[own.range().first].hint);
+  if (own.retention && own.range.count)
+    check("hints", own.retention->kept_[own.range.first].hint);
 }
 
 std::vector<Tampering> everything() {
@@ -439,12 +490,12 @@ class AtLevel {
     core_.free(first_);
     core_.free(other_);
   }
-  // Tokens go to a block that is free.
+  // Tokens go to a node that is none.
   void write_to_a_free_one() {
-    const BlockId free = entry(other_, 0);  // the last to be freed, and the first to be taken
-    core_.free(other_);
-    entry(first_, 1) = free;
+    const NodeId own = entry(first_, 1);
+    entry(first_, 1) = own + 1;  // the id of the node that comes next
     append(first_, {1, 2, 3});
+    entry(first_, 1) = own;
     append(first_, {4});
   }
   // Nothing is done with a table that is wrong.
@@ -502,7 +553,7 @@ void check_levels() {
     void (AtLevel::*act)();
     int found_from;
   } acts[] = {{"a block released twice", &AtLevel::release_another, 1},
-              {"a write to a free block", &AtLevel::write_to_a_free_one, 1},
+              {"a write to a free node", &AtLevel::write_to_a_free_one, 1},
               {"a table nobody touches", &AtLevel::touch_nothing, 2},
               {"a table behind a refused call", &AtLevel::be_refused, 2}};
   for (const auto& each : acts)

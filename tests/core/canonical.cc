@@ -35,14 +35,15 @@ class Naming {
         names_(names),
         swap_(swap),
         order_(order),
-        labels_(static_cast<std::size_t>(core_.blocks().count), -1) {
+        labels_(static_cast<std::size_t>(core_.nodes().num_blocks), -1) {
     out_.reserve(512);
   }
 
   std::string describe() {
     for (const Ranked& ranked : order_) put_sequence(*world_.entries()[ranked.index]);
     put_list(core_.pool().idle_list());
-    if (has_orphans()) put_list(core_.pool().free_list());
+    if (has_orphans())
+      core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
     put_copies();
     put_steps();
     for (std::size_t i = 0; i < 2; ++i) put_root(names_[i ^ std::size_t{swap_.names}]);
@@ -58,7 +59,9 @@ class Naming {
   void put_token(Token token) { put(token ^ Token{swap_.tokens}); }
   void put_name(int name) { put((name == names_[1]) ^ swap_.names); }
 
-  void put_block_name(BlockId b) {
+  void put_node_name(NodeId n) { put_block_name(core_.nodes().name(n)); }
+
+  void put_block_name(std::int32_t b) {
     if (b < 0) return put(-1);
     int& label = labels_[static_cast<std::size_t>(b)];
     if (label < 0) {
@@ -70,7 +73,7 @@ class Naming {
 
   void put_sequence(const Entry& entry) {
     const Sequence& s = core_.view(entry.handle);
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+    const std::vector<std::int32_t> table = core_.block_ids(entry.handle, 0);
     put(entry.running);
     put_name(entry.name);
     put(s.num_tokens);
@@ -79,23 +82,28 @@ class Naming {
     put(s.num_chained);
     put(s.outdated);
     put(s.num_blocks);
-    for (int i = 0; i < s.num_blocks; ++i) put_block_name(table[i]);
+    for (const std::int32_t b : table) put_block_name(b);
     put(entry.start);
     put(world_.written_until(entry));
     for (std::size_t at = 0; at < entry.written.size(); ++at)
       put(at / 2 < static_cast<std::size_t>(s.num_blocks) &&
-          entry.written[at] == table[at / 2] * 2 + static_cast<std::int64_t>(at % 2));
+          entry.written[at] == std::int64_t{table[at / 2]} * 2 + static_cast<std::int64_t>(at % 2));
   }
 
-  void put_list(const BlockList& list) {
+  void put_list(const NodeList& list) {
     put(list.size());
-    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) put_block_name(b);
+    for (NodeId n = list.front(); n != list.end(); n = list.after(n)) put_node_name(n);
   }
 
-  void put_copy(const Copy& copy) {
+  void put_copy(const BlockCopy& copy) {
     put_block_name(copy.source);
     put_block_name(copy.destination);
     put(copy.num_tokens);
+  }
+
+  void put_copy(const Copy& copy) {
+    put_copy(BlockCopy{core_.nodes().name(copy.source), core_.nodes().name(copy.destination),
+                       copy.num_tokens});
   }
 
   void put_copies() {
@@ -110,7 +118,7 @@ class Naming {
       put(step->ran);
       put(step->finished);
       put(step == world_.open());
-      for (const Copy& copy : step->copies) put_copy(copy);
+      for (const BlockCopy& copy : step->copies) put_copy(copy);
       for (const Ranked& ranked : order_) {
         const Launch::Part* part = find_part(*step, world_.entries()[ranked.index]);
         put(part != nullptr);
@@ -131,7 +139,7 @@ class Naming {
     put(work.start);
     put(static_cast<std::int64_t>(work.slots.size()));
     for (const std::int64_t slot : work.slots) {
-      put_block_name(static_cast<BlockId>(slot / 2));
+      put_block_name(static_cast<std::int32_t>(slot / 2));
       put(slot % 2);
     }
   }
@@ -162,32 +170,38 @@ class Naming {
     for (const std::string& orphan : orphans) (out_ += orphan) += '|';
   }
 
-  void put_children(BlockId child) {
-    for (; child >= 0; child = core_.blocks()[child].next_sibling) put_block_name(child);
+  void put_children(NodeId child) {
+    for (; child >= 0; child = core_.nodes()[child].next_sibling) put_node_name(child);
     put(-1);
   }
 
   // A namespace that no sequence and no block is in is forgotten, so the rest says which are known.
   void put_root(int name) {
     const std::uint32_t root = world_.root_of_name(name);
-    put_children(root == kUnknownId ? kNoBlock : core_.index().first_child(root_node(root)));
+    put_children(root == kUnknownId ? kNoNode : core_.index().first_child(root_node(root)));
   }
 
-  void put_block(BlockId b) {
-    const Block& block = core_.blocks()[b];
-    put(block.ref_count);
-    put(block.pins);
-    put(block.key_tokens);
-    put(block.in_flight);
-    for (int i = 0; i < block.key_tokens; ++i) put_token(core_.blocks().tokens(b)[i]);
-    if (is_root(block.parent)) {
-      put_name(world_.name_of_root(root_index(block.parent)));
+  // A free block is met only as one that a step still writes to.
+  void put_block(std::int32_t b) {
+    const NodeId n = core_.nodes().owner(b);
+    if (n < 0) return put(-1);
+    const Node& record = core_.nodes()[n];
+    put(record.ref_count);
+    put(record.pins);
+    put(record.key_tokens);
+    put(record.in_flight);
+    for (int i = 0; i < record.key_tokens; ++i) put_token(core_.nodes().tokens(n)[i]);
+    if (is_root(record.parent)) {
+      put_name(world_.name_of_root(root_index(record.parent)));
     } else {
-      put_block_name(block.parent);
+      put_node_name(record.parent);
     }
-    put_children(block.first_child);
-    core_.pool().each_twin(b, [this](BlockId twin) { put_block_name(twin); });
+    put_children(record.first_child);
+    core_.pool().each_twin(n, [this](NodeId twin) { put_node_name(twin); });
     put(-1);
+    // Which ids are neighbours decides where a search goes on without a look at a record.
+    put(n + 1 < core_.nodes().count && core_.nodes().block(n + 1) != kNoBlock);
+    put(core_.index().goes_on(n));
   }
 
   const World& world_;
@@ -196,7 +210,7 @@ class Naming {
   const Swap swap_;
   const Ranking& order_;
   std::vector<int> labels_;
-  std::vector<BlockId> met_;
+  std::vector<std::int32_t> met_;
   std::string out_;
 };
 

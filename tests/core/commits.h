@@ -25,7 +25,7 @@ struct Commits {
 
 template struct Commits<&Pool::take, &Pool::take_run, &Pool::take_idle, &Pool::victim,
                         &Pool::acquire, &Pool::acquire_chain,
-                        static_cast<void (Pool::*)(BlockId, Context&) noexcept>(&Pool::release),
+                        static_cast<void (Pool::*)(NodeId, Context&) noexcept>(&Pool::release),
                         &Pool::release_table, &Pool::pin, &Pool::unpin, &Pool::admitted,
                         &Pool::hit, &Pool::touch, &Pool::tell_cached, &Pool::exchange,
                         &Pool::promote, &Pool::promote_tail, &Pool::forget,

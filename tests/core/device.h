@@ -59,7 +59,7 @@ struct Work {
 
 // A word that a copy brings to a sequence, which counts it as computed.
 struct Brought {
-  BlockId block;
+  std::int32_t block;
   int word;
   Prefix prefix;
 };
@@ -71,10 +71,10 @@ class Device {
         cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
 
   // Copies word by word in random order: a plan promises that any order is right.
-  void run(const std::vector<Copy>& copies, const std::vector<Brought>& brought,
+  void run(const std::vector<BlockCopy>& copies, const std::vector<Brought>& brought,
            const std::vector<Work>& work) {
     words_.clear();
-    for (const Copy& copy : copies)
+    for (const BlockCopy& copy : copies)
       for (int word = 0; word < copy.num_tokens; ++word)
         words_.emplace_back(at(copy.source, word), at(copy.destination, word));
     std::shuffle(words_.begin(), words_.end(), rng_);
@@ -94,10 +94,10 @@ class Device {
                           " reads foreign K/V at position " + std::to_string(i) +
                           ", it wrote from " + std::to_string(w.start));
   }
-  Prefix cell(BlockId b, int word) const { return cells_[at(b, word)]; }
+  Prefix cell(std::int32_t b, int word) const { return cells_[at(b, word)]; }
 
  private:
-  std::size_t at(BlockId b, int word) const {
+  std::size_t at(std::int32_t b, int word) const {
     return static_cast<std::size_t>(b) * static_cast<std::size_t>(size_) +
            static_cast<std::size_t>(word);
   }

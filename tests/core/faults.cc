@@ -266,7 +266,7 @@ void expect_steady(Tallies& tallies) {
   config.min_partial_tokens = 1;
   Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
   const std::vector<Token> tokens = {1, 2, 3, 4, 5, 6};
-  std::vector<Copy> copies;
+  std::vector<BlockCopy> copies;
   for (int round = 0; round < 8; ++round) {
     const auto silently = [&](const char* name, const auto& call) {
       const std::int64_t before = Allocations::count();

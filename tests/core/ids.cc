@@ -111,7 +111,7 @@ class Traffic {
   Sequences core_;
   std::mt19937_64 rng_;
   std::vector<Handle> live_;
-  std::vector<Copy> copies_;
+  std::vector<BlockCopy> copies_;
   std::int64_t created_ = 0;
 };
 

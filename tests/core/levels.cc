@@ -6,43 +6,43 @@
 
 namespace blockmgr::testing {
 
-Levels::Levels(const Sequences& core, int num_blocks)
-    : core_(core), said_(static_cast<std::size_t>(num_blocks)) {}
+Levels::Levels(const Sequences& core)
+    : core_(core), said_(static_cast<std::size_t>(core.nodes().count)) {}
 
-bool Levels::is_idle(BlockId b) const {
-  const Block& block = core_.blocks()[b];
-  return block.keyed() && !block.used() && !block.fence;
+bool Levels::is_idle(NodeId b) const {
+  const Node& record = core_.nodes()[b];
+  return record.keyed() && !record.used() && !record.fence;
 }
 
 // A pin ends at the last block of its chain that is still cached.
 std::vector<bool> Levels::pin_ends() const {
   std::vector<bool> ends(said_.size());
   for (const auto& [id, chain] : pins_) {
-    BlockId last = kNoBlock;
-    for (std::size_t i = 0; i < chain.blocks.size(); ++i) {
-      const Block& block = core_.blocks()[chain.blocks[i]];
-      if (!block.keyed() || block.generation != chain.generations[i]) break;
-      last = chain.blocks[i];
+    NodeId last = kNoNode;
+    for (std::size_t i = 0; i < chain.nodes.size(); ++i) {
+      const Node& record = core_.nodes()[chain.nodes[i]];
+      if (!record.keyed() || record.generation != chain.generations[i]) break;
+      last = chain.nodes[i];
     }
     if (last >= 0) ends[static_cast<std::size_t>(last)] = true;
   }
   return ends;
 }
 
-int Levels::own_level(BlockId b, bool pinned) const {
+int Levels::own_level(NodeId b, bool pinned) const {
   const Said& said = at(b);
   const bool retained =
-      said.retention != kNoLevel && said.generation == core_.blocks()[b].generation;
+      said.retention != kNoLevel && said.generation == core_.nodes()[b].generation;
   return pinned ? kPinned : retained ? said.retention : said.hint;
 }
 
 // No parent below its children.
 std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   std::vector<int> due(said_.size(), kLow);
-  for (BlockId b = 0; b < core_.blocks().count; ++b) {
-    if (!core_.blocks()[b].keyed()) continue;
+  for (NodeId b = 0; b < core_.nodes().count; ++b) {
+    if (!core_.nodes()[b].keyed()) continue;
     const int own = own_level(b, ends[static_cast<std::size_t>(b)]);
-    for (NodeId up = b; up >= 0; up = core_.blocks()[up].parent)
+    for (NodeId up = b; up >= 0; up = core_.nodes()[up].parent)
       due[static_cast<std::size_t>(up)] = std::max(due[static_cast<std::size_t>(up)], own);
   }
   return due;
@@ -50,16 +50,16 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
 
 // What each full cached block holds, told by its prefix from the root on; 0 for any other.
 std::vector<std::size_t> Levels::contents() const {
-  const Blocks& blocks = core_.blocks();
+  const Nodes& nodes = core_.nodes();
   std::vector<std::size_t> contents(said_.size());
-  for (BlockId b = 0; b < blocks.count; ++b) {
-    if (blocks[b].key_tokens != blocks.block_size) continue;
+  for (NodeId b = 0; b < nodes.count; ++b) {
+    if (nodes[b].key_tokens != nodes.block_size) continue;
     std::string path;
     NodeId node = b;
-    for (; node >= 0; node = blocks[node].parent) {
-      path += std::to_string(blocks[node].extras) + ':';
-      for (int i = 0; i < blocks.block_size; ++i)
-        path += std::to_string(blocks.tokens(node)[i]) + ' ';
+    for (; node >= 0; node = nodes[node].parent) {
+      path += std::to_string(nodes[node].extras) + ':';
+      for (int i = 0; i < nodes.block_size; ++i)
+        path += std::to_string(nodes.tokens(node)[i]) + ' ';
     }
     contents[static_cast<std::size_t>(b)] =
         std::hash<std::string>()(path + std::to_string(node)) | 1;
@@ -68,36 +68,39 @@ std::vector<std::size_t> Levels::contents() const {
 }
 
 // With append-only tables a key can pass to a block with the same content. What lost its key then
-// is named by no table; what was evicted, by that of the sequence that took it.
+// is named by no table, and so is its block; that of what was evicted is named by the sequence that
+// took it.
 void Levels::follow_moves() {
   const std::vector<std::size_t> now = contents();
-  for (BlockId from = 0; from < core_.blocks().count; ++from) {
-    const Block& gone = core_.blocks()[from];
+  for (NodeId from = 0; from < core_.nodes().count; ++from) {
+    const Node& gone = core_.nodes()[from];
     if (!at(from).content || gone.keyed() || gone.ref_count) continue;
-    for (BlockId to = 0; to < core_.blocks().count; ++to)
+    const NodeId taker = core_.nodes().owner(at(from).block);
+    if (taker >= 0 && core_.nodes()[taker].ref_count) continue;
+    for (NodeId to = 0; to < core_.nodes().count; ++to)
       if (now[static_cast<std::size_t>(to)] == at(from).content && !at(to).content) move(from, to);
   }
 }
 
-void Levels::move(BlockId from, BlockId to) {
+void Levels::move(NodeId from, NodeId to) {
   Said& given = at(from);
   Said& own = at(to);
   if (given.generation != given.old_generation) given.retention = kNoLevel;
   const bool has_own = own.merging && own.retention != kNoLevel &&
-                       own.generation == core_.blocks()[to].generation;
+                       own.generation == core_.nodes()[to].generation;
   if (!has_own || std::pair(own.retention, own.until) <= std::pair(given.retention, given.until)) {
     own.retention = given.retention;
     own.until = given.until;
   }
-  own.generation = core_.blocks()[to].generation;
+  own.generation = core_.nodes()[to].generation;
   own.hint = given.hint;
   own.keyed = true;
   given.was_idle = false;  // it was not evicted
   given.moved_to = to;
   for (auto& [id, chain] : pins_)
-    for (std::size_t i = 0; i < chain.blocks.size(); ++i)
-      if (chain.blocks[i] == from && chain.generations[i] == given.old_generation) {
-        chain.blocks[i] = to;
+    for (std::size_t i = 0; i < chain.nodes.size(); ++i)
+      if (chain.nodes[i] == from && chain.generations[i] == given.old_generation) {
+        chain.nodes[i] = to;
         chain.generations[i] = own.generation;
       }
 }
@@ -107,13 +110,14 @@ void Levels::before_call() {
       core_.config().remap ? std::vector<std::size_t>(said_.size()) : contents();
   const std::vector<bool> ends = pin_ends();
   const std::vector<int> levels = due(ends);
-  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+  for (NodeId b = 0; b < core_.nodes().count; ++b) {
     Said& said = at(b);
     said.own = own_level(b, ends[static_cast<std::size_t>(b)]);
     said.level = levels[static_cast<std::size_t>(b)];
     said.was_idle = is_idle(b);
-    said.was_full = core_.blocks()[b].key_tokens == core_.config().block_size;
-    said.old_generation = core_.blocks()[b].generation;
+    said.block = core_.nodes().name(b);
+    said.was_full = core_.nodes()[b].key_tokens == core_.config().block_size;
+    said.old_generation = core_.nodes()[b].generation;
     said.content = cached[static_cast<std::size_t>(b)];
     said.merging = false;
     said.moved_to = b;
@@ -125,17 +129,17 @@ void Levels::after_call(double now, bool forgets) {
   const auto shares = static_cast<std::size_t>(core_.pool().num_partitions());
   std::vector<int> highest_gone(shares, kLow);
   std::vector<int> lowest_left(shares, kNumLevels);
-  for (BlockId b = 0; b < core_.blocks().count; ++b) {
+  for (NodeId b = 0; b < core_.nodes().count; ++b) {
     Said& said = at(b);
-    const Block& block = core_.blocks()[b];
-    const bool same = said.old_generation == block.generation;
+    const Node& record = core_.nodes()[b];
+    const bool same = said.old_generation == record.generation;
     const auto share = static_cast<std::size_t>(core_.pool().partition_of(b));
     if (said.was_idle && !same && said.was_full)
       highest_gone[share] = std::max(highest_gone[share], said.own);
     if (said.was_idle && same && is_idle(b))
       lowest_left[share] = std::min(lowest_left[share], said.level);
-    if (!same || (block.keyed() && !said.keyed)) said.hint = kNormal;
-    said.keyed = block.keyed();
+    if (!same || (record.keyed() && !said.keyed)) said.hint = kNormal;
+    said.keyed = record.keyed();
     if (said.until <= now) said.retention = kNoLevel;
   }
   higher_went_first_ = false;
@@ -143,36 +147,36 @@ void Levels::after_call(double now, bool forgets) {
     higher_went_first_ |= highest_gone[share] > lowest_left[share];
 }
 
-void Levels::found(const std::vector<BlockId>& blocks) {
-  for (const BlockId b : blocks) at(b).hint = kNormal;
+void Levels::found(const std::vector<NodeId>& blocks) {
+  for (const NodeId b : blocks) at(b).hint = kNormal;
 }
 
-void Levels::retain(BlockId b, int level, double until) {
+void Levels::retain(NodeId b, int level, double until) {
   Said& said = at(b);
   said.retention = until > core_.time() ? level : kNoLevel;
   said.until = until;
-  said.generation = core_.blocks()[b].generation;
+  said.generation = core_.nodes()[b].generation;
 }
 
 // The higher retention holds, and of two that are equal the longer.
-void Levels::inherit(BlockId from, BlockId cached) {
+void Levels::inherit(NodeId from, NodeId cached) {
   const Said& given = at(from);
   Said& own = at(cached);
   if (given.retention == kNoLevel || given.generation != given.old_generation) return;
   const bool retained =
-      own.retention != kNoLevel && own.generation == core_.blocks()[cached].generation;
+      own.retention != kNoLevel && own.generation == core_.nodes()[cached].generation;
   if (retained && std::pair(given.retention, given.until) <= std::pair(own.retention, own.until))
     return;
   own.retention = given.retention;
   own.until = given.until;
-  own.generation = core_.blocks()[cached].generation;
+  own.generation = core_.nodes()[cached].generation;
 }
 
-void Levels::pin(std::int64_t id, const std::vector<BlockId>& chain, int partition) {
+void Levels::pin(std::int64_t id, const std::vector<NodeId>& chain, int partition) {
   Chain& kept = pins_[id];
   kept.partition = partition;
-  kept.blocks = chain;
-  for (const BlockId b : chain) kept.generations.push_back(core_.blocks()[b].generation);
+  kept.nodes = chain;
+  for (const NodeId b : chain) kept.generations.push_back(core_.nodes()[b].generation);
 }
 
 std::int64_t Levels::any_pin(std::size_t which) const {
@@ -189,23 +193,23 @@ int Levels::num_pins(int partition) const {
 std::int64_t Levels::num_pinned(int partition) const {
   const std::vector<int> levels = due(pin_ends());
   std::int64_t count = 0;
-  for (BlockId b = 0; b < core_.blocks().count; ++b)
+  for (NodeId b = 0; b < core_.nodes().count; ++b)
     count += levels[static_cast<std::size_t>(b)] == kPinned &&
              core_.pool().partition_of(b) == partition;
   return count;
 }
 
-std::int64_t Levels::num_unpinned(const std::vector<BlockId>& chain) const {
+std::int64_t Levels::num_unpinned(const std::vector<NodeId>& chain) const {
   const std::vector<int> levels = due(pin_ends());
   return std::count_if(chain.begin(), chain.end(),
-                       [&](BlockId b) { return levels[static_cast<std::size_t>(b)] != kPinned; });
+                       [&](NodeId b) { return levels[static_cast<std::size_t>(b)] != kPinned; });
 }
 
 std::string Levels::wrong() const {
   if (higher_went_first_) return "a block was evicted while one of a lower level was idle";
   const std::vector<int> levels = due(pin_ends());
-  for (BlockId b = 0; b < core_.blocks().count; ++b)
-    if (core_.blocks()[b].keyed() &&
+  for (NodeId b = 0; b < core_.nodes().count; ++b)
+    if (core_.nodes()[b].keyed() &&
         core_.level(b) != levels[static_cast<std::size_t>(b)])
       return "block " + std::to_string(b) + " stands at level " +
              std::to_string(core_.level(b)) + ", should at " +

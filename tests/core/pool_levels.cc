@@ -14,9 +14,9 @@ void PoolPlay::acquire_prefix() {
   const std::string& name = some_name();
   const ChainKey key{tokens.data(), static_cast<std::int64_t>(tokens.size()), -1, name, {}};
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
-  const std::vector<BlockId> due = pool_.find(key);
+  const std::vector<std::int32_t> due = pool_.find(key);
   if (digester_) digester_->fails_in = fails_in;
-  std::vector<BlockId> out(due.size() + 1);
+  std::vector<std::int32_t> out(due.size() + 1);
   const int own = share_of(name);
   const auto missed = static_cast<std::int64_t>(due.size()) + 1;
   bool done = true;
@@ -53,7 +53,7 @@ void PoolPlay::retain() {
   if (call("pool retain", bit(due), run) != kDone) return;
   for (const std::int64_t id : ids) {
     said_.erase(id);
-    if (level != kNoLevel) said_[id] = {pool_.view(id).generation, level, time_ + ttl};
+    if (level != kNoLevel) said_[id] = {pool_.generation(id), level, time_ + ttl};
   }
 }
 
@@ -65,20 +65,20 @@ void PoolPlay::merge(std::int64_t own, std::int64_t cached) {
   const auto kept = said_.find(cached);
   const auto worth = [](const Said& s) { return std::pair(s.level, s.until); };
   if (kept == said_.end() || worth(kept->second) < worth(said))
-    said_[cached] = {pool_.view(cached).generation, said.level, said.until};
+    said_[cached] = {pool_.generation(cached), said.level, said.until};
 }
 
-std::vector<BlockId> PoolPlay::chain_of(std::int64_t id) const {
-  std::vector<BlockId> chain;
-  for (NodeId b = static_cast<NodeId>(id); b >= 0; b = pool_.blocks()[b].parent) chain.push_back(b);
+std::vector<NodeId> PoolPlay::chain_of(std::int64_t id) const {
+  std::vector<NodeId> chain;
+  for (NodeId b = pool_.nodes().owner(id); b >= 0; b = pool_.nodes()[b].parent) chain.push_back(b);
   return chain;
 }
 
 std::int64_t PoolPlay::pinned_in(int number) const {
-  std::vector<BlockId> pinned;
+  std::vector<NodeId> pinned;
   for (const auto& [pin, made] : pins_)
     for (const auto& [b, generation] : made.chain)
-      if (pool_.blocks()[b].generation == generation && pool_.blocks()[b].keyed() &&
+      if (pool_.nodes()[b].generation == generation && pool_.nodes()[b].keyed() &&
           made.share == number)
         pinned.push_back(b);
   std::sort(pinned.begin(), pinned.end());
@@ -87,12 +87,12 @@ std::int64_t PoolPlay::pinned_in(int number) const {
 
 void PoolPlay::pin() {
   const std::int64_t id = bytes_.between(static_cast<int>(first_), num_blocks_ - 1);
-  const int own = pool_.pool().partition_of(static_cast<BlockId>(id));
+  const int own = share_of_block(id);
   const bool is_cached = contents_.count(id) == 1;
-  const std::vector<BlockId> chain = is_cached ? chain_of(id) : std::vector<BlockId>();
+  const std::vector<NodeId> chain = is_cached ? chain_of(id) : std::vector<NodeId>();
   const int budget = Store::share_of_pins(config_, pool_.pool().partition(own).capacity);
   const auto fresh = std::count_if(chain.begin(), chain.end(),
-                                   [&](BlockId b) { return pool_.level(b) != kPinned; });
+                                   [&](NodeId b) { return pool_.level(b) != kPinned; });
   const auto pins = std::count_if(pins_.begin(), pins_.end(),
                                   [&](const auto& pin) { return pin.second.share == own; });
   const Outcome due = !config_.retention                                         ? kBadValue
@@ -104,7 +104,7 @@ void PoolPlay::pin() {
   EXPECT(pins_.count(number) == 0, "two pins have one number");
   Pinned& pinned = pins_[number];
   pinned.share = own;
-  for (const BlockId b : chain) pinned.chain.emplace_back(b, pool_.blocks()[b].generation);
+  for (const NodeId b : chain) pinned.chain.emplace_back(b, pool_.nodes()[b].generation);
   EXPECT(pool_.view_pin(number).num_blocks == static_cast<std::int32_t>(chain.size()),
          "a pin covers another number of blocks");
 }
@@ -129,31 +129,31 @@ void PoolPlay::set_time() {
 // A block stands where it, or what continues it, was put.
 void PoolPlay::check_levels() {
   for (auto at = said_.begin(); at != said_.end();)
-    at = pool_.view(at->first).generation == at->second.generation ? std::next(at)
+    at = pool_.generation(at->first) == at->second.generation ? std::next(at)
                                                                     : said_.erase(at);
-  std::map<BlockId, int> due;
-  const auto raise = [&](BlockId b, int level) {
-    for (const BlockId up : chain_of(b)) {
+  std::map<NodeId, int> due;
+  const auto raise = [&](NodeId b, int level) {
+    for (NodeId up = b; up >= 0; up = pool_.nodes()[up].parent) {
       const auto [at, fresh] = due.try_emplace(up, level);
       if (!fresh) at->second = std::max(at->second, level);
     }
   };
   for (const auto& [id, content] : contents_) {
     const auto said = said_.find(id);
-    raise(static_cast<BlockId>(id), said == said_.end() ? static_cast<int>(kNormal)
+    raise(pool_.nodes().owner(id), said == said_.end() ? static_cast<int>(kNormal)
                                                         : said->second.level);
   }
   for (const auto& [number, pinned] : pins_) {
     std::int32_t num_cached = 0;
     for (const auto& [b, generation] : pinned.chain) {
-      if (!pool_.blocks()[b].keyed() || pool_.blocks()[b].generation != generation) continue;
+      if (!pool_.nodes()[b].keyed() || pool_.nodes()[b].generation != generation) continue;
       ++num_cached;
       raise(b, kPinned);
     }
     EXPECT(pool_.view_pin(number).num_cached == num_cached, "a pin miscounts what is cached");
   }
   for (const auto& [id, content] : contents_)
-    EXPECT(pool_.level(static_cast<BlockId>(id)) == due[static_cast<BlockId>(id)],
+    EXPECT(pool_.level(pool_.nodes().owner(id)) == due[pool_.nodes().owner(id)],
            "a block stands at another level than it was put at");
 }
 

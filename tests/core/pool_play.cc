@@ -138,6 +138,12 @@ PoolPlay::Ids PoolPlay::some(int most) {
   return ids;
 }
 
+int PoolPlay::share_of_block(std::int64_t id) const {
+  int number = 0;
+  while (!pool_.pool().partition(number).holds(BlockId{static_cast<std::int32_t>(id)})) ++number;
+  return number;
+}
+
 // Blocks that were evicted or forgotten are known no more.
 void PoolPlay::forget_lost() {
   for (auto at = contents_.begin(); at != contents_.end();)
@@ -151,7 +157,7 @@ void PoolPlay::check() {
     EXPECT(pool_.view(b).ref_count == held(b), "a block is held more or less often than it was");
     EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost unasked");
     if (keyed(b))
-      EXPECT(pool_.pool().partition_of(static_cast<BlockId>(b)) ==
+      EXPECT(share_of_block(b) ==
                  share_of(contents_[b].substr(0, contents_[b].find('|'))),
              "a block is cached under a namespace of another share");
   }
@@ -222,7 +228,7 @@ bool PoolPlay::move() {
 
 void PoolPlay::take() {
   const int count = bytes_.between(-1, 4);
-  std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
+  std::vector<std::int32_t> out(static_cast<std::size_t>(std::max(count, 0)));
   const std::string& name = some_name();
   const int own = share_of(name);
   const Outcome due = count < 0                                       ? kBadValue
@@ -231,9 +237,9 @@ void PoolPlay::take() {
   const auto run = [&] { pool_.take(count, name, out.data()); };
   if (call("pool take", bit(due), run, own) != kDone) return;
   forget_lost();
-  for (const BlockId b : out) {
+  for (const std::int32_t b : out) {
     EXPECT(held_.count(b) == 0, "a block in use was handed out");
-    EXPECT(pool_.pool().partition_of(b) == own, "a block of another share was handed out");
+    EXPECT(share_of_block(b) == own, "a block of another share was handed out");
     held_[b] = 1;
   }
 }
@@ -305,12 +311,12 @@ void PoolPlay::promote() {
   const std::string name = before;
   if (key.parent < 0) key.name = name;
   const auto count = static_cast<std::int64_t>(ids.size());
-  std::vector<BlockId> out(ids.size());
+  std::vector<std::int32_t> out(ids.size());
   // Whether it is in order depends on what is cached already; what it leaves does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
   const int own = key.parent < 0
                       ? share_of(name)
-                      : pool_.pool().partition_of(static_cast<BlockId>(key.parent));
+                      : share_of_block(key.parent);
   const auto run = [&] { pool_.promote(ids.data(), count, key, out.data()); };
   if (call("pool promote", due, run, own) != kDone) return;
   for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -324,7 +330,7 @@ void PoolPlay::promote() {
              "a promoted block was merged with one of another content");
       contents_[out[i]] = before;
     }
-    EXPECT(pool_.pool().partition_of(out[i]) == own, "a block of another share was promoted");
+    EXPECT(share_of_block(out[i]) == own, "a block of another share was promoted");
     if (out[i] == ids[i]) continue;
     merge(ids[i], out[i]);
     ++held_[out[i]];
@@ -338,7 +344,7 @@ void PoolPlay::find() {
   for (Token& t : tokens) t = static_cast<Token>(bytes_.below(2));
   const std::string name = kPoolNames[bytes_.below(3)];
   const ChainKey key{tokens.data(), static_cast<std::int64_t>(tokens.size()), -1, name, {}};
-  std::vector<BlockId> found;
+  std::vector<std::int32_t> found;
   if (call("pool find", bit(kDone), [&] { found = pool_.find(key); }) != kDone) return;
   Content content = name;
   const std::size_t most = tokens.size() / static_cast<std::size_t>(size_);
@@ -356,9 +362,9 @@ void PoolPlay::find() {
 void PoolPlay::make_writable() {
   const std::int64_t id = bytes_.between(static_cast<int>(first_), num_blocks_ - 1);
   const int num_tokens = bytes_.between(-1, size_ + 1);
-  BlockId writable = -1;
+  std::int32_t writable = -1;
   const bool moves = held(id) > 1 || keyed(id);
-  const int own = pool_.pool().partition_of(static_cast<BlockId>(id));
+  const int own = share_of_block(id);
   const bool none = pool_.pool().partition(own).available() == 0;
   const Outcome due = !held(id)                              ? kWrongBlock
                       : num_tokens < 0 || num_tokens > size_ ? kBadValue
@@ -370,14 +376,14 @@ void PoolPlay::make_writable() {
   EXPECT((writable == id) == !moves, "a block to write into is shared or findable");
   if (!moves) return;
   EXPECT(held_.count(writable) == 0, "a block in use was handed out");
-  EXPECT(pool_.pool().partition_of(writable) == own, "a block of another share was handed out");
+  EXPECT(share_of_block(writable) == own, "a block of another share was handed out");
   held_[writable] = 1;
   if (!--held_[id]) held_.erase(id);
 }
 
 void PoolPlay::evict(bool forget) {
   const int count = bytes_.between(-1, 3);
-  std::vector<BlockId> out(static_cast<std::size_t>(std::max(count, 0)));
+  std::vector<std::int32_t> out(static_cast<std::size_t>(std::max(count, 0)));
   const std::string& name = some_name();
   const int own = share_of(name);
   const Outcome due = count < 0                                        ? kBadValue
@@ -387,7 +393,7 @@ void PoolPlay::evict(bool forget) {
     forget ? pool_.forget(count, name, out.data()) : pool_.evict(count, name, out.data());
   };
   if (call("pool evict", bit(due), run, own) != kDone) return;
-  for (const BlockId b : out) {
+  for (const std::int32_t b : out) {
     EXPECT(contents_.count(b) == 1 && held_.count(b) == 0, "a block that is not idle was evicted");
     if (!forget) held_[b] = 1;
   }
@@ -404,12 +410,12 @@ void PoolPlay::reset() {
 }
 
 void PoolPlay::copies() {
-  std::vector<Copy> plan;
+  std::vector<BlockCopy> plan;
   if (!open_) {
     if (call("pool copies", bit(kDone), [&] { ticket_ = pool_.take_copies(plan); }) == kDone)
       open_ = true;
-    for (const Copy& copy : plan)
-      for (const Copy& other : plan)
+    for (const BlockCopy& copy : plan)
+      for (const BlockCopy& other : plan)
         EXPECT(copy.source != other.destination, "the order of the copy plan matters");
     return;
   }

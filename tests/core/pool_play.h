@@ -51,13 +51,14 @@ class PoolPlay {
   bool known(const Ids& ids) const;
   bool in_range(std::int64_t id) const { return id >= first_ && id < num_blocks_; }
   std::uint32_t held(std::int64_t id) const;
-  bool keyed(std::int64_t id) const { return pool_.blocks()[static_cast<BlockId>(id)].keyed(); }
+  bool keyed(std::int64_t id) const { return pool_.view(id).keyed(); }
   void forget_lost();
   // What is in a share, and what its policy and its past know, as bytes.
   std::string share(int number) const;
   int share_of(const std::string& name) const;
+  int share_of_block(std::int64_t id) const;
   const std::string& some_name();
-  std::vector<BlockId> chain_of(std::int64_t id) const;
+  std::vector<NodeId> chain_of(std::int64_t id) const;
   std::int64_t pinned_in(int number) const;
 
   void take();
@@ -97,7 +98,7 @@ class PoolPlay {
   };
   struct Pinned {
     int share;
-    std::vector<std::pair<BlockId, std::uint32_t>> chain;  // with generations
+    std::vector<std::pair<NodeId, std::uint32_t>> chain;  // with generations
   };
   std::map<std::int64_t, Said> said_;
   std::map<std::int64_t, Pinned> pins_;

@@ -11,6 +11,7 @@
 #include <iterator>
 
 #include "runs.h"
+#include "sets.h"
 
 namespace {
 
@@ -121,6 +122,13 @@ int main(int argc, char** argv) {
   std::int64_t calls = 0;
   std::int64_t reported = 0;
   std::uint64_t runs = 0;
+  try {
+    check_sets(a.seed);
+  } catch (const std::exception& violation) {
+    std::printf("violation: %s\nseed %llu, sets, after 0 operations\n", violation.what(),
+                static_cast<unsigned long long>(a.seed));
+    return 1;
+  }
   for (; calls < a.ops && (a.minutes <= 0 || seconds() < a.minutes * 60); ++runs) {
     const std::uint8_t kind = kind_of(a.kinds[runs % a.kinds.size()]);
     Bytes bytes(stream_of(a.seed, runs));

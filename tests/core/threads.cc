@@ -142,7 +142,7 @@ class Caller {
   }
 
   void take_copies() {
-    std::vector<Copy> copies;
+    std::vector<BlockCopy> copies;
     core_.copies_applied(core_.take_copies(copies));
   }
 

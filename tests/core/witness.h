@@ -14,33 +14,33 @@ namespace blockmgr::testing {
 class Witness final : public Policy {
  public:
   // base: nullptr leaves the choice of victims to the pool.
-  Witness(Blocks& blocks, const PrefixIndex& index, Range range, std::unique_ptr<Policy> base)
-      : Policy(blocks, index, range),
+  Witness(Nodes& nodes, const PrefixIndex& index, Range range, std::unique_ptr<Policy> base)
+      : Policy(nodes, index, range),
         base_(std::move(base)),
         states_(range) {
-    found.reserve(static_cast<std::size_t>(blocks.count));
+    found.reserve(static_cast<std::size_t>(nodes.count));
   }
 
   Context admitted(Run run, std::int64_t num_blocks) noexcept override {
     found.assign(run.begin(), run.end());
-    for (const BlockId b : run)
+    for (const NodeId b : run)
       if (state(b) == kUnknown) fault_ = "what is not cached is found";
     check_run(run);
     return base_ ? base_->admitted(run, num_blocks) : last_request_++ % 1024 + 1;
   }
-  void on_hit(BlockId b) noexcept override {
+  void on_hit(NodeId b) noexcept override {
     ++num_hits;
     if (state(b) == kUnknown) fault_ = "what is not cached is found";
     if (base_) base_->on_hit(b);
   }
   void on_cached(Run run, Context& who) noexcept override {
-    for (const BlockId b : run) move(b, kUnknown, kUsed, "is cached twice");
+    for (const NodeId b : run) move(b, kUnknown, kUsed, "is cached twice");
     check_run(run);
     check_context(who);
     if (base_) base_->on_cached(run, who);
   }
   void on_waiting(Run run, Context& who) noexcept override {
-    for (const BlockId b : run)
+    for (const NodeId b : run)
       if (state(b) != kUsed) fault_ = "what waits for a step was not in use";
     check_run(run);
     if (run.count > 1) check_context(who);
@@ -48,34 +48,34 @@ class Witness final : public Policy {
   }
   void on_idle(Run run, Context& who) noexcept override {
     for (std::int64_t i = run.count; i-- > 0;)
-      move(run.blocks[i], kUsed, kIdle, "becomes idle and was not in use");
+      move(run.nodes[i], kUsed, kIdle, "becomes idle and was not in use");
     check_run(run);
     if (run.count > 1) check_context(who);
     if (base_) base_->on_idle(run, who);
   }
   void on_used(Run run) noexcept override {
-    for (const BlockId b : run) move(b, kIdle, kUsed, "is used and was not idle");
+    for (const NodeId b : run) move(b, kIdle, kUsed, "is used and was not idle");
     check_run(run);
     if (base_) base_->on_used(run);
   }
-  void on_touched(BlockId b) noexcept override {
+  void on_touched(NodeId b) noexcept override {
     if (state(b) != kIdle) fault_ = "what is not idle is touched";
     if (base_) base_->on_touched(b);
   }
-  void on_moved(BlockId from, BlockId to) noexcept override {
+  void on_moved(NodeId from, NodeId to) noexcept override {
     move(to, kUnknown, kUsed, "what is cached takes over a key");
     move(from, kUsed, kUnknown, "a key passes from a block that is not in use");
     if (base_) base_->on_moved(from, to);
   }
-  void on_uncached(BlockId b, bool evicted) noexcept override {
+  void on_uncached(NodeId b, bool evicted) noexcept override {
     if (state(b) == kUnknown) fault_ = "what was not cached is lost";
     if (evicted && state(b) != kIdle) fault_ = "what is in use is evicted";
-    if (blocks_[b].first_child >= 0) fault_ = "a block is lost before its children";
+    if (nodes_[b].first_child >= 0) fault_ = "a block is lost before its children";
     state(b) = kUnknown;
     if (base_) base_->on_uncached(b, evicted);
   }
-  BlockId victim() noexcept override { return base_ ? base_->victim() : kNoBlock; }
-  void on_refused(BlockId b) noexcept override {
+  NodeId victim() noexcept override { return base_ ? base_->victim() : kNoNode; }
+  void on_refused(NodeId b) noexcept override {
     if (base_) base_->on_refused(b);
   }
   std::int64_t num_steps() const override { return base_ ? base_->num_steps() : 0; }
@@ -89,20 +89,20 @@ class Witness final : public Policy {
 
   const char* fault() const { return fault_; }
 
-  std::vector<BlockId> found;  // by the last admission
+  std::vector<NodeId> found;  // by the last admission
   std::int64_t num_hits = 0;   // besides those
   std::int64_t due = -1;       // what is known of the sequence that calls; -1: any
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
 
-  State& state(BlockId b) { return states_[b]; }
+  State& state(NodeId b) { return states_[b]; }
   // Each block of a run is the parent of the next, and all are of this partition.
   void check_run(Run run) noexcept {
     if (run.count < 0) fault_ = "a run has no length";
     for (std::int64_t i = 0; i < run.count; ++i) {
-      if (!range_.holds(run.blocks[i])) fault_ = "a policy is told of blocks of another partition";
-      if (i && blocks_[run.blocks[i]].parent != run.blocks[i - 1])
+      if (!range_.holds(run.nodes[i])) fault_ = "a policy is told of blocks of another partition";
+      if (i && nodes_[run.nodes[i]].parent != run.nodes[i - 1])
         fault_ = "a run is no part of a chain";
     }
   }
@@ -110,7 +110,7 @@ class Witness final : public Policy {
   void check_context(Context who) noexcept {
     if (!base_ && due >= 0 && who != due) fault_ = "a run is told of with another request";
   }
-  void move(BlockId b, State from, State to, const char* otherwise) noexcept {
+  void move(NodeId b, State from, State to, const char* otherwise) noexcept {
     if (state(b) != from) fault_ = otherwise;
     state(b) = to;
   }

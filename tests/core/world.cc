@@ -28,10 +28,10 @@ TestDigester* make_digester(const Settings& settings) {
 PolicyMaker watched(const Settings& settings, std::vector<Witness*>& out) {
   if (!settings.witness) return nullptr;
   const Config& config = settings.core;
-  return [&config, &out](Blocks& blocks, const PrefixIndex& index,
+  return [&config, &out](Nodes& nodes, const PrefixIndex& index,
                          Range range) -> std::unique_ptr<Policy> {
-    auto witness = std::make_unique<Witness>(blocks, index, range,
-                                             make_policy(config.eviction, blocks, index, range));
+    auto witness = std::make_unique<Witness>(nodes, index, range,
+                                             make_policy(config.eviction, nodes, index, range));
     out.push_back(witness.get());
     return witness;
   };
@@ -81,7 +81,7 @@ World::World(const Settings& settings, Counts* counts)
       habits_(settings_.habits),
       digester_(make_digester(settings)),
       core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, witnesses_)),
-      levels_(core_, settings.core.num_blocks),
+      levels_(core_),
       device_(settings.core.num_blocks, settings.core.block_size),
       counts_(counts),
       promised_(static_cast<std::size_t>(settings.core.num_blocks)),
@@ -150,7 +150,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   const bool deep = snapshot && touched;
   const auto others = shares(deep);
   const bool merges = (config_.retention || config_.remap) && (op == kCommit || op == kDecode);
-  std::vector<std::vector<BlockId>> before_merging;
+  std::vector<std::vector<Merging>> before_merging;
   if (merges) before_merging = merging();
   if (config_.retention) levels_.before_call();
   const bool moves = early() && !config_.remap && op != kCommit && op != kFree;
@@ -238,9 +238,9 @@ std::int64_t World::longest(int name) const {
 std::int64_t World::needed_for(const MatchResult& match, std::int64_t slots) const {
   const auto found = static_cast<std::int64_t>(match.blocks.size());
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - found, 0);
-  for (const BlockId b : match.blocks) {
-    const Block& block = core_.blocks()[b];
-    needed += !block.used() && !block.fence;
+  for (const std::int32_t b : match.blocks) {
+    const Node& record = record_of(b);
+    needed += !record.used() && !record.fence;
   }
   return needed;
 }
@@ -343,7 +343,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   const Sequence& s = view(*entry);
   EXPECT(s.num_cached == match.num_cached, "admit finds less than match");
   EXPECT(std::equal(match.blocks.begin(), match.blocks.end(),
-                    core_.table_at(Sequences::row_of(entry->handle))),
+                    blocks_of(*entry).begin()),
          "admit finds other blocks than match");
   EXPECT(s.num_cached < asked.num_tokens, "no token is left to compute");
   entry->extras = extras;
@@ -418,8 +418,8 @@ World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
   const std::int64_t logical = s.num_tokens / config_.block_size;
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - s.num_blocks, 0);
   if (std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks) {
-    const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
-    const bool copies = block.ref_count > 1 || block.keyed();
+    const Node& record = core_.nodes()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
+    const bool copies = record.ref_count > 1 || record.keyed();
     if (copies && lacks_words(entry, logical)) return bit(kStepRefused);
     needed += copies;
   }
@@ -467,11 +467,13 @@ std::int64_t World::written_until(const Entry& entry) const {
   const std::int64_t start = first_to_write(entry);
   const std::int64_t stop =
       std::min({s.num_tokens, slots_of(entry), static_cast<std::int64_t>(entry.written.size())});
-  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  const std::vector<std::int32_t> table = blocks_of(entry);
   std::int64_t at = start;
   for (; at < stop; ++at) {
     const std::int64_t slot =
-        std::int64_t{table[at / config_.block_size]} * config_.block_size + at % config_.block_size;
+        std::int64_t{table[static_cast<std::size_t>(at / config_.block_size)]} *
+            config_.block_size +
+        at % config_.block_size;
     if (entry.written[static_cast<std::size_t>(at)] != slot) break;
   }
   return at;
@@ -656,20 +658,20 @@ void World::preempt(Entry& entry, bool withdraw) {
 
 // Whether the next token of a member of a batch needs a copy of the block it goes to. Of those who
 // share one, the last keeps it; left counts who has not moved away yet.
-bool World::copies_for(const Entry& entry, std::map<BlockId, std::uint32_t>& left) const {
+bool World::copies_for(const Entry& entry, std::map<NodeId, std::uint32_t>& left) const {
   const auto logical = static_cast<std::int64_t>(entry.tokens.size()) / config_.block_size;
   if (logical >= view(entry).num_blocks) return false;
-  const BlockId b = core_.table_at(Sequences::row_of(entry.handle))[logical];
-  const Block& block = core_.blocks()[b];
-  std::uint32_t& sharers = left.try_emplace(b, block.ref_count).first->second;
-  const bool copies = block.keyed() || sharers > 1;
+  const NodeId b = core_.table_at(Sequences::row_of(entry.handle))[logical];
+  const Node& record = core_.nodes()[b];
+  std::uint32_t& sharers = left.try_emplace(b, record.ref_count).first->second;
+  const bool copies = record.keyed() || sharers > 1;
   if (copies) --sharers;
   return copies;
 }
 
 // Blocks of a partition that a batch takes.
 std::int64_t World::needed_by(const std::vector<EntryPtr>& entries, int partition) const {
-  std::map<BlockId, std::uint32_t> left;
+  std::map<NodeId, std::uint32_t> left;
   std::int64_t needed = 0;
   for (const EntryPtr& entry : entries) {
     const auto logical = static_cast<std::int64_t>(entry->tokens.size()) / config_.block_size;
@@ -686,7 +688,7 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
   std::vector<Token> fresh;
   Outcomes due = bit(early() && open_ ? kStepRefused : kDone);
   bool refused = due == bit(kStepRefused);
-  std::map<BlockId, std::uint32_t> left;
+  std::map<NodeId, std::uint32_t> left;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const EntryPtr& entry = entries[i];
     const auto length = static_cast<std::int64_t>(entry->tokens.size());

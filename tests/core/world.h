@@ -133,7 +133,7 @@ struct Launch {
     std::size_t work;
   };
   std::int64_t ticket = 0;
-  std::vector<Copy> copies;
+  std::vector<BlockCopy> copies;
   std::vector<Work> work;
   std::vector<Part> parts;
   std::vector<Brought> brought;
@@ -265,13 +265,31 @@ class World {
   // Blocks a prompt would take or use that are available: what has to be left.
   std::int64_t needed_for(const MatchResult& match, std::int64_t slots) const;
   MatchResult found_for(const Entry& entry);
-  std::vector<std::vector<BlockId>> merging() const;
-  void merged(const std::vector<std::vector<BlockId>>& before);
+  // The nodes of a sequence, and their blocks.
+  const NodeId* nodes_of(const Entry& entry) const {
+    return core_.table_at(Sequences::row_of(entry.handle));
+  }
+  std::vector<std::int32_t> blocks_of(const Entry& entry) const {
+    return core_.block_ids(entry.handle, 0);
+  }
+  // The record of the node that has a block; that of no node where it is free.
+  const Node& record_of(std::int64_t block) const {
+    static const Node free;
+    const NodeId n = core_.nodes().owner(block);
+    return n < 0 ? free : core_.nodes()[n];
+  }
+  std::vector<NodeId> owners(const std::vector<std::int32_t>& blocks) const;
+  struct Merging {
+    NodeId node;
+    std::int32_t block;
+  };
+  std::vector<std::vector<Merging>> merging() const;
+  void merged(const std::vector<std::vector<Merging>>& before);
   void note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before);
-  bool copies_for(const Entry& entry, std::map<BlockId, std::uint32_t>& left) const;
+  bool copies_for(const Entry& entry, std::map<NodeId, std::uint32_t>& left) const;
   std::int64_t needed_by(const std::vector<EntryPtr>& entries, int partition) const;
-  std::vector<Brought> brought_by(const std::vector<Copy>& copies) const;
-  std::vector<BlockId> full_prefix(const Entry& entry);
+  std::vector<Brought> brought_by(const std::vector<BlockCopy>& copies) const;
+  std::vector<NodeId> full_prefix(const Entry& entry);
   bool ahead(const Entry& entry) const;
   bool anybody_ahead() const;
   std::int64_t num_held(std::int64_t b) const;

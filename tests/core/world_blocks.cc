@@ -10,8 +10,8 @@ namespace blockmgr::testing {
 // block that anybody may name.
 std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
   std::vector<std::int64_t> all;
-  for (BlockId b = config_.null_block; b < config_.num_blocks; ++b)
-    if (core_.blocks()[b].used() || core_.blocks()[b].keyed()) all.push_back(b);
+  for (int b = config_.null_block; b < config_.num_blocks; ++b)
+    if (record_of(b).used() || record_of(b).keyed()) all.push_back(b);
   if (all.empty()) all.push_back(config_.num_blocks - 1);
   std::vector<std::int64_t> some;
   for (std::size_t i = 0; i < count; ++i) some.push_back(all[(which + i) % all.size()]);
@@ -23,8 +23,8 @@ std::int64_t World::num_held(std::int64_t b) const {
 }
 
 bool World::is_known(std::int64_t b) const {
-  const Block& block = core_.blocks()[static_cast<BlockId>(b)];
-  return block.ref_count || block.keyed() || num_held(b);
+  const Node& record = record_of(static_cast<std::int64_t>(b));
+  return record.ref_count || record.keyed() || num_held(b);
 }
 
 bool World::anybody_ahead() const {
@@ -39,9 +39,9 @@ void World::hold(const std::vector<std::int64_t>& ids) {
   if (call(kAcquire, bit(due), [&] { core_.acquire(ids.data(), count); }) == kDone)
     for (const std::int64_t b : ids) {
       Hold held{b, {}};
-      const Block& block = core_.blocks()[static_cast<BlockId>(b)];
-      for (int i = 0; !early() && queue_.empty() && i < block.key_tokens; ++i)
-        held.words.push_back(device_.cell(static_cast<BlockId>(b), i));
+      const Node& record = record_of(static_cast<std::int64_t>(b));
+      for (int i = 0; !early() && queue_.empty() && i < record.key_tokens; ++i)
+        held.words.push_back(device_.cell(static_cast<std::int32_t>(b), i));
       holds_.push_back(std::move(held));
     }
   settle();
@@ -85,12 +85,12 @@ std::vector<bool> World::spoiled_by(const std::vector<std::int64_t>& ids) const 
   };
   for (const std::int64_t b : ids) mark(b);
   while (std::exchange(more, false)) {
-    for (BlockId b = 0; b < config_.num_blocks; ++b)
-      if (const Block& k = core_.blocks()[b]; k.keyed() && k.parent >= 0)
-        if (wrong[static_cast<std::size_t>(k.parent)]) mark(b);
+    for (int b = 0; b < config_.num_blocks; ++b)
+      if (const Node& k = record_of(b); k.keyed() && k.parent >= 0)
+        if (wrong[static_cast<std::size_t>(core_.nodes().name(k.parent))]) mark(b);
     for (const EntryPtr& entry : entries_) {
-      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
-      for (std::int64_t i = first_of(*entry, wrong); i < view(*entry).num_blocks; ++i)
+      const std::vector<std::int32_t> table = blocks_of(*entry);
+      for (auto i = static_cast<std::size_t>(first_of(*entry, wrong)); i < table.size(); ++i)
         mark(table[i]);
     }
   }
@@ -99,10 +99,10 @@ std::vector<bool> World::spoiled_by(const std::vector<std::int64_t>& ids) const 
 
 // The first block of a sequence that is among these.
 std::int64_t World::first_of(const Entry& entry, const std::vector<bool>& blocks) const {
-  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
-  return std::find_if(table, table + view(entry).num_blocks,
-                      [&](BlockId b) { return blocks[static_cast<std::size_t>(b)]; }) -
-         table;
+  const std::vector<std::int32_t> table = blocks_of(entry);
+  return std::find_if(table.begin(), table.end(),
+                      [&](std::int32_t b) { return blocks[static_cast<std::size_t>(b)]; }) -
+         table.begin();
 }
 
 // Sequences that name one of them continue; neither they nor their successors are found again.
@@ -115,8 +115,8 @@ void World::forget(const std::vector<std::int64_t>& ids) {
            [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
     EXPECT(forgotten == cached - core_.index().num_keyed(), "forget misstates what it forgot");
     for (Hold& held : holds_) held.words.clear();
-    for (BlockId b = 0; b < config_.num_blocks; ++b)
-      EXPECT(!wrong[static_cast<std::size_t>(b)] || !core_.blocks()[b].keyed(),
+    for (int b = 0; b < config_.num_blocks; ++b)
+      EXPECT(!wrong[static_cast<std::size_t>(b)] || !record_of(b).keyed(),
              "a forgotten block is cached");
     for (const EntryPtr& entry : entries_) {
       const std::int64_t first = first_of(*entry, wrong);
@@ -132,25 +132,25 @@ void World::forget(const std::vector<std::int64_t>& ids) {
 bool World::can_withdraw(const Entry& entry) const {
   if (!entry.running || !ahead(entry)) return true;
   if (open_) return false;
-  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  const NodeId* table = nodes_of(entry);
   for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
-    if (core_.blocks()[table[i]].ref_count > 1 && core_.blocks()[table[i]].unwritten) return false;
+    if (core_.nodes()[table[i]].ref_count > 1 && core_.nodes()[table[i]].unwritten) return false;
   return true;
 }
 
 // A key may have passed to a block that somebody else has promised to write.
 void World::note_moved(const std::vector<bool>& was_keyed) {
   for (std::size_t b = 0; b < promised_.size(); ++b)
-    if (!core_.blocks()[static_cast<BlockId>(b)].keyed()) promised_[b] = 0;
+    if (!record_of(static_cast<std::int64_t>(b)).keyed()) promised_[b] = 0;
   for (const EntryPtr& entry : entries_)
     if (entry->running) note_promised(*entry, was_keyed);
 }
 
 void World::check_holds() {
   for (const Hold& held : holds_) {
-    const auto b = static_cast<BlockId>(held.block);
-    EXPECT(core_.blocks()[b].used(), "a held block is in no use");
-    EXPECT(core_.ref_count(b) == core_.blocks()[b].ref_count + num_held(b), "holds are miscounted");
+    const auto b = static_cast<std::int32_t>(held.block);
+    EXPECT(record_of(b).used(), "a held block is in no use");
+    EXPECT(core_.ref_count(b) == record_of(b).ref_count + num_held(b), "holds are miscounted");
     for (std::size_t i = 0; queue_.empty() && i < held.words.size(); ++i)
       EXPECT(device_.cell(b, static_cast<int>(i)) == held.words[i],
              "the K/V of a held block has changed");

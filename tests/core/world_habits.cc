@@ -72,10 +72,10 @@ void World::note_kept(Entry& entry, const MatchResult& match) const {
 
 // Blocks of a sequence that a commit ahead of the forward has made findable.
 void World::note_promised(const Entry& entry, const std::vector<bool>& was_keyed) {
-  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  const std::vector<std::int32_t> table = blocks_of(entry);
   for (std::int64_t i = 0; i < view(entry).num_chained; ++i) {
-    const auto b = static_cast<std::size_t>(table[i]);
-    if (was_keyed[b] || !core_.blocks()[table[i]].keyed()) continue;
+    const auto b = static_cast<std::size_t>(table[static_cast<std::size_t>(i)]);
+    if (was_keyed[b] || !record_of(static_cast<std::int64_t>(b)).keyed()) continue;
     const std::int64_t end = (i + 1) * config_.block_size;
     promised_[b] = static_cast<int>(
         std::clamp<std::int64_t>(end - kept(entry), 0, config_.block_size));
@@ -85,7 +85,7 @@ void World::note_promised(const Entry& entry, const std::vector<bool>& was_keyed
 std::vector<bool> World::keyed() const {
   std::vector<bool> keyed(promised_.size());
   for (std::size_t b = 0; b < keyed.size(); ++b)
-    keyed[b] = core_.blocks()[static_cast<BlockId>(b)].keyed();
+    keyed[b] = record_of(static_cast<std::int64_t>(b)).keyed();
   return keyed;
 }
 
@@ -101,8 +101,8 @@ std::int64_t World::computed_after(const Entry& entry, std::int64_t slots,
   const Sequence& s = view(entry);
   const std::int64_t logical = s.num_tokens / config_.block_size;
   if (std::max(slots, num_tokens) <= s.num_tokens || logical >= s.num_blocks) return s.num_computed;
-  const Block& block = core_.blocks()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
-  if (block.ref_count == 1 && !block.keyed()) return s.num_computed;
+  const Node& record = core_.nodes()[nodes_of(entry)[logical]];
+  if (record.ref_count == 1 && !record.keyed()) return s.num_computed;
   return std::min(s.num_computed, std::max(kept(entry), logical * config_.block_size));
 }
 

@@ -29,10 +29,10 @@ void World::check_others(const std::vector<Share>& before, unsigned touched, boo
 
 void World::check_quotas() const {
   for (std::size_t i = 0; i < config_.quotas.size(); ++i) {
-    std::vector<BlockId> held;
+    std::vector<NodeId> held;
     for (const EntryPtr& entry : entries_) {
       if (partition_of(entry->name) != static_cast<int>(i) + 1) continue;
-      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      const NodeId* table = nodes_of(*entry);
       held.insert(held.end(), table, table + view(*entry).num_blocks);
     }
     std::sort(held.begin(), held.end());
@@ -46,7 +46,7 @@ void World::check_quotas() const {
 
 // The witness of the share that a namespace has; shares without blocks have none.
 Witness* World::witness_of(int name) const {
-  const Range range = core_.pool().partition(partition_of(name)).range();
+  const Range range = core_.pool().partition(partition_of(name)).range;
   for (Witness* witness : witnesses_)
     if (witness->range().first == range.first && range.count) return witness;
   return nullptr;
@@ -65,39 +65,47 @@ std::int64_t World::hits_in(int name) const {
 
 // What an admission has found: its hints are used up, and the policy was told.
 void World::note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before) {
-  if (config_.retention) levels_.found(match.blocks);
+  if (config_.retention) levels_.found(owners(match.blocks));
   const Witness* witness = witness_of(entry.name);
   if (!witness) return;
   const auto full = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
-  EXPECT(witness->found == match.blocks, "the policy was not told what an admission found");
+  EXPECT(witness->found == owners(match.blocks), "the policy was not told what an admission found");
   EXPECT(witness->num_hits - hits_before == (view(entry).num_cached > full),
          "the policy was not told of a part that was found");
 }
 
-// The blocks a commit may merge into others: neither cached nor merged already.
-std::vector<std::vector<BlockId>> World::merging() const {
-  std::vector<std::vector<BlockId>> tables;
+std::vector<NodeId> World::owners(const std::vector<std::int32_t>& blocks) const {
+  std::vector<NodeId> nodes;
+  for (const std::int32_t b : blocks) nodes.push_back(core_.nodes().owner(b));
+  return nodes;
+}
+
+// What a commit may merge into others: neither cached nor merged already.
+std::vector<std::vector<World::Merging>> World::merging() const {
+  std::vector<std::vector<Merging>> tables;
   for (const EntryPtr& entry : entries_) {
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const NodeId* table = nodes_of(*entry);
     tables.emplace_back();
     const std::int64_t most = view(*entry).num_blocks;
     for (std::int64_t i = 0; i < most; ++i) {
-      const Block& block = core_.blocks()[table[i]];
-      tables.back().push_back(block.keyed() || block.parent >= 0 ? kNoBlock : table[i]);
+      const Node& record = core_.nodes()[table[i]];
+      const bool known = record.keyed() || record.parent >= 0;
+      tables.back().push_back({known ? kNoNode : table[i], core_.nodes().name(table[i])});
     }
   }
   return tables;
 }
 
-void World::merged(const std::vector<std::vector<BlockId>>& before) {
+void World::merged(const std::vector<std::vector<Merging>>& before) {
   for (std::size_t e = 0; e < before.size(); ++e) {
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entries_[e]->handle));
+    const NodeId* table = nodes_of(*entries_[e]);
     for (std::int64_t i = 0; i < view(*entries_[e]).num_chained; ++i) {
-      const BlockId own = before[e][static_cast<std::size_t>(i)];
+      const auto [own, block] = before[e][static_cast<std::size_t>(i)];
       if (own < 0) continue;
-      const BlockId twin = core_.blocks()[own].keyed() ? kNoBlock : core_.blocks()[own].parent;
+      const NodeId twin = core_.nodes()[own].keyed() ? kNoNode : core_.nodes()[own].parent;
       if (table[i] != own)
-        remaps_.push_back({entries_[e]->handle, static_cast<std::int32_t>(i), own, table[i]});
+        remaps_.push_back({entries_[e]->handle, static_cast<std::int32_t>(i), block,
+                           core_.nodes().name(table[i])});
       if (!config_.retention) continue;
       levels_.merging(own);
       if (table[i] != own) {
@@ -119,43 +127,43 @@ void World::retain(const Entry& entry, std::int64_t start, std::int64_t stop, in
   if (call(kRetain, bit(due), run) == kDone) {
     const std::int64_t first = start / config_.block_size;
     EXPECT(count == blocks_for(stop) - first, "retain miscounts the blocks it retains");
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+    const NodeId* table = nodes_of(entry);
     for (std::int64_t i = first; i < blocks_for(stop); ++i) {
-      const Block& block = core_.blocks()[table[i]];
-      const bool has_twin = !block.keyed() && block.parent >= 0;
-      levels_.retain(has_twin ? block.parent : table[i], level, core_.time() + ttl);
+      const Node& record = core_.nodes()[table[i]];
+      const bool has_twin = !record.keyed() && record.parent >= 0;
+      levels_.retain(has_twin ? record.parent : table[i], level, core_.time() + ttl);
     }
   }
   settle();
 }
 
 // The cached blocks of these tokens, the last one included.
-std::vector<BlockId> World::full_prefix(const Entry& entry) {
+std::vector<NodeId> World::full_prefix(const Entry& entry) {
   std::vector<Token> tokens = entry.tokens;
   tokens.push_back(0);
   if (blocks_for(static_cast<std::int64_t>(tokens.size())) > config_.row_width) tokens.pop_back();
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
-  MatchResult match = core_.match(prompt(tokens, entry.name, entry.extras, 0));
+  const MatchResult match = core_.match(prompt(tokens, entry.name, entry.extras, 0));
   if (digester_) digester_->fails_in = fails_in;
-  return std::move(match.blocks);
+  return owners(match.blocks);
 }
 
 void World::retain_prefix(const Entry& entry, int level, double ttl) {
   if (static_cast<int>(entry.tokens.size()) >= config_.row_width * config_.block_size) return;
-  const std::vector<BlockId> blocks = full_prefix(entry);
+  const std::vector<NodeId> blocks = full_prefix(entry);
   const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
   std::int64_t count = 0;
   if (call(kRetainPrefix, bit(kDone), [&] { count = core_.retain_prefix(asked, level, ttl); }) ==
       kDone) {
     EXPECT(count == static_cast<std::int64_t>(blocks.size()), "retain_prefix misses a block");
-    for (const BlockId b : blocks) levels_.retain(b, level, core_.time() + ttl);
+    for (const NodeId b : blocks) levels_.retain(b, level, core_.time() + ttl);
   }
   settle();
 }
 
 void World::pin(const Entry& entry) {
   if (static_cast<int>(entry.tokens.size()) >= config_.row_width * config_.block_size) return;
-  const std::vector<BlockId> blocks = full_prefix(entry);
+  const std::vector<NodeId> blocks = full_prefix(entry);
   const int share = partition_of(entry.name);
   const std::int64_t capacity = core_.pool().partition(share).capacity;
   const std::int64_t budget = config_.max_pinned_blocks * capacity / core_.pool().capacity();
@@ -211,18 +219,18 @@ void World::set_time(double seconds) {
 void World::end(const EntryPtr& entry, bool expect_reuse) {
   const EntryPtr kept = entry;
   const Outcome due = ahead(*kept) ? kStepRefused : kDone;
-  const std::int32_t* row = core_.table_at(Sequences::row_of(kept->handle));
-  const std::vector<BlockId> table(row, row + view(*kept).num_blocks);
-  std::vector<BlockId> chain;  // the last first; what is cached of it before the call
+  const NodeId* row = nodes_of(*kept);
+  const std::vector<NodeId> table(row, row + view(*kept).num_blocks);
+  std::vector<NodeId> chain;  // the last first; what is cached of it before the call
   for (std::size_t i = table.size(); i-- > 0;) {
-    const Block& block = core_.blocks()[table[i]];
-    chain.push_back(block.keyed() ? table[i] : block.parent);
+    const Node& record = core_.nodes()[table[i]];
+    chain.push_back(record.keyed() ? table[i] : record.parent);
   }
   std::vector<int> others(chain.size());  // tables of others that name the block
   for (std::size_t i = 0; i < chain.size(); ++i)
     for (const EntryPtr& other : entries_) {
       if (other == kept || chain[i] < 0) continue;
-      const std::int32_t* t = core_.table_at(Sequences::row_of(other->handle));
+      const NodeId* t = nodes_of(*other);
       others[i] += std::count(t, t + view(*other).num_blocks, chain[i]) > 0;
     }
   std::vector<bool> expected(chain.size());
@@ -235,17 +243,17 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);
     note_moved(was_keyed);
-    BlockId below = kNoBlock;
+    NodeId below = kNoNode;
     for (std::size_t i = 0; i < chain.size(); ++i) {
       // A tail that was cached by this call is the sequence's own.
-      const BlockId own = table[table.size() - 1 - i];
-      const bool tail = chain[i] < 0 && core_.blocks()[own].keyed();
-      const BlockId node = levels_.current(tail ? own : chain[i]);
+      const NodeId own = table[table.size() - 1 - i];
+      const bool tail = chain[i] < 0 && core_.nodes()[own].keyed();
+      const NodeId node = levels_.current(tail ? own : chain[i]);
       if (node < 0) continue;
       if (!expect_reuse) {
         int children = 0;
-        for (BlockId b = core_.blocks()[node].first_child; b >= 0;
-             b = core_.blocks()[b].next_sibling)
+        for (NodeId b = core_.nodes()[node].first_child; b >= 0;
+             b = core_.nodes()[b].next_sibling)
           children += b != below;
         if (others[i] || children || (!tail && expected[i])) break;
       }

@@ -18,8 +18,8 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
   }
   last_ticket_ = launch->ticket;
   launch->blocks.resize(tables_.size());
-  for (const Copy& copy : launch->copies) {
-    for (const Copy& other : launch->copies)
+  for (const BlockCopy& copy : launch->copies) {
+    for (const BlockCopy& other : launch->copies)
       EXPECT(copy.source != other.destination &&
                  (&copy == &other || copy.destination != other.destination),
              "the order of the copy plan matters");
@@ -30,9 +30,8 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
   for (std::size_t index = 0; index < to_write.size(); ++index) {
     Entry& entry = *to_write[index];
     const Sequence& s = view(entry);
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
-    for (int i = 0; i < s.num_blocks; ++i)
-      launch->blocks[static_cast<std::size_t>(table[i])] = true;
+    for (const std::int32_t b : blocks_of(entry))
+      launch->blocks[static_cast<std::size_t>(b)] = true;
     const std::int64_t end = std::min(s.num_tokens, slots_of(entry));
     if (end == 0 || (index == skip && !early())) continue;
     Work work{entry.handle,
@@ -59,15 +58,15 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
 }
 
 // What sequences count as computed and a copy of this plan brings.
-std::vector<Brought> World::brought_by(const std::vector<Copy>& copies) const {
+std::vector<Brought> World::brought_by(const std::vector<BlockCopy>& copies) const {
   std::vector<Brought> brought;
-  for (const Copy& copy : copies)
+  for (const BlockCopy& copy : copies)
     for (const EntryPtr& entry : entries_) {
       const Sequence& s = view(*entry);
-      const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+      const std::vector<std::int32_t> table = blocks_of(*entry);
       const std::int64_t computed = std::min(s.num_computed, entry->cut);
       for (std::int64_t i = 0; i < s.num_blocks; ++i) {
-        if (table[i] != copy.destination) continue;
+        if (table[static_cast<std::size_t>(i)] != copy.destination) continue;
         const std::int64_t start = i * config_.block_size;
         for (int word = 0; word < copy.num_tokens && start + word < computed; ++word)
           brought.push_back(
@@ -85,9 +84,9 @@ void World::resolve() {
   std::fill(promised_.begin(), promised_.end(), 0);
   open_ = nullptr;
   for (const EntryPtr& entry : entries_) {
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
-    const bool waits = std::any_of(table, table + view(*entry).num_blocks, [this](BlockId b) {
-      return core_.blocks()[b].copy_source != kNoBlock;
+    const NodeId* table = nodes_of(*entry);
+    const bool waits = std::any_of(table, table + view(*entry).num_blocks, [this](NodeId b) {
+      return core_.nodes()[b].copy_source != kNoNode;
     });
     if (!waits) entry->cut = INT64_MAX;
   }
@@ -240,10 +239,10 @@ void World::intrude(bool on) {
 // ---- the books ----------------------------------------------------------------------------------
 
 void World::expect_private(const Entry& entry, std::int64_t from) {
-  const std::int32_t* table = core_.table_at(Sequences::row_of(entry.handle));
+  const NodeId* table = nodes_of(entry);
   for (std::int64_t i = from / config_.block_size; i < view(entry).num_blocks; ++i) {
-    const Block& block = core_.blocks()[table[i]];
-    EXPECT(block.ref_count == 1 && !block.keyed(), "a block to write into is shared or findable");
+    const Node& record = core_.nodes()[table[i]];
+    EXPECT(record.ref_count == 1 && !record.keyed(), "a block to write into is shared or findable");
   }
 }
 
@@ -252,9 +251,9 @@ void World::check_fences(Op op) {
   std::vector<bool> tables(tables_.size());
   for (const Handle handle : core_.handles()) {
     const Sequence& s = core_.view(handle);
-    const std::int32_t* table = core_.table_at(Sequences::row_of(handle));
+    const std::vector<std::int32_t> table = core_.block_ids(handle, 0);
     for (std::int64_t i = 0; i < s.num_blocks; ++i) {
-      const auto b = static_cast<std::size_t>(table[i]);
+      const auto b = static_cast<std::size_t>(table[static_cast<std::size_t>(i)]);
       tables[b] = true;
       if ((i + 1) * config_.block_size <= s.num_computed || tables_[b]) continue;
       for (const LaunchPtr& step : steps_)
@@ -287,7 +286,7 @@ void World::check() {
 void World::check_mirror() {
   // Not each time, so that events of several calls wait together.
   if (!config_.event_blocks || ++mirror_checks_ % 8) return;
-  const auto size = static_cast<std::size_t>(core_.blocks().digest_size);
+  const auto size = static_cast<std::size_t>(core_.nodes().digest_size);
   const auto apply = [&](const EventColumns& events) {
     for (const EventRun& run : events.runs) {
       if (run.kind == EventKind::kCleared) mirror_.clear();
@@ -305,9 +304,9 @@ void World::check_mirror() {
   apply(events);
   if (events.num_lost) apply(core_.residents());
   std::set<std::string> findable;
-  for (BlockId b = 0; b < core_.blocks().count; ++b) {
-    if (core_.blocks()[b].key_tokens != config_.block_size) continue;
-    const std::uint8_t* digest = core_.blocks().digest(b);
+  for (NodeId b = 0; b < core_.nodes().count; ++b) {
+    if (core_.nodes()[b].key_tokens != config_.block_size) continue;
+    const std::uint8_t* digest = core_.nodes().digest(b);
     findable.emplace(digest, digest + size);
   }
   EXPECT(mirror_ == findable, "a mirror fed by events differs from what can be found");
@@ -329,7 +328,7 @@ void World::check_entries() {
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
     for (std::int64_t i = entry->num_findable; entry->outdated && i < s.num_blocks; ++i)
-      EXPECT(!core_.blocks()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
+      EXPECT(!core_.nodes()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
              "what continues a forgotten prefix can be found");
     check_found(*entry);
   }
@@ -345,7 +344,8 @@ void World::check_shown() {
     const std::int64_t row = Sequences::row_of(entry->handle);
     const Sequence& s = view(*entry);
     std::fill(due.begin(), due.end(), 0);
-    std::copy_n(core_.table_at(row), s.num_blocks, due.begin());
+    const std::vector<std::int32_t> blocks = blocks_of(*entry);
+    std::copy(blocks.begin(), blocks.end(), due.begin());
     EXPECT(std::equal(due.begin(), due.end(),
                       core_.shown_tables().data() + row * config_.row_width),
            "a shown table is not the sequence's");
@@ -408,29 +408,29 @@ void World::check_found(const Entry& entry) {
 // What is cached is not remembered as evicted; a digest without collisions tells them apart.
 void World::check_ghosts() {
   if (settings_.digest != TestDigester::kWide) return;
-  const Blocks& blocks = core_.blocks();
+  const Nodes& nodes = core_.nodes();
   for (int i = 0; i < core_.pool().num_partitions(); ++i)
-    for (BlockId b = 0; core_.pool().past(i) && b < blocks.count; ++b)
-      if (blocks[b].key_tokens == config_.block_size)
-        EXPECT(core_.pool().past(i)->find(blocks.digest(b)) < 0,
+    for (NodeId b = 0; core_.pool().past(i) && b < nodes.count; ++b)
+      if (nodes[b].key_tokens == config_.block_size)
+        EXPECT(core_.pool().past(i)->find(nodes.digest(b)) < 0,
                "a cached block is remembered as evicted");
 }
 
 // No part of a block is kept beside one that begins with it. Of very many children only some are
 // looked at.
 void World::check_tails() {
-  constexpr BlockId kFew = 64;
-  const Blocks& blocks = core_.blocks();
-  if (!config_.min_partial_tokens || blocks.count > kFew) return;
-  for (BlockId b = 0; b < blocks.count; ++b) {
-    const Block& tail = blocks[b];
+  constexpr NodeId kFew = 64;
+  const Nodes& nodes = core_.nodes();
+  if (!config_.min_partial_tokens || nodes.count > kFew) return;
+  for (NodeId b = 0; b < nodes.count; ++b) {
+    const Node& tail = nodes[b];
     if (!tail.keyed() || tail.key_tokens == config_.block_size) continue;
-    for (BlockId other = 0; other < blocks.count; ++other) {
-      const Block& longer = blocks[other];
+    for (NodeId other = 0; other < nodes.count; ++other) {
+      const Node& longer = nodes[other];
       if (!longer.keyed() || longer.parent != tail.parent || longer.extras != tail.extras) continue;
       const bool covers = longer.key_tokens > tail.key_tokens;
-      EXPECT(!covers || !std::equal(blocks.tokens(b), blocks.tokens(b) + tail.key_tokens,
-                                    blocks.tokens(other)),
+      EXPECT(!covers || !std::equal(nodes.tokens(b), nodes.tokens(b) + tail.key_tokens,
+                                    nodes.tokens(other)),
              "a part is cached beside a block that begins with it");
     }
   }
@@ -440,22 +440,22 @@ void World::check_tails() {
 // commits a block may be findable ahead of the forward that fills it.
 void World::check_cached() {
   if (early() || !queue_.empty() || !digester_) return;
-  const Blocks& blocks = core_.blocks();
-  std::vector<Prefix> ends(static_cast<std::size_t>(blocks.count));
-  std::vector<BlockId> path;
-  for (BlockId b = 0; b < blocks.count; ++b) {
-    if (!blocks[b].keyed()) continue;
+  const Nodes& nodes = core_.nodes();
+  std::vector<Prefix> ends(static_cast<std::size_t>(nodes.count));
+  std::vector<NodeId> path;
+  for (NodeId b = 0; b < nodes.count; ++b) {
+    if (!nodes[b].keyed()) continue;
     NodeId node = b;
-    for (; node >= 0 && !ends[static_cast<std::size_t>(node)]; node = blocks[node].parent)
+    for (; node >= 0 && !ends[static_cast<std::size_t>(node)]; node = nodes[node].parent)
       path.push_back(node);
     Prefix prefix = is_root(node) ? trie_.root(name_of_root(root_index(node)))
                                   : ends[static_cast<std::size_t>(node)];
     for (; !path.empty(); path.pop_back()) {
-      const BlockId at = path.back();
-      prefix = trie_.after_extras(prefix, extras_prefix(blocks[at].extras));
-      for (int i = 0; i < blocks[at].key_tokens; ++i) {
-        prefix = trie_.after_token(prefix, blocks.tokens(at)[i]);
-        EXPECT(device_.cell(at, i) == prefix, "block " + std::to_string(at) +
+      const NodeId at = path.back();
+      prefix = trie_.after_extras(prefix, extras_prefix(nodes[at].extras));
+      for (int i = 0; i < nodes[at].key_tokens; ++i) {
+        prefix = trie_.after_token(prefix, nodes.tokens(at)[i]);
+        EXPECT(device_.cell(nodes.name(at), i) == prefix, "node " + std::to_string(at) +
                                                   " is cached and holds other K/V at word " +
                                                   std::to_string(i));
       }
@@ -469,14 +469,15 @@ void World::check_computed() {
   if (early() || !queue_.empty()) return;
   const int size = config_.block_size;
   for (const EntryPtr& entry : entries_) {
-    const std::int32_t* table = core_.table_at(Sequences::row_of(entry->handle));
+    const NodeId* table = nodes_of(*entry);
     for (std::int64_t at = 0; at < view(*entry).num_computed; ++at) {
-      BlockId b = table[at / size];
+      NodeId b = table[at / size];
       const auto word = static_cast<int>(at % size);
-      const Block& block = core_.blocks()[b];
-      if (block.in_flight) continue;
-      if (block.copy_source != kNoBlock && word < block.copy_tokens) b = block.copy_source;
-      EXPECT(device_.cell(b, word) == entry->prefixes[static_cast<std::size_t>(at)],
+      const Node& record = core_.nodes()[b];
+      if (record.in_flight) continue;
+      if (record.copy_source != kNoNode && word < record.copy_tokens) b = record.copy_source;
+      EXPECT(device_.cell(core_.nodes().name(b), word) ==
+                 entry->prefixes[static_cast<std::size_t>(at)],
              "position " + std::to_string(at) + " counts as computed and is not in memory");
     }
   }

@@ -30,12 +30,140 @@ class Mutant:
 
 
 CORE = (
+    # Nodes and their blocks.
+    Mutant(
+        "goes_on_to_a_node_that_is_gone",
+        "identity/index.cc",
+        "    if (is_next(b, record.parent, record.extras)) flip_goes_on(record.parent);\n",
+        "",
+    ),
+    Mutant(
+        "goes_on_over_extra_keys",
+        "identity/index.cc",
+        "  if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);\n",
+        "  if (is_next(b, key.parent, 0)) flip_goes_on(key.parent);\n",
+    ),
+    Mutant(
+        "goes_on_from_a_node_whose_children_passed_to_another",
+        "identity/index.cc",
+        "  if (goes_on(from)) flip_goes_on(from);\n",
+        "",
+    ),
+    Mutant(
+        "goes_on_to_a_node_whose_key_passed_to_another",
+        "identity/index.cc",
+        "  if (is_next(from, parent, source.extras)) flip_goes_on(parent);\n",
+        "",
+    ),
+    Mutant(
+        "goes_on_to_another_prefix",
+        "identity/index.cc",
+        "  if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);\n",
+        "  if (b && !goes_on(b - 1)) flip_goes_on(b - 1);\n",
+    ),
+    Mutant(
+        "goes_on_without_a_look_at_the_tokens",
+        "identity/index.cc",
+        "    for (; i < num_blocks && goes_on(node) && has_tokens(node + 1); wanted += size)\n",
+        "    for (; i < num_blocks && goes_on(node); wanted += size)\n",
+    ),
+    Mutant(
+        "gives_one_block_to_all_nodes_of_a_run",
+        "places/pool.cc",
+        "    bind(n, BlockId{out[i]});\n    out[i] = n;\n",
+        "    bind(n, BlockId{out[count - 1]});\n    if (i + 1 < count) out[i] = n;\n",
+    ),
+    Mutant(
+        "gives_no_id_back",
+        "places/pool.cc",
+        "  own.ids.give(n);\n",
+        "",
+    ),
+    Mutant(
+        "does_not_know_the_last_word_of_free_ids",
+        "identity/node_ids.cc",
+        "  empty_.fill(count_ ? last_word_ + 1 : 0);\n",
+        "  empty_.fill(last_word_);\n",
+    ),
+    Mutant(
+        "begins_a_run_where_none_is_free",
+        "identity/node_ids.cc",
+        "  return (best_word << 6) + static_cast<std::uint32_t>(best.start + middle);",
+        "  return (best_word << 6) + static_cast<std::uint32_t>(best.start + 2 * middle);",
+    ),
+    Mutant(
+        "begins_each_run_at_the_first_free_id",
+        "identity/node_ids.cc",
+        "  if (const std::uint32_t word = empty_.first(); word != BitTree::kNone) "
+        "return word << 6;\n",
+        "  if (free_.first() != BitTree::kNone) return free_.first();\n",
+    ),
+    Mutant(
+        "loses_sight_of_what_a_set_has_left",
+        "memory/bit_tree.cc",
+        "    if (levels_[level][word >> 6] &= ~(std::uint64_t{1} << (word & 63))) return;\n",
+        "    if (levels_[level][word >> 6] = 0; level) return;\n",
+    ),
+    Mutant(
+        "adds_to_the_lowest_level_of_a_set_alone",
+        "memory/bit_tree.cc",
+        "    own |= std::uint64_t{1} << (word & 63);\n    if (known) return;\n",
+        "    if (known) return;\n    own |= std::uint64_t{1} << (word & 63);\n",
+    ),
+    Mutant(
+        "takes_the_block_of_a_node_that_goes_on",
+        "places/pool.cc",
+        "    own.free.push(unbind(own, b));\n",
+        "    own.free.push(nodes_.block(b));\n    own.ids.give(b);\n",
+    ),
+    Mutant(
+        "shows_a_fork_nodes_as_blocks",
+        "sequences/fork.cc",
+        "      copy_table(shown, model.num_blocks, shown_at(index));\n",
+        "      copy_table(from, model.num_blocks, shown_at(index));\n",
+    ),
+    Mutant(
+        "shows_what_a_beam_was",
+        "sequences/fork.cc",
+        "    show(row_of(s), next.num_kept, s.num_blocks - next.num_kept);\n",
+        "    show(row_of(s), next.num_kept, 0);\n",
+    ),
+    Mutant(
+        "maps_slots_of_nodes",
+        "sequences/sequences.cc",
+        "    std::int64_t slot = nodes_.name(t[position / size]) * size + position % size;\n",
+        "    std::int64_t slot = t[position / size] * size + position % size;\n",
+    ),
+    Mutant(
+        "answers_slots_in_nodes",
+        "sequences/growth.cc",
+        "    slots[i] = nodes_.name(t[logical]) * size + offset;\n",
+        "    slots[i] = t[logical] * size + offset;\n",
+    ),
+    Mutant(
+        "copies_from_nodes",
+        "sequences/store.cc",
+        "    *out++ = {nodes_.name(copy.source), nodes_.name(copy.destination)",
+        "    *out++ = {copy.source, nodes_.name(copy.destination)",
+    ),
+    Mutant(
+        "holds_a_node_by_the_number_of_its_block",
+        "sequences/holding.cc",
+        "    const NodeId n = nodes_.owner(ids[i]);\n    pool_.pin(n);\n",
+        "    const auto n = static_cast<NodeId>(ids[i]);\n    pool_.pin(n);\n",
+    ),
+    Mutant(
+        "counts_what_waits_for_a_step_as_available",
+        "places/pool.cc",
+        "  if (!num_fenced_) return end - unused;\n",
+        "  if (num_fenced_ >= 0) return end - unused;\n",
+    ),
     # Events.
     Mutant(
         "removes_a_digest_that_another_block_has",
         "identity/index.cc",
-        "  if (with_digest(blocks_.digest(b)) < 0) log_->removed(blocks_.digest(b));\n",
-        "  log_->removed(blocks_.digest(b));\n",
+        "  if (with_digest(nodes_.digest(b)) < 0) log_->removed(nodes_.digest(b));\n",
+        "  log_->removed(nodes_.digest(b));\n",
     ),
     Mutant(
         "logs_a_block_that_took_over_a_key_in_its_old_namespace",
@@ -58,7 +186,7 @@ CORE = (
     Mutant(
         "goes_on_with_a_run_after_another_event",
         "events/log.cc",
-        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoBlock;\n",
+        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoNode;\n",
         "void EventLog::removed(const std::uint8_t* digest) noexcept {\n",
         times=4,
     ),
@@ -116,28 +244,28 @@ CORE = (
     Mutant(
         "retention_tells_of_the_wrong_end_of_a_run",
         "policies/retention.cc",
-        "  return {run.blocks + first, run.count - first};",
-        "  return {run.blocks, run.count - first};",
+        "  return {run.nodes + first, run.count - first};",
+        "  return {run.nodes, run.count - first};",
     ),
     Mutant(
         "a_pool_takes_blocks_that_are_set_apart_for_others",
         "sequences/block_pool.cc",
-        "++i) out[i] = pool_.take(partition);",
-        "++i) out[i] = pool_.take(0 * partition);",
+        "  pool_.take_run(partition_of(name), kNoNode, count, out);",
+        "  pool_.take_run(0, kNoNode, count, out);",
         profile="pool",
     ),
     Mutant(
         "a_pool_caches_under_a_namespace_of_another_share",
         "sequences/block_pool.cc",
-        "    if (pool_.partition_of(b) != partition)",
-        "    if (pool_.partition_of(b) < 0 * partition)",
+        "    if (pool_.partition_of(nodes_.owner(ids[i])) != partition)",
+        "    if (partition < 0)",
         profile="pool",
     ),
     Mutant(
         "a_pool_does_not_count_a_request",
         "sequences/block_pool.cc",
-        "  if (past) past->count(run.blocks",
-        "  if (false) past->count(run.blocks",
+        "  if (past) past->count(run.nodes",
+        "  if (false) past->count(run.nodes",
         profile="pool",
     ),
     # What callers are shown.
@@ -182,7 +310,7 @@ CORE = (
         "a_reset_passes_over_parents",
         "sequences/prefixes.cc",
         "      pool_.forget(b);\n      b = parent;\n",
-        "      pool_.forget(b);\n      b = parent < first ? kNoBlock : parent;\n",
+        "      pool_.forget(b);\n      b = parent < first ? kNoNode : parent;\n",
     ),
     Mutant(
         "a_reset_does_not_wait_for_the_forward",
@@ -200,8 +328,8 @@ CORE = (
     Mutant(
         "reads_the_cache_uninvited",
         "sequences/admission.cc",
-        "  if (applicant.read_cache && applicant.root != kNoBlock) {\n",
-        "  if (applicant.root != kNoBlock) {\n",
+        "  if (applicant.read_cache && applicant.root != kNoNode) {\n",
+        "  if (applicant.root != kNoNode) {\n",
     ),
     Mutant(
         "promises_what_will_not_be_read",
@@ -250,36 +378,32 @@ CORE = (
     Mutant(
         "a_hold_is_not_counted",
         "sequences/holding.cc",
-        "    pool_.pin(static_cast<BlockId>(ids[i]));\n    ++(*holds_)",
-        (
-            "    if (!num_holds(static_cast<BlockId>(ids[i])))\n"
-            "      pool_.pin(static_cast<BlockId>(ids[i]));\n"
-            "    ++(*holds_)"
-        ),
+        "    pool_.pin(n);\n    ++holds_of(n);\n",
+        "    if (!num_holds(n)) pool_.pin(n);\n    ++holds_of(n);\n",
     ),
     Mutant(
         "holds_what_nobody_has",
         "sequences/holding.cc",
-        "    if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))\n",
-        "    if (!blocks_[b].used() && !blocks_[b].keyed())\n",
+        "    if (n < 0 || (!nodes_[n].ref_count && !nodes_[n].keyed() && !num_holds(n)))\n",
+        "    if (n < 0 || (!nodes_[n].used() && !nodes_[n].keyed()))\n",
         times=4,
     ),
     Mutant(
         "releases_more_often_than_held",
         "sequences/holding.cc",
-        '      if (!num_holds(b)) throw WrongBlockState(b, "it is released',
-        '      if (!blocks_[b].pins) throw WrongBlockState(b, "it is released',
+        "      if (n < 0 || !num_holds(n))\n",
+        "      if (n < 0 || !nodes_[n].pins)\n",
     ),
     Mutant(
         "touches_a_block_without_what_it_continues",
         "sequences/holding.cc",
-        "b >= 0 && !blocks_[b].used(); b = blocks_[b].parent)",
-        "b >= 0 && !blocks_[b].used(); b = kNoBlock)",
+        "b >= 0 && !nodes_[b].used(); b = nodes_[b].parent)",
+        "b >= 0 && !nodes_[b].used(); b = kNoNode)",
     ),
     Mutant(
         "forgets_a_block_before_its_children",
         "sequences/forgetting.cc",
-        "    while (blocks_[node].first_child >= 0) node = blocks_[node].first_child;\n",
+        "    while (nodes_[node].first_child >= 0) node = nodes_[node].first_child;\n",
         "",
     ),
     Mutant(
@@ -311,14 +435,14 @@ CORE = (
         "a_held_parent_loses_its_children_unnoticed",
         "places/twins.cc",
         "    return unpin(cached);\n",
-        "    --blocks_[cached].pins;\n    return;\n",
+        "    --nodes_[cached].pins;\n    return;\n",
         times=4,
     ),
     # What is taken back of a step.
     Mutant(
         "withdraws_what_others_have_found",
         "sequences/withdrawal.cc",
-        "    if (blocks_[t[i]].unwritten && blocks_[t[i]].ref_count > 1)\n",
+        "    if (nodes_[t[i]].unwritten && nodes_[t[i]].ref_count > 1)\n",
         "    if (false)\n",
     ),
     Mutant(
@@ -345,46 +469,46 @@ CORE = (
         "writes_into_shared_blocks",
         "sequences/growth.cc",
         "  return is_shared(table(s)[logical]);",
-        "  return blocks_[table(s)[logical]].keyed();",
+        "  return nodes_[table(s)[logical]].keyed();",
     ),
     Mutant(
         "writes_into_cached_blocks",
         "sequences/growth.cc",
         "  return is_shared(table(s)[logical]);",
-        "  return blocks_[table(s)[logical]].ref_count > 1;",
+        "  return nodes_[table(s)[logical]].ref_count > 1;",
     ),
     Mutant(
         "decode_writes_into_shared_blocks",
         "sequences/growth.cc",
-        "if (block.ref_count > 1 || block.keyed() || block.parent >= 0)",
-        "if (block.keyed() || block.parent >= 0)",
+        "if (record.ref_count > 1 || record.keyed() || record.parent >= 0)",
+        "if (record.keyed() || record.parent >= 0)",
     ),
     Mutant(
         "decode_writes_into_cached_blocks",
         "sequences/growth.cc",
-        "if (block.ref_count > 1 || block.keyed() || block.parent >= 0)",
-        "if (block.ref_count > 1 || block.parent >= 0)",
+        "if (record.ref_count > 1 || record.keyed() || record.parent >= 0)",
+        "if (record.ref_count > 1 || record.parent >= 0)",
     ),
     Mutant(
         "copies_a_token_too_few",
         "sequences/copies.cc",
-        "  blocks_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);",
+        "  nodes_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);",
         (
-            "  blocks_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens - "
+            "  nodes_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens - "
             "(num_tokens > 1));"
         ),
     ),
     Mutant(
         "does_not_collapse_chains_of_copies",
         "sequences/copies.cc",
-        ("blocks_[source].copy_source == kNoBlock ? source : blocks_[source].copy_source;"),
+        ("nodes_[source].copy_source == kNoNode ? source : nodes_[source].copy_source;"),
         "source;",
     ),
     Mutant(
         "does_not_pin_copy_sources",
         "sequences/copies.cc",
         "  pool_.pin(root);\n",
-        ("  ++blocks_[root].pins;\n  --blocks_[root].pins;\n"),
+        ("  ++nodes_[root].pins;\n  --nodes_[root].pins;\n"),
     ),
     Mutant(
         "leaks_the_pin_of_a_copy",
@@ -395,13 +519,13 @@ CORE = (
     Mutant(
         "does_not_cancel_dead_copies",
         "sequences/store.cc",
-        "  if (blocks_[b].ref_count == 1) copies_.drop(b);\n",
+        "  if (nodes_[b].ref_count == 1) copies_.drop(b);\n",
         "",
     ),
     Mutant(
         "cancels_copies_somebody_waits_for",
         "sequences/store.cc",
-        "  if (blocks_[b].ref_count == 1) copies_.drop(b);\n",
+        "  if (nodes_[b].ref_count == 1) copies_.drop(b);\n",
         "  copies_.drop(b);\n",
     ),
     Mutant(
@@ -419,7 +543,7 @@ CORE = (
     Mutant(
         "copies_what_was_never_copied_on_abort",
         "sequences/copies.cc",
-        "    if (!blocks_[source].in_flight) continue;",
+        "    if (!nodes_[source].in_flight) continue;",
         "    continue;",
     ),
     Mutant(
@@ -464,8 +588,8 @@ CORE = (
     Mutant(
         "reuses_parts_that_are_not_written",
         "sequences/admission.cc",
-        "block.key_tokens - block.unwritten));",
-        "int{block.key_tokens}));",
+        "record.key_tokens - record.unwritten));",
+        "int{record.key_tokens}));",
     ),
     Mutant(
         "forgets_what_was_committed_ahead",
@@ -476,8 +600,8 @@ CORE = (
     Mutant(
         "is_unwritten_for_ever",
         "sequences/store.cc",
-        "    blocks_[b].unwritten = 0;\n",
-        "    if (b % 2) blocks_[b].unwritten = 0;\n",
+        "    nodes_[b].unwritten = 0;\n",
+        "    if (b % 2) nodes_[b].unwritten = 0;\n",
         times=10,
     ),
     Mutant(
@@ -523,13 +647,13 @@ CORE = (
     Mutant(
         "promotes_a_block_that_is_named_twice",
         "sequences/block_pool.cc",
-        "    if (named_before(b))\n",
+        "    if (named_before(ids[i]))\n",
         "    if (false)\n",
     ),
     Mutant(
         "makes_fresh_what_nobody_remembers",
         "sequences/store.cc",
-        "  std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));\n",
+        "  std::copy_n(nodes_.tokens(shared), num_known, nodes_.tokens(fresh));\n",
         "",
     ),
     Mutant(
@@ -579,26 +703,26 @@ CORE = (
         "takes_before_it_touches_what_it_found",
         "sequences/admission.cc",
         ("    pool_.pin(found.partial);  // before anything is taken: it may be the next victim\n"),
-        ("    ++blocks_[found.partial].pins;\n    --blocks_[found.partial].pins;\n"),
+        ("    ++nodes_[found.partial].pins;\n    --nodes_[found.partial].pins;\n"),
     ),
     # Identity.
     Mutant(
         "trusts_the_digest",
         "identity/index.cc",
         "return has_key(b, key); });",
-        "return !std::memcmp(blocks_.digest(b), digest, 8); });",
+        "return !std::memcmp(nodes_.digest(b), digest, 8); });",
     ),
     Mutant(
         "ignores_extras",
         "identity/index.cc",
         "return has_key(b, key); });",
-        "return has_key(b, {key.parent, blocks_[b].extras, key.tokens}); });",
+        "return has_key(b, {key.parent, nodes_[b].extras, key.tokens}); });",
     ),
     Mutant(
         "ignores_the_parent",
         "identity/index.cc",
         "return has_key(b, key); });",
-        "return has_key(b, {blocks_[b].parent, key.extras, key.tokens}); });",
+        "return has_key(b, {nodes_[b].parent, key.extras, key.tokens}); });",
     ),
     Mutant(
         "one_namespace_for_all",
@@ -609,8 +733,8 @@ CORE = (
     Mutant(
         "compares_half_the_tokens",
         "identity/index.cc",
-        "wanted, static_cast<int>(size))",
-        "wanted, static_cast<int>(size) / 2)",
+        "n * size, wanted, static_cast<int>(size))",
+        "n * size, wanted, static_cast<int>(size) / 2)",
     ),
     Mutant(
         "follows_hints_to_other_extras",
@@ -621,8 +745,8 @@ CORE = (
     Mutant(
         "follows_hints_to_blocks_with_extras",
         "identity/index.cc",
-        "(child->parent_generation ^ parent->generation) | child->extras |",
-        "(child->parent_generation ^ parent->generation) |",
+        "                                    child->extras |\n",
+        "",
     ),
     # Chains taken into use at once.
     Mutant(
@@ -634,19 +758,19 @@ CORE = (
     Mutant(
         "a_chain_in_use_is_not_counted",
         "places/pool.cc",
-        "blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;",
-        "blocks_[chain[i]].used(); ++i) {}",
+        "nodes_[chain[i]].used(); ++i) ++nodes_[chain[i]].ref_count;",
+        "nodes_[chain[i]].used(); ++i) {}",
     ),
     Mutant(
         "a_chain_does_not_pin_what_is_before_it",
         "places/pool.cc",
-        "parent >= 0) ++blocks_[parent].pins;\n  Partition& own",
+        "parent >= 0) ++nodes_[parent].pins;\n  Partition& own",
         "parent >= 0) {}\n  Partition& own",
     ),
     Mutant(
         "the_end_of_a_chain_stays_pinned",
         "places/pool.cc",
-        "  blocks_[chain[count - 1]].pins = 0;\n",
+        "  nodes_[chain[count - 1]].pins = 0;\n",
         "",
     ),
     # Publication.
@@ -672,7 +796,7 @@ CORE = (
     Mutant(
         "publishes_what_waits_for_a_copy",
         "sequences/promotion.cc",
-        ("    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;"),
+        ("    if (nodes_[t[i]].copy_source != kNoNode || nodes_[t[i]].in_flight) return i;"),
         "    if (false) return i;",
     ),
     Mutant(
@@ -696,25 +820,25 @@ CORE = (
     Mutant(
         "merges_into_a_block_nobody_holds",
         "places/twins.cc",
-        "    if (!blocks_[cached].used()) return hand_over(cached, b);\n",
-        "    if (!blocks_[cached].used()) return;\n",
+        "    if (!nodes_[cached].used()) return hand_over(cached, b);\n",
+        "    if (!nodes_[cached].used()) return;\n",
     ),
     Mutant(
         "a_key_passes_without_its_children",
         "identity/index.cc",
-        "    blocks_[b].parent = to;\n",
+        "    nodes_[b].parent = to;\n",
         "",
     ),
     Mutant(
         "a_key_passes_without_its_pins",
         "places/twins.cc",
-        "    blocks_[to].pins += pins;\n",
+        "    nodes_[to].pins += pins;\n",
         "",
     ),
     Mutant(
         "a_key_passes_to_a_block_about_to_be_written",
         "sequences/growth.cc",
-        "  for (const BlockId b : plan.rewritten) pool_.drop_twin(b);\n",
+        "  for (const NodeId b : plan.rewritten) pool_.drop_twin(b);\n",
         "",
         profile="returning",
         times=4,
@@ -736,14 +860,14 @@ CORE = (
     Mutant(
         "loses_the_twins_after_one",
         "places/twins.cc",
-        "    set_first_twin(block.parent, block.next_sibling);\n",
-        "    set_first_twin(block.parent, kNoBlock);\n",
+        "    set_first_twin(record.parent, record.next_sibling);\n",
+        "    set_first_twin(record.parent, kNoNode);\n",
     ),
     Mutant(
         "logs_the_wrong_remap",
         "sequences/promotion.cc",
-        "static_cast<std::int32_t>(logical), own, cached});",
-        "static_cast<std::int32_t>(logical), cached, own});",
+        "nodes_.name(own), nodes_.name(cached)});",
+        "nodes_.name(cached), nodes_.name(own)});",
     ),
     # Eviction.
     Mutant(
@@ -769,12 +893,12 @@ CORE = (
         "places/pool.cc",
         (
             "    dequeue(b);\n"
-            "    const NodeId parent = blocks_[b].parent;\n"
+            "    const NodeId parent = nodes_[b].parent;\n"
             "    if (parent < 0) return;\n"
             "    const bool was_used"
         ),
         (
-            "    const NodeId parent = blocks_[b].parent;\n"
+            "    const NodeId parent = nodes_[b].parent;\n"
             "    if (parent < 0) return;\n"
             "    const bool was_used"
         ),
@@ -806,13 +930,13 @@ CORE = (
     Mutant(
         "takes_another_block_out_of_the_index",
         "memory/buckets.cc",
-        "      if (bucket.blocks[place] != b) continue;\n",
+        "      if (bucket.nodes[place] != b) continue;\n",
         "",
     ),
     Mutant(
         "keeps_the_hint_of_an_evicted_block",
         "identity/index.cc",
-        ("  ++block.generation;\n  --num_keyed_;"),
+        ("  ++record.generation;\n  --num_keyed_;"),
         "  --num_keyed_;",
     ),
     # Release, preemption, truncation.
@@ -837,7 +961,7 @@ CORE = (
     Mutant(
         "releases_without_taking_a_reference_away",
         "places/pool.cc",
-        "      --block.ref_count;\n    }\n  }\n",
+        "      --record.ref_count;\n    }\n  }\n",
         "    }\n  }\n",
     ),
     Mutant(
@@ -933,8 +1057,8 @@ CORE = (
     Mutant(
         "takes_from_another_quota",
         "sequences/admission.cc",
-        "  pool_.take_run(s.partition, num_blocks - i, t + i);",
-        "  pool_.take_run(0, num_blocks - i, t + i);",
+        "  pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);",
+        "  pool_.take_run(0, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);",
     ),
     Mutant(
         "growth_counts_what_others_have",
@@ -957,8 +1081,8 @@ CORE = (
     Mutant(
         "copies_into_another_quota",
         "sequences/growth.cc",
-        "  const BlockId fresh = pool_.take(s.partition);",
-        "  const BlockId fresh = pool_.take(0);",
+        "  const NodeId fresh = pool_.take(s.partition, before(s, logical));",
+        "  const NodeId fresh = pool_.take(0, before(s, logical));",
     ),
     Mutant(
         "quotas_never_fit_too_late",
@@ -1025,7 +1149,7 @@ CORE = (
         "retention_outlives_the_content",
         "policies/retention.cc",
         "  if (is_current(b)) {\n    refresh(b);",
-        "  if (k.generation = blocks_[b].generation; is_current(b)) {\n    refresh(b);",
+        "  if (k.generation = nodes_[b].generation; is_current(b)) {\n    refresh(b);",
     ),
     Mutant(
         "parents_stand_below_their_children",
@@ -1086,8 +1210,8 @@ CORE = (
     Mutant(
         "pins_are_counted_twice",
         "policies/retention.cc",
-        "b >= 0 && at(b).level != kPinned; b = blocks_[b].parent) ++count;",
-        "b >= 0; b = blocks_[b].parent) ++count;",
+        "b >= 0 && at(b).level != kPinned; b = nodes_[b].parent) ++count;",
+        "b >= 0; b = nodes_[b].parent) ++count;",
     ),
     Mutant(
         "a_pin_ends_with_its_last_block",
@@ -1143,14 +1267,14 @@ CORE = (
     Mutant(
         "evicts_a_block_before_its_children",
         "policies/queues.cc",
-        "  while (blocks[b].first_child >= 0) {",
+        "  while (nodes[b].first_child >= 0) {",
         "  while (false) {",
     ),
     Mutant(
         "searches_below_what_was_evicted",
         "policies/queues.cc",
-        "  if (chosen == chosen_ && blocks[chosen].generation == chosen_generation_ &&\n"
-        "      blocks[start_].generation == start_generation_)",
+        "  if (chosen == chosen_ && nodes[chosen].generation == chosen_generation_ &&\n"
+        "      nodes[start_].generation == start_generation_)",
         "  if (chosen == chosen_)",
         profile="returning",
         times=5,
@@ -1216,7 +1340,7 @@ CORE = (
     Mutant(
         "a_cached_ghost_is_remembered",
         "policies/reuse.cc",
-        "    const std::int32_t ghost = find(blocks_.digest(b));\n",
+        "    const std::int32_t ghost = find(nodes_.digest(b));\n",
         "    const std::int32_t ghost = -1;\n",
     ),
     Mutant(
@@ -1389,6 +1513,20 @@ PYTHON = (
 # Where Python and the core meet: each takes a whole build.
 EXTENSION = (
     Mutant(
+        "forgets_the_generation_of_a_free_block",
+        "places/pool.cc",
+        "    (*generations_)[static_cast<std::size_t>(number(b))] = nodes_[n].generation;\n",
+        "    (*generations_)[static_cast<std::size_t>(number(b))] = 0;\n",
+        ("tests/unit/test_nodes.py",),
+    ),
+    Mutant(
+        "logs_a_remap_to_nodes",
+        "sequences/promotion.cc",
+        "{handle_of(index), i, kNoNode, nodes_.name(table_at(index)[i])}",
+        "{handle_of(index), i, kNoNode, table_at(index)[i]}",
+        ("tests/unit/test_nodes.py",),
+    ),
+    Mutant(
         "two_shares_number_their_pins_alike",
         "sequences/store.cc",
         "      first_pin += pins;\n",
@@ -1400,7 +1538,7 @@ EXTENSION = (
         "sequences/promotion.cc",
         "    note_unwritten(*promotion.sequence, logical, own);  // the key may pass",
         (
-            "    if (blocks_[own].keyed())\n"
+            "    if (nodes_[own].keyed())\n"
             "      note_unwritten(*promotion.sequence, logical, own);  // the key may pass"
         ),
         ("tests/unit/test_steps.py",),

@@ -228,8 +228,8 @@ def test_where_prompts_part_only_the_first_look_up_after_another_hashes() -> Non
     """An admission makes its blocks the ones that are compared first."""
     digest = Digest()
     manager = build(digest)
-    one, other = [1] * 9, [1] * 4 + [2] * 5
-    for tokens in (one, other):
+    first, one, other = [1] * 9, [1] * 4 + [2] * 5, [1] * 4 + [3] * 5
+    for tokens in (first, one, other):
         cache(manager, tokens)
     for tokens in (one, other, one):
         digest.calls = 0
@@ -237,6 +237,19 @@ def test_where_prompts_part_only_the_first_look_up_after_another_hashes() -> Non
         assert digest.calls == 1
         assert manager.match(tokens).num_cached_tokens == 8
         assert digest.calls == 1
+
+
+def test_the_prompt_that_was_first_after_a_block_is_never_hashed_again() -> None:
+    """Its blocks have the ids that come next, and the index knows that."""
+    digest = Digest()
+    manager = build(digest)
+    first, other = [1] * 9, [1] * 4 + [2] * 5
+    for tokens in (first, other):
+        cache(manager, tokens)
+    digest.calls = 0
+    for tokens in (first, other, first):
+        manager.free(manager.admit(tokens))
+    assert digest.calls == 0
 
 
 KEY = b"0123456789abcdef"

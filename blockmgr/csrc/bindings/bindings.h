@@ -264,17 +264,17 @@ auto announce_to(nb::object& result) {
 // calls the core. What cannot be passed on has not been taken.
 template <class Planner>
 nb::object take_plan(Planner& core, nb::handle make) {
-  std::vector<Copy> copies;
+  std::vector<BlockCopy> copies;
   const std::int64_t ticket = core.take_copies(copies);
   try {
     const auto count = static_cast<std::int64_t>(copies.size());
-    const auto column = [&](BlockId Copy::* field) {
+    const auto column = [&](std::int32_t BlockCopy::* field) {
       auto numbers = new_numbers<std::int32_t>(count);
       for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
       return to_array(std::move(numbers), count);
     };
-    return make(ticket, column(&Copy::source), column(&Copy::destination),
-                column(&Copy::num_tokens));
+    return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
+                column(&BlockCopy::num_tokens));
   } catch (...) {
     core.return_copies(ticket);
     throw;

@@ -33,7 +33,7 @@ struct PoolCore {
 
   // Tokens that all blocks hold: more are never looked at, and room for more is not kept.
   std::int64_t most_tokens() const {
-    return static_cast<std::int64_t>(core.blocks().count) * core.blocks().block_size;
+    return static_cast<std::int64_t>(core.nodes().num_blocks) * core.nodes().block_size;
   }
 
   PythonDigest* digest;     // the core's, if it calls Python
@@ -55,7 +55,7 @@ void init_pool(PoolCore* self, nb::dict options) {
 class Ids {
  public:
   Ids(PoolCore& self, nb::handle blocks)
-      : ids_(blocks, "blocks", 0, self.ids, self.core.blocks().count) {
+      : ids_(blocks, "blocks", 0, self.ids, self.core.nodes().num_blocks) {
     ids_.read();
   }
   const std::int64_t* data() const { return ids_.data(); }
@@ -82,9 +82,9 @@ std::int64_t block_argument(nb::handle block) { return int_argument(block, "bloc
 // Arrays that a call fills are made before it: making one can fail, and can run code that calls the
 // pool, which the call itself then sees.
 
-nb::object copied(const std::vector<BlockId>& ids) {
+nb::object copied(const std::vector<std::int32_t>& ids) {
   const auto count = static_cast<std::int64_t>(ids.size());
-  auto numbers = new_numbers<BlockId>(count);
+  auto numbers = new_numbers<std::int32_t>(count);
   std::copy(ids.begin(), ids.end(), numbers.get());
   return to_array(std::move(numbers), count);
 }
@@ -93,7 +93,7 @@ nb::object take(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
   self.read([&](const BlockPool& core) { core.check_take(count, bytes); });
-  const Array<BlockId> result(count);
+  const Array<std::int32_t> result(count);
   self.core.take(count, bytes, result.numbers);
   return result.array;
 }
@@ -136,7 +136,7 @@ int level_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
   return self.read([&](const BlockPool& core) {
     core.cached(id);
-    return static_cast<int>(core.level(static_cast<BlockId>(id)));
+    return static_cast<int>(core.level(core.nodes().owner(id)));
   });
 }
 
@@ -171,14 +171,14 @@ nb::object find(PoolCore& self, nb::handle tokens, nb::handle parent, nb::handle
 
 // The blocks found may change while the array is made, which can run code that calls the pool.
 nb::object acquire_prefix(PoolCore& self, nb::handle tokens, nb::handle name, nb::handle extras) {
-  ChainKey key{nullptr, 0, kNoBlock, bytes_argument(name, "namespace", 0), extras_argument(extras)};
+  ChainKey key{nullptr, 0, kNoNode, bytes_argument(name, "namespace", 0), extras_argument(extras)};
   TokenArray values = token_argument(self, tokens);
   const std::int64_t num_asked = values.size();
   values.read(self.most_tokens());
   key.tokens = values.data();
   key.num_tokens = values.size();
   for (;;) {
-    const Array<BlockId> result(static_cast<std::int64_t>(self.core.find(key).size()));
+    const Array<std::int32_t> result(static_cast<std::int64_t>(self.core.find(key).size()));
     const std::int64_t count = nb::len(result.array);
     if (self.core.acquire_prefix(key, num_asked, count, result.numbers)) return result.array;
   }
@@ -194,20 +194,20 @@ nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::hand
   TokenArray values = token_argument(self, tokens);
   read_tokens(self, 1, values, key);
   nb::object result;
-  BlockId out;
-  self.core.promote(&id, 1, key, &out, announce_to<BlockId>(result));
+  std::int32_t out;
+  self.core.promote(&id, 1, key, &out, announce_to<std::int32_t>(result));
   return result;
 }
 
 nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, nb::handle parent,
                          nb::handle name, nb::handle extras) {
   ChainKey key = key_argument(parent, name, extras);
-  IdArray ids(blocks, "blocks", 0, self.ids, self.core.blocks().count);
+  IdArray ids(blocks, "blocks", 0, self.ids, self.core.nodes().num_blocks);
   self.core.check_distinct(ids.size());
   ids.read();
   TokenArray values = token_argument(self, tokens);
   read_tokens(self, ids.size(), values, key);
-  const Array<BlockId> result(ids.size());
+  const Array<std::int32_t> result(ids.size());
   self.core.promote(ids.data(), ids.size(), key, result.numbers);
   return result.array;
 }
@@ -215,7 +215,7 @@ nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, n
 nb::object make_writable(PoolCore& self, nb::handle block, nb::handle num_tokens) {
   const std::int64_t id = block_argument(block);
   nb::object result;
-  self.core.make_writable(id, int_argument(num_tokens, "num_tokens"), announce_to<BlockId>(result));
+  self.core.make_writable(id, int_argument(num_tokens, "num_tokens"), announce_to<std::int32_t>(result));
   return result;
 }
 
@@ -223,7 +223,7 @@ nb::object evict(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
   self.read([&](const BlockPool& core) { core.check_evict(count, bytes); });
-  const Array<BlockId> result(count);
+  const Array<std::int32_t> result(count);
   self.core.evict(count, bytes, result.numbers);
   return result.array;
 }
@@ -232,7 +232,7 @@ nb::object forget(PoolCore& self, nb::handle n, nb::handle name) {
   const std::int64_t count = int_argument(n, "n");
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
   self.read([&](const BlockPool& core) { core.check_evict(count, bytes); });
-  const Array<BlockId> result(count);
+  const Array<std::int32_t> result(count);
   self.core.forget(count, bytes, result.numbers);
   return result.array;
 }
@@ -261,7 +261,7 @@ bool is_cached(PoolCore& self, nb::handle block) {
 
 std::uint32_t generation(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return self.read([&](const BlockPool& core) { return core.view(id).generation; });
+  return self.read([&](const BlockPool& core) { return core.generation(id); });
 }
 
 template <class T, class Fact>
@@ -276,30 +276,32 @@ nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
 }
 
 nb::object ref_counts(PoolCore& self, nb::handle blocks) {
-  return facts<std::int64_t>(self, blocks, [](const Block& block) { return block.ref_count; });
+  return facts<std::int64_t>(self, blocks, [](const Node& record) { return record.ref_count; });
 }
 
 nb::object are_cached(PoolCore& self, nb::handle blocks) {
-  return facts<bool>(self, blocks, [](const Block& block) { return block.keyed(); });
+  return facts<bool>(self, blocks, [](const Node& record) { return record.keyed(); });
 }
 
 nb::object are_idle(PoolCore& self, nb::handle blocks) {
   return facts<bool>(self, blocks,
-                     [](const Block& block) { return block.keyed() && !block.used(); });
+                     [](const Node& record) { return record.keyed() && !record.used(); });
 }
 
 bool waits_for_copy(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
   return self.read([&](const BlockPool& core) {
-    const Block& record = core.view(id);
-    return record.copy_source != kNoBlock || record.in_flight != 0;
+    const Node& record = core.view(id);
+    return record.copy_source != kNoNode || record.in_flight != 0;
   });
 }
 
-BlockId parent_of(PoolCore& self, nb::handle block) {
+std::int32_t parent_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
   return self.read(
-      [&](const BlockPool& core) { return std::max(core.cached(id).parent, kNoBlock); });
+      [&](const BlockPool& core) {
+        return core.nodes().name(std::max(core.cached(id).parent, kNoNode));
+      });
 }
 
 nb::object children(PoolCore& self, nb::handle parent, nb::handle name) {
@@ -310,11 +312,11 @@ nb::object children(PoolCore& self, nb::handle parent, nb::handle name) {
 
 nb::object tokens_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  const std::int64_t count = self.core.blocks().block_size;
+  const std::int64_t count = self.core.nodes().block_size;
   auto tokens = self.read([&](const BlockPool& pool) {
     pool.cached(id);
     auto numbers = new_numbers<Token>(count);
-    std::copy_n(pool.blocks().tokens(static_cast<BlockId>(id)), count, numbers.get());
+    std::copy_n(pool.nodes().tokens(pool.nodes().owner(id)), count, numbers.get());
     return numbers;
   });
   return to_array(std::move(tokens), count);
@@ -322,13 +324,13 @@ nb::object tokens_of(PoolCore& self, nb::handle block) {
 
 nb::object idle_blocks(PoolCore& self, int most) {
   return copied(self.read([most](const BlockPool& core) {
-    std::vector<BlockId> ids;
+    std::vector<std::int32_t> ids;
     const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, core.pool().num_idle()));
     ids.reserve(count);
     for (int i = 0; i < core.pool().num_partitions() && ids.size() < count; ++i) {
-      const BlockList& list = core.pool().idle_list(i);
-      for (BlockId b = list.front(); b != list.end() && ids.size() < count; b = list.after(b))
-        ids.push_back(b);
+      const NodeList& list = core.pool().idle_list(i);
+      for (NodeId b = list.front(); b != list.end() && ids.size() < count; b = list.after(b))
+        ids.push_back(core.nodes().name(b));
     }
     return ids;
   }));

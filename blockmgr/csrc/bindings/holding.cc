@@ -11,7 +11,7 @@ namespace {
 class Ids {
  public:
   Ids(Core& self, nb::handle blocks)
-      : ids_(blocks, "blocks", 0, self.handles, self.core.blocks().count) {
+      : ids_(blocks, "blocks", 0, self.handles, self.core.nodes().num_blocks) {
     ids_.read();
   }
   const std::int64_t* data() const { return ids_.data(); }
@@ -60,14 +60,9 @@ nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start) {
   const std::int64_t first = int_argument(start, "start");
   if (first < 0)
     throw Error(ErrorKind::kValue, "start must be at least 0, got " + std::to_string(first));
-  std::vector<BlockId> ids;
-  self.read([&](const Sequences& core) {
-    const std::int64_t count = core.view(h).num_blocks;
-    const std::int32_t* table = core.table_at(Sequences::row_of(h));
-    ids.assign(table + std::min(first, count), table + count);
-  });
+  const auto ids = self.read([&](const Sequences& core) { return core.block_ids(h, first); });
   nb::list result = made(nb::list());
-  for (const BlockId id : ids) result.append(made(nb::object(nb::int_(id))));
+  for (const std::int32_t id : ids) result.append(made(nb::object(nb::int_(id))));
   return result;
 }
 

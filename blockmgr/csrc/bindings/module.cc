@@ -129,7 +129,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   with_tokens(prompt, values, self.most_matched());
   if (!prompt.num_slots) prompt.num_slots = size;  // of all the prompt, though not all is read
   const MatchResult found = self.core.match(prompt);
-  const Array<BlockId> ids(static_cast<std::int64_t>(found.blocks.size()));
+  const Array<std::int32_t> ids(static_cast<std::int64_t>(found.blocks.size()));
   std::copy(found.blocks.begin(), found.blocks.end(), ids.numbers);
   const Known& python = known();
   const auto record =
@@ -288,7 +288,7 @@ nb::list block_digests(Core& self, nb::handle tokens, nb::handle name, nb::handl
   Prompt prompt = prompt_argument(name, extras, nb::none());
   TokenArray values = token_argument(self, tokens);
   const std::int64_t count = self.core.num_digests(with_tokens(prompt, values));
-  const auto size = static_cast<std::size_t>(self.core.blocks().digest_size);
+  const auto size = static_cast<std::size_t>(self.core.nodes().digest_size);
   std::vector<std::uint8_t> digests(static_cast<std::size_t>(count) * size);
   self.core.block_digests(prompt, digests.data());
   nb::list result = made(nb::list());
@@ -387,14 +387,11 @@ nb::tuple view(Core& self, nb::handle handle) {
 
 nb::object block_ids(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
-  std::int64_t count = 0;
-  auto ids = self.read([&](const Sequences& core) {
-    count = core.view(h).num_blocks;
-    auto numbers = new_numbers<std::int32_t>(count);
-    std::copy_n(core.table_at(Sequences::row_of(h)), count, numbers.get());
-    return numbers;
-  });
-  return to_array(std::move(ids), count);
+  const auto ids = self.read([&](const Sequences& core) { return core.block_ids(h, 0); });
+  const auto count = static_cast<std::int64_t>(ids.size());
+  auto numbers = new_numbers<std::int32_t>(count);
+  std::copy(ids.begin(), ids.end(), numbers.get());
+  return to_array(std::move(numbers), count);
 }
 
 nb::object tokens_of(Core& self, nb::handle handle) {

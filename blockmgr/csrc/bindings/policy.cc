@@ -28,56 +28,59 @@ void PythonPolicy::tell(Call call) noexcept {
   }
 }
 
-void PythonPolicy::cached(BlockId b) noexcept {
-  const NodeId parent = blocks_[b].parent;
-  const bool full = blocks_[b].key_tokens == blocks_.block_size;
-  const auto size = static_cast<std::size_t>(full ? blocks_.digest_size : 0);
+void PythonPolicy::cached(NodeId b) noexcept {
+  const NodeId parent = nodes_[b].parent;
+  const bool full = nodes_[b].key_tokens == nodes_.block_size;
+  const auto size = static_cast<std::size_t>(full ? nodes_.digest_size : 0);
   tell([&] {
-    policy_.attr("on_cached")(b, is_root(parent) ? kNoBlock : parent,
-                              nb::bytes(blocks_.digest(b), size));
+    policy_.attr("on_cached")(nodes_.name(b), nodes_.name(std::max(parent, kNoNode)),
+                              nb::bytes(nodes_.digest(b), size));
   });
 }
 
-void PythonPolicy::hit(BlockId b) noexcept {
-  tell([&] { policy_.attr("on_hit")(b); });
+void PythonPolicy::hit(NodeId b) noexcept {
+  tell([&] { policy_.attr("on_hit")(nodes_.name(b)); });
 }
 
-void PythonPolicy::idle(BlockId b) noexcept {
-  tell([&] { policy_.attr("on_idle")(b); });
+void PythonPolicy::idle(NodeId b) noexcept {
+  tell([&] { policy_.attr("on_idle")(nodes_.name(b)); });
 }
 
-void PythonPolicy::used(BlockId b) noexcept {
-  tell([&] { policy_.attr("on_used")(b); });
+void PythonPolicy::used(NodeId b) noexcept {
+  tell([&] { policy_.attr("on_used")(nodes_.name(b)); });
 }
 
-void PythonPolicy::on_uncached(BlockId b, bool evicted) noexcept {
-  tell([&] { policy_.attr("on_uncached")(b, evicted); });
+void PythonPolicy::on_uncached(NodeId b, bool evicted) noexcept {
+  tell([&] { policy_.attr("on_uncached")(nodes_.name(b), evicted); });
 }
 
-void PythonPolicy::on_moved(BlockId from, BlockId to) noexcept {
-  tell([&] { policy_.attr("on_moved")(from, to); });
+void PythonPolicy::on_moved(NodeId from, NodeId to) noexcept {
+  tell([&] { policy_.attr("on_moved")(nodes_.name(from), nodes_.name(to)); });
 }
 
-BlockId PythonPolicy::victim() noexcept {
-  BlockId victim = kNoBlock;
+NodeId PythonPolicy::victim() noexcept {
+  NodeId victim = kNoNode;
   tell([&] {
     const std::int64_t id = int_argument(policy_.attr("victim")(), "victim");
-    const bool exists = id >= range_.first && id < range_.last_end();
-    const Block* block = exists ? &blocks_[static_cast<BlockId>(id)] : nullptr;
-    if (!block || !block->keyed() || block->used() || block->fence)
+    const bool exists = id >= 0 && id < nodes_.num_blocks;
+    const NodeId chosen = exists ? nodes_.owner(id) : kNoNode;
+    const Node* record = range_.holds(chosen) ? &nodes_[chosen] : nullptr;
+    if (!record || !record->keyed() || record->used() || record->fence)
       throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(id));
-    if (block->first_child >= 0)
-      throw Error(ErrorKind::kValue, "victim must be a block without cached children, got " +
-                                         std::to_string(id) + ", which block " +
-                                         std::to_string(block->first_child) + " continues");
-    victim = static_cast<BlockId>(id);
+    if (record->first_child >= 0)
+      throw Error(ErrorKind::kValue,
+                  "victim must be a block without cached children, got " + std::to_string(id) +
+                      ", which block " + std::to_string(nodes_.name(record->first_child)) +
+                      " continues");
+    victim = chosen;
   });
   return victim;
 }
 
-void PythonPolicy::on_refused(BlockId victim) noexcept {
+void PythonPolicy::on_refused(NodeId victim) noexcept {
   tell([&] {
-    throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(victim) +
+    throw Error(ErrorKind::kValue, "victim must be an idle block, got " +
+                                       std::to_string(nodes_.name(victim)) +
                                        ", which is retained: on_used came last");
   });
 }

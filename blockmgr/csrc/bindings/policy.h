@@ -13,17 +13,17 @@ namespace blockmgr {
 // allocate, and take its time; it is for research.
 class PythonPolicy final : public EachBlock<PythonPolicy> {
  public:
-  PythonPolicy(Blocks& blocks, const PrefixIndex& index, Range range, nb::object policy)
-      : EachBlock(blocks, index, range), policy_(std::move(policy)) {}
+  PythonPolicy(Nodes& nodes, const PrefixIndex& index, Range range, nb::object policy)
+      : EachBlock(nodes, index, range), policy_(std::move(policy)) {}
 
-  void cached(BlockId b) noexcept;
-  void hit(BlockId b) noexcept;
-  void idle(BlockId b) noexcept;
-  void used(BlockId b) noexcept;
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override;
-  BlockId victim() noexcept override;
-  void on_refused(BlockId victim) noexcept override;
+  void cached(NodeId b) noexcept;
+  void hit(NodeId b) noexcept;
+  void idle(NodeId b) noexcept;
+  void used(NodeId b) noexcept;
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override;
+  NodeId victim() noexcept override;
+  void on_refused(NodeId victim) noexcept override;
 
   std::size_t memory() const override { return 0; }
 
@@ -53,10 +53,10 @@ struct PythonPolicies {
   PolicyMaker maker(const nb::list& objects) {
     if (!nb::len(objects)) return nullptr;
     all.reserve(nb::len(objects));
-    return [this, objects](Blocks& blocks, const PrefixIndex& index, Range range) {
+    return [this, objects](Nodes& nodes, const PrefixIndex& index, Range range) {
       if (all.size() == nb::len(objects))
         throw Error(ErrorKind::kValue, "python_policies must be as many as there are shares");
-      auto made = std::make_unique<PythonPolicy>(blocks, index, range,
+      auto made = std::make_unique<PythonPolicy>(nodes, index, range,
                                                  nb::borrow(objects[all.size()]));
       all.push_back(made.get());
       return made;

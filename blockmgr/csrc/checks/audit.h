@@ -23,23 +23,22 @@ namespace blockmgr {
 // calls check_blocks.
 class BlockAudit {
  public:
-  BlockAudit(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+  BlockAudit(const Nodes& nodes, const PrefixIndex& index, const Pool& pool,
              const CopyTracker& copies)
-      : blocks_(blocks),
+      : nodes_(nodes),
         index_(index),
         pool_(pool),
         copies_(copies),
-        count_(blocks.count),
-        size_(blocks.block_size),
-        first_(blocks.count - pool.capacity()),
+        count_(nodes.count),
+        size_(nodes.block_size),
         refs_(static_cast<std::size_t>(count_)),
         pins_(static_cast<std::size_t>(count_)),
         listed_(static_cast<std::size_t>(count_), -1) {}
 
   // References to blocks, namespaces and extra keys that the owner accounts for.
-  std::uint32_t& refs(BlockId b) { return refs_[static_cast<std::size_t>(b)]; }
+  std::uint32_t& refs(NodeId b) { return refs_[static_cast<std::size_t>(b)]; }
   // Reasons to keep a block that are no table.
-  std::uint32_t& pins(BlockId b) { return pins_[static_cast<std::size_t>(b)]; }
+  std::uint32_t& pins(NodeId b) { return pins_[static_cast<std::size_t>(b)]; }
   std::uint32_t& root_refs(std::uint32_t root) { return roots_[root]; }
   std::uint32_t& extras_refs(std::uint32_t id) { return extras_[id]; }
 
@@ -50,13 +49,14 @@ class BlockAudit {
   // Every broken invariant, one sentence each.
   std::vector<std::string> result() { return std::move(broken_); }
 
-  static std::string name(BlockId b) { return "block " + std::to_string(b); }
-  bool valid(BlockId b) const { return b >= first_ && b < count_; }
+  static std::string name(NodeId n) { return "node " + std::to_string(n); }
+  // Whether this is a node, so that it has a block.
+  bool valid(NodeId n) const { return n >= 0 && n < count_ && nodes_.block(n) != kNoBlock; }
   // Of the partition whose observers are being audited.
   const Pool::Partition& partition() const { return *partition_; }
 
  protected:
-  const Blocks& blocks_;
+  const Nodes& nodes_;
   const PrefixIndex& index_;
   const Pool& pool_;
   const CopyTracker& copies_;
@@ -64,10 +64,11 @@ class BlockAudit {
   int size_;
 
  private:
+  void check_places();
   void check_copies();
   void check_references();
   void check_twins();
-  void check_list(const BlockList& list, int number);
+  void check_list(const NodeList& list, int number);
   void check_queues();
   void check_partition(int number);
   void check_index();
@@ -80,12 +81,11 @@ class BlockAudit {
     return found == refs.end() ? 0 : found->second;
   }
 
-  BlockId first_;  // id that is not kept back
   const Pool::Partition* partition_ = nullptr;
   std::vector<std::uint32_t> refs_;
   std::vector<std::uint32_t> pins_;
   std::vector<int> listed_;
-  std::map<BlockId, int> position_;
+  std::map<NodeId, int> position_;
   std::map<std::uint32_t, std::uint32_t> roots_;
   std::map<std::uint32_t, std::uint32_t> extras_;
   std::vector<std::string> broken_;
@@ -99,7 +99,7 @@ void put_numbers(std::string& out, Values... values) {
 
 // Every fact about the blocks that a caller could ever observe, as bytes; guesses (hints) and
 // scratch left out.
-std::string block_fingerprint(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, const Pool& pool,
                               const CopyTracker& copies);
 
 }  // namespace blockmgr

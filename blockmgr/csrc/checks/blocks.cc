@@ -6,6 +6,7 @@
 namespace blockmgr {
 
 void BlockAudit::check_blocks() {
+  check_places();
   check_copies();
   check_references();
   check_twins();
@@ -15,12 +16,51 @@ void BlockAudit::check_blocks() {
   check_order();
 }
 
+// Each block is free, kept back, or that of one node; and each id is free or that of a node.
+void BlockAudit::check_places() {
+  std::set<std::int32_t> free;
+  const std::int32_t first = nodes_.num_blocks - pool_.capacity();
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const Pool::Partition& own = pool_.partition(i);
+    int bound = 0;
+    int listed = 0;
+    own.free.each([&](BlockId b) {
+      ++listed;
+      BLOCKMGR_EXPECT(own.holds(b) && free.insert(number(b)).second,
+                      "block " + std::to_string(number(b)) +
+                          " is free twice, or in a partition it does not belong to");
+    });
+    BLOCKMGR_EXPECT(listed == own.free.size(), "free blocks are miscounted");
+    for (const NodeId n : own.range) {
+      const BlockId b = nodes_.block(n);
+      bound += b != kNoBlock;
+      BLOCKMGR_EXPECT(own.ids.is_free(n) == (b == kNoBlock), name(n) + " is handed out or is not");
+      BLOCKMGR_EXPECT(pool_.partition_of(n) == i, name(n) + " goes back to another partition");
+      BLOCKMGR_EXPECT(b == kNoBlock || (own.holds(b) && nodes_.owner(number(b)) == n),
+                      name(n) + " has a block that does not know of it");
+      const Node& record = nodes_[n];
+      BLOCKMGR_EXPECT(b != kNoBlock || (!record.used() && !record.keyed() && !record.fence),
+                      name(n) + " is in use without a block");
+    }
+    BLOCKMGR_EXPECT(own.ids.adds_up(), "the words of free ids are miscounted");
+    BLOCKMGR_EXPECT(bound + own.free.size() == own.capacity,
+                    "the blocks of a partition do not add up to what was set apart");
+  }
+  for (std::int32_t b = 0; b < nodes_.num_blocks; ++b) {
+    const NodeId n = nodes_.owner(b);
+    BLOCKMGR_EXPECT((n == kNoNode) == (b < first || free.count(b)),
+                    "block " + std::to_string(b) + " is lost");
+    BLOCKMGR_EXPECT(n == kNoNode || number(nodes_.block(n)) == b,
+                    "block " + std::to_string(b) + " has a node that does not know of it");
+  }
+}
+
 void BlockAudit::check_copies() {
-  std::set<BlockId> sources, destinations;
+  std::set<NodeId> sources, destinations;
   int pending = 0;
   copies_.each_pending([&](const Copy& copy) {
     ++pending;
-    const Block& destination = blocks_[copy.destination];
+    const Node& destination = nodes_[copy.destination];
     const std::string what = "pending copy into " + name(copy.destination);
     BLOCKMGR_EXPECT(valid(copy.source) && valid(copy.destination), what + " names no block");
     BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
@@ -31,34 +71,34 @@ void BlockAudit::check_copies() {
     if (valid(copy.source)) ++pins(copy.source);
   });
   BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
-  for (const BlockId b : sources)
+  for (const NodeId b : sources)
     BLOCKMGR_EXPECT(!destinations.count(b),
                     name(b) + " is source and destination of pending copies");
-  std::set<BlockId> in_flight;
+  std::set<NodeId> in_flight;
   for (const Copy& copy : copies_.flight()) {
     ++pins(copy.source);
     ++pins(copy.destination);
     in_flight.insert(copy.destination);
   }
-  for (BlockId b = 0; b < count_; ++b) {
-    BLOCKMGR_EXPECT(blocks_[b].in_flight == in_flight.count(b),
+  for (NodeId b = 0; b < count_; ++b) {
+    BLOCKMGR_EXPECT(nodes_[b].in_flight == in_flight.count(b),
                     name(b) + " has a wrong in-flight mark");
-    BLOCKMGR_EXPECT((blocks_[b].copy_source != kNoBlock) == (destinations.count(b) == 1),
+    BLOCKMGR_EXPECT((nodes_[b].copy_source != kNoNode) == (destinations.count(b) == 1),
                     name(b) + " has a copy outside the pending list");
   }
 }
 
 void BlockAudit::check_references() {
-  for (BlockId b = 0; b < count_; ++b) {
-    const NodeId parent = blocks_[b].parent;
-    if (blocks_[b].used() && blocks_[b].keyed() && valid(parent)) ++pins(parent);
+  for (NodeId b = 0; b < count_; ++b) {
+    const NodeId parent = nodes_[b].parent;
+    if (nodes_[b].used() && nodes_[b].keyed() && valid(parent)) ++pins(parent);
   }
-  for (BlockId b = 0; b < count_; ++b) {
-    BLOCKMGR_EXPECT(blocks_[b].ref_count == refs(b),
-                    name(b) + " has ref count " + std::to_string(blocks_[b].ref_count) +
+  for (NodeId b = 0; b < count_; ++b) {
+    BLOCKMGR_EXPECT(nodes_[b].ref_count == refs(b),
+                    name(b) + " has ref count " + std::to_string(nodes_[b].ref_count) +
                         ", tables name it " + std::to_string(refs(b)) + " times");
-    BLOCKMGR_EXPECT(blocks_[b].pins == pins(b), name(b) + " has " +
-                                                    std::to_string(blocks_[b].pins) + " pins, " +
+    BLOCKMGR_EXPECT(nodes_[b].pins == pins(b), name(b) + " has " +
+                                                    std::to_string(nodes_[b].pins) + " pins, " +
                                                     std::to_string(pins(b)) + " accounted for");
   }
 }
@@ -66,33 +106,33 @@ void BlockAudit::check_references() {
 // A cached block stands for private ones with the same content, and a table names each of them.
 void BlockAudit::check_twins() {
   int linked = 0;
-  for (BlockId b = 0; b < count_; ++b)
-    pool_.each_twin(b, [&](BlockId twin) {
+  for (NodeId b = 0; b < count_; ++b)
+    pool_.each_twin(b, [&](NodeId twin) {
       ++linked;
-      BLOCKMGR_EXPECT(valid(twin) && !blocks_[twin].keyed() && blocks_[twin].parent == b,
+      BLOCKMGR_EXPECT(valid(twin) && !nodes_[twin].keyed() && nodes_[twin].parent == b,
                       name(b) + " stands for a block that does not know of it");
     });
-  for (BlockId b = 0; b < count_; ++b) {
-    const NodeId cached = blocks_[b].parent;
-    if (blocks_[b].keyed() || cached == kNoBlock) continue;
+  for (NodeId b = 0; b < count_; ++b) {
+    const NodeId cached = nodes_[b].parent;
+    if (nodes_[b].keyed() || cached == kNoNode) continue;
     --linked;
-    BLOCKMGR_EXPECT(valid(cached) && blocks_[cached].key_tokens == size_,
+    BLOCKMGR_EXPECT(valid(cached) && nodes_[cached].key_tokens == size_,
                     name(b) + " has a twin that is not cached");
     if (!valid(cached)) continue;
-    BLOCKMGR_EXPECT(blocks_[b].ref_count && blocks_[cached].ref_count,
+    BLOCKMGR_EXPECT(nodes_[b].ref_count && nodes_[cached].ref_count,
                     name(cached) + " is kept for its twin " + name(b) + " alone");
-    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(b), blocks_.tokens(cached), size_),
+    BLOCKMGR_EXPECT(same_tokens(nodes_.tokens(b), nodes_.tokens(cached), size_),
                     name(b) + " differs from its twin");
   }
   BLOCKMGR_EXPECT(linked == 0, "a block is missing among the twins of another");
 }
 
-// Lists: 0 free, 1 idle, 1 + i fence i.
-void BlockAudit::check_list(const BlockList& list, int number) {
+// Lists: 1 idle, 1 + i fence i.
+void BlockAudit::check_list(const NodeList& list, int number) {
   int length = 0;
-  BlockId before = list.end();
-  for (BlockId b = list.front(); b != list.end(); b = list.after(b)) {
-    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || blocks_[b].prev != before) {
+  NodeId before = list.end();
+  for (NodeId b = list.front(); b != list.end(); b = list.after(b)) {
+    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || nodes_[b].prev != before) {
       broken_.push_back("a queue is not linked right at " + name(b));
       return;
     }
@@ -110,19 +150,16 @@ void BlockAudit::check_queues() {
     check_list(pool_.fence_list(fence), 1 + fence);
     fenced += pool_.fence_list(fence).size();
   }
-  for (BlockId b = 0; b < count_; ++b) {
-    const Block& block = blocks_[b];
+  for (NodeId b = 0; b < count_; ++b) {
+    const Node& record = nodes_[b];
     const int list = listed_[static_cast<std::size_t>(b)];
-    if (!valid(b)) {
-      BLOCKMGR_EXPECT(list < 0 && !block.used() && !block.keyed(), "the null block is in use");
-      continue;
-    }
-    const int due = block.used() ? -1 : block.fence ? 1 + block.fence : block.keyed() ? 1 : 0;
+    const bool waits = valid(b) && !record.used();
+    const int due = !waits ? -1 : record.fence ? 1 + record.fence : record.keyed() ? 1 : 0;
     BLOCKMGR_EXPECT(list == due, name(b) + " is in queue " + std::to_string(list) +
                                      ", should be in " + std::to_string(due));
-    BLOCKMGR_EXPECT(!block.used() || !block.fence, name(b) + " is used and fenced");
+    BLOCKMGR_EXPECT(!record.used() || !record.fence, name(b) + " is used and fenced");
     if (list >= 0)
-      BLOCKMGR_EXPECT(block.copy_source == kNoBlock, name(b) + " is unused, a copy pending");
+      BLOCKMGR_EXPECT(record.copy_source == kNoNode, name(b) + " is unused, a copy pending");
   }
   BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
                   "free and idle blocks do not add up to what is available");
@@ -134,17 +171,14 @@ void BlockAudit::check_queues() {
 void BlockAudit::check_partition(int number) {
   const Pool::Partition& own = pool_.partition(number);
   partition_ = &own;
-  check_list(own.free, 0);
   check_list(own.idle, 1);
   int used = 0, fenced = 0;
-  for (BlockId b = own.first; b < own.first + own.capacity; ++b) {
-    used += blocks_[b].used();
-    fenced += !blocks_[b].used() && blocks_[b].fence;
-    BLOCKMGR_EXPECT(pool_.partition_of(b) == number, name(b) + " goes back to another partition");
+  for (const NodeId n : own.range) {
+    used += nodes_[n].used();
+    fenced += !nodes_[n].used() && nodes_[n].fence;
   }
-  for (const BlockList* list : {&own.free, &own.idle})
-    for (BlockId b = list->front(); b != list->end() && valid(b); b = list->after(b))
-      BLOCKMGR_EXPECT(own.holds(b), name(b) + " waits in a partition it does not belong to");
+  for (NodeId n = own.idle.front(); n != own.idle.end() && valid(n); n = own.idle.after(n))
+    BLOCKMGR_EXPECT(own.range.holds(n), name(n) + " waits in a partition it does not belong to");
   BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
   BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
                   "the blocks of a partition do not add up to what was set apart");
@@ -153,47 +187,53 @@ void BlockAudit::check_partition(int number) {
 }
 
 void BlockAudit::check_index() {
-  std::set<BlockId> indexed;
-  index_.buckets().each([&](BlockId b) {
+  std::set<NodeId> indexed;
+  index_.buckets().each([&](NodeId b) {
     BLOCKMGR_EXPECT(valid(b) && indexed.insert(b).second, name(b) + " is in the index twice");
   });
-  BLOCKMGR_EXPECT(index_.buckets().adds_up(blocks_), "a bucket of the index does not add up");
+  BLOCKMGR_EXPECT(index_.buckets().adds_up(nodes_), "a bucket of the index does not add up");
   int keyed = 0;
-  for (BlockId b = 0; b < count_; ++b) {
-    const Block& block = blocks_[b];
-    const bool full = block.key_tokens == size_;
-    keyed += block.keyed();
+  for (NodeId b = 0; b < count_; ++b) {
+    const Node& record = nodes_[b];
+    const bool full = record.key_tokens == size_;
+    keyed += record.keyed();
     BLOCKMGR_EXPECT(indexed.count(b) == full,
                     name(b) + (full ? " is missing from" : " is stale in") + " the index");
     if (!full) continue;
-    const Key key{block.parent, block.extras, blocks_.tokens(b)};
-    BLOCKMGR_EXPECT(index_.find(key, blocks_.digest(b)) == b,
+    const Key key{record.parent, record.extras, nodes_.tokens(b)};
+    BLOCKMGR_EXPECT(index_.find(key, nodes_.digest(b)) == b,
                     name(b) + " cannot be found by its key");
   }
   BLOCKMGR_EXPECT(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
+  for (NodeId n = 0; n < count_; ++n) {
+    const bool goes_on = n + 1 < count_ && nodes_[n + 1].parent == n &&
+                         nodes_[n + 1].key_tokens == size_ && !nodes_[n + 1].extras;
+    BLOCKMGR_EXPECT(index_.goes_on(n) == goes_on,
+                    name(n) + " goes on in the next id, or does not");
+  }
 }
 
 void BlockAudit::check_children() {
-  std::map<NodeId, std::set<BlockId>> children;
-  for (BlockId b = 0; b < count_; ++b) {
-    const Block& block = blocks_[b];
-    if (!block.keyed()) continue;
-    children[block.parent].insert(b);
-    if (block.extras) ++extras_[block.extras];
-    if (is_root(block.parent)) ++roots_[root_index(block.parent)];
-    const NodeId parent = block.parent;
-    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && blocks_[parent].key_tokens == size_),
+  std::map<NodeId, std::set<NodeId>> children;
+  for (NodeId b = 0; b < count_; ++b) {
+    const Node& record = nodes_[b];
+    if (!record.keyed()) continue;
+    children[record.parent].insert(b);
+    if (record.extras) ++extras_[record.extras];
+    if (is_root(record.parent)) ++roots_[root_index(record.parent)];
+    const NodeId parent = record.parent;
+    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && nodes_[parent].key_tokens == size_),
                     name(b) + " is cached and its parent is not");
-    BLOCKMGR_EXPECT(block.parent_generation == index_.generation(parent),
+    BLOCKMGR_EXPECT(record.parent_generation == index_.generation(parent),
                     name(b) + " outlived the content of its parent");
   }
-  for (BlockId b = 0; b < count_; ++b)
-    if (blocks_[b].first_child >= 0) children[b];
+  for (NodeId b = 0; b < count_; ++b)
+    if (nodes_[b].first_child >= 0) children[b];
   for (const auto& [node, expected] : children) {
-    std::set<BlockId> listed;
-    BlockId before = kNoBlock;
-    for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling) {
-      BLOCKMGR_EXPECT(blocks_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
+    std::set<NodeId> listed;
+    NodeId before = kNoNode;
+    for (NodeId b = index_.first_child(node); b >= 0; b = nodes_[b].next_sibling) {
+      BLOCKMGR_EXPECT(nodes_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
       if (!listed.insert(b).second) break;
       before = b;
     }
@@ -227,17 +267,17 @@ void BlockAudit::check_log() {
     BLOCKMGR_EXPECT(log->extras()[i].block < stored, "extra keys of no block are logged");
     ++extras_[log->extras()[i].id];
   }
-  for (BlockId b = 0; b < count_; ++b) {
-    if (blocks_[b].key_tokens != size_) continue;
-    const NodeId parent = blocks_[b].parent;
+  for (NodeId b = 0; b < count_; ++b) {
+    if (nodes_[b].key_tokens != size_) continue;
+    const NodeId parent = nodes_[b].parent;
     const std::uint32_t root = is_root(parent) ? root_index(parent) : log->root_of(parent);
     BLOCKMGR_EXPECT(log->root_of(b) == root, name(b) + " is logged in another namespace");
   }
 }
 
 void BlockAudit::check_order() {
-  for (BlockId b = 0; b < count_; ++b) {
-    const NodeId parent = blocks_[b].parent;
+  for (NodeId b = 0; b < count_; ++b) {
+    const NodeId parent = nodes_[b].parent;
     if (listed_[static_cast<std::size_t>(b)] != 1 || !valid(parent)) continue;
     if (listed_[static_cast<std::size_t>(parent)] != 1) continue;
     BLOCKMGR_EXPECT(position_[parent] > position_[b],
@@ -245,26 +285,26 @@ void BlockAudit::check_order() {
   }
 }
 
-std::string block_fingerprint(const Blocks& blocks, const PrefixIndex& index, const Pool& pool,
+std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, const Pool& pool,
                               const CopyTracker& copies) {
   std::string out;
   if (const EventLog* log = index.log())
     put_numbers(out, log->num_runs(), log->num_blocks(), log->num_lost());
-  for (BlockId b = 0; b < blocks.count; ++b) {
-    const Block& k = blocks[b];
+  for (NodeId b = 0; b < nodes.count; ++b) {
+    const Node& k = nodes[b];
     put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,
                 k.key_tokens, k.copy_tokens, k.unwritten, k.fence, k.in_flight, k.first_child,
-                k.keyed() || k.parent >= 0 ? k.next_sibling : kNoBlock);
+                k.keyed() || k.parent >= 0 ? k.next_sibling : kNoNode, nodes.name(b));
     if (k.used() || k.keyed())
-      for (int i = 0; i < blocks.block_size; ++i) put_numbers(out, blocks.tokens(b)[i]);
+      for (int i = 0; i < nodes.block_size; ++i) put_numbers(out, nodes.tokens(b)[i]);
   }
-  const auto put_list = [&](const BlockList& list) {
+  const auto put_list = [&](const NodeList& list) {
     out += "| ";
-    for (BlockId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
+    for (NodeId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
   };
   for (int i = 0; i < pool.num_partitions(); ++i) {
     const Pool::Partition& own = pool.partition(i);
-    put_list(own.free);
+    own.free.each([&](BlockId b) { put_numbers(out, number(b)); });
     put_list(own.idle);
     put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
     if (own.policy) own.policy->fingerprint(out);

@@ -10,7 +10,7 @@ namespace blockmgr {
 class Audit : public BlockAudit {
  public:
   explicit Audit(const Sequences& core)
-      : BlockAudit(core.blocks_, core.index_, core.pool_, core.copies_), core_(core) {}
+      : BlockAudit(core.nodes_, core.index_, core.pool_, core.copies_), core_(core) {}
 
   std::vector<std::string> run() {
     check_sequences();
@@ -40,7 +40,7 @@ class Audit : public BlockAudit {
           who + " has computed tokens that are not there");
       const std::int64_t waiting = s.num_tokens > slots ? s.num_tokens - slots : 0;
       BLOCKMGR_EXPECT(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
-      std::set<BlockId> seen;
+      std::set<NodeId> seen;
       for (std::int64_t i = 0; i < s.num_blocks; ++i) {
         if (!valid(t[i])) {
           BLOCKMGR_EXPECT(false, who + " names " + name(t[i]));
@@ -48,10 +48,11 @@ class Audit : public BlockAudit {
         }
         BLOCKMGR_EXPECT(seen.insert(t[i]).second, who + " names " + name(t[i]) + " twice");
         ++refs(t[i]);
-        const Block& block = blocks_[t[i]];
-        BLOCKMGR_EXPECT(!block.keyed() || block.key_tokens == size_, who + " shares a cached tail");
+        const Node& record = nodes_[t[i]];
+        BLOCKMGR_EXPECT(!record.keyed() || record.key_tokens == size_,
+                        who + " shares a cached tail");
         if (i * size_ >= s.num_tokens)
-          BLOCKMGR_EXPECT(block.ref_count == 1 && !block.keyed(),
+          BLOCKMGR_EXPECT(record.ref_count == 1 && !record.keyed(),
                           who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
       }
@@ -62,7 +63,7 @@ class Audit : public BlockAudit {
       BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
                       who + " is given blocks of another quota");
       for (std::int32_t i = 0; i < s.num_blocks; ++i)
-        BLOCKMGR_EXPECT(pool_.partition(s.partition).holds(t[i]),
+        BLOCKMGR_EXPECT(pool_.partition(s.partition).holds(nodes_.block(t[i])),
                         who + " holds " + name(t[i]) + " outside its quota");
       if (s.extras) extras_holders_.insert(s.extras.get());
     }
@@ -73,23 +74,23 @@ class Audit : public BlockAudit {
 
   void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
                    const std::string& who) {
-    const Block& block = blocks_[t[i]];
-    const BlockId node = block.keyed() ? t[i] : block.parent;
+    const Node& record = nodes_[t[i]];
+    const NodeId node = record.keyed() ? t[i] : record.parent;
     const std::string what = who + ", logical block " + std::to_string(i);
-    BLOCKMGR_EXPECT(valid(node) && blocks_[node].keyed(),
+    BLOCKMGR_EXPECT(valid(node) && nodes_[node].keyed(),
                     what + " should be cached or have a twin");
     if (!valid(node)) return;
-    BLOCKMGR_EXPECT(blocks_[node].parent == core_.chain_node(s, i),
+    BLOCKMGR_EXPECT(nodes_[node].parent == core_.chain_node(s, i),
                     what + " continues another prefix");
-    BLOCKMGR_EXPECT(same_tokens(blocks_.tokens(node), blocks_.tokens(t[i]), size_),
+    BLOCKMGR_EXPECT(same_tokens(nodes_.tokens(node), nodes_.tokens(t[i]), size_),
                     what + " differs from its twin");
-    BLOCKMGR_EXPECT(blocks_[node].extras == extras_at(s.extras_ids(), i),
+    BLOCKMGR_EXPECT(nodes_[node].extras == extras_at(s.extras_ids(), i),
                     what + " has other extra keys");
   }
 
   // What is held by its id is used; and the parent of a cached block with it.
   void check_holds() {
-    for (BlockId b = 0; b < count_; ++b) {
+    for (NodeId b = 0; b < count_; ++b) {
       const std::int64_t held = core_.num_holds(b);
       BLOCKMGR_EXPECT(held == 0 || valid(b), name(b) + " is held and cannot be");
       if (valid(b)) pins(b) += static_cast<std::uint32_t>(held);
@@ -118,7 +119,7 @@ class Audit : public BlockAudit {
 std::vector<std::string> Sequences::violations() const { return Audit(*this).run(); }
 
 std::string Sequences::fingerprint() const {
-  std::string out = block_fingerprint(blocks_, index_, pool_, copies_);
+  std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   for (const Sequence& s : sequences_) {
     put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
@@ -131,7 +132,7 @@ std::string Sequences::fingerprint() const {
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(),
               remaps_lost_, step_, last_ticket_, open_steps_.size());
-  for (BlockId b = 0; holds_ && b < blocks_.count; ++b)
+  for (NodeId b = 0; holds_ && b < nodes_.count; ++b)
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits_.fingerprint(out);
   return out;
@@ -148,9 +149,9 @@ void RecentHits::fingerprint(std::string& out) const {
 void Store::audit_shares(BlockAudit& audit) const {
   for (std::uint32_t root = 0; root < partitions_.size(); ++root)
     if (partitions_[root]) ++audit.root_refs(root);
-  for (BlockId b = 0; b < blocks_.count; ++b) {
-    if (!blocks_[b].keyed()) continue;
-    const NodeId parent = blocks_[b].parent;
+  for (NodeId b = 0; b < nodes_.count; ++b) {
+    if (!nodes_[b].keyed()) continue;
+    const NodeId parent = nodes_[b].parent;
     const int due = is_root(parent) ? partition_of(root_index(parent)) : pool_.partition_of(parent);
     audit.expect(pool_.partition_of(b) == due,
                  BlockAudit::name(b) + " is cached outside its quota");
@@ -158,18 +159,18 @@ void Store::audit_shares(BlockAudit& audit) const {
 }
 
 std::vector<std::string> BlockPool::violations() const {
-  BlockAudit audit(blocks_, index_, pool_, copies_);
-  for (BlockId b = first_; b < blocks_.count; ++b) audit.refs(b) = blocks_[b].ref_count;
+  BlockAudit audit(nodes_, index_, pool_, copies_);
+  for (NodeId b = 0; b < nodes_.count; ++b) audit.refs(b) = nodes_[b].ref_count;
   audit_shares(audit);
   audit.check_blocks();
   return audit.result();
 }
 
 std::string BlockPool::fingerprint() const {
-  std::string out = block_fingerprint(blocks_, index_, pool_, copies_);
+  std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   put_numbers(out, last_ticket_);
-  for (BlockId b = first_; contexts_ && b < blocks_.count; ++b)
-    if (blocks_[b].keyed()) put_numbers(out, context(b));
+  for (NodeId b = 0; contexts_ && b < nodes_.count; ++b)
+    if (nodes_[b].keyed()) put_numbers(out, context(b));
   return out;
 }
 

@@ -11,12 +11,12 @@ namespace blockmgr {
 
 void LfudaPolicy::audit(BlockAudit& audit) const {
   std::int32_t idle = 0;
-  for (const BlockId b : range_) {
-    const Block& block = blocks_[b];
+  for (const NodeId b : range_) {
+    const Node& record = nodes_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed();
-    const bool is_idle = keyed && !block.used() && !block.fence;
+    const bool keyed = record.keyed();
+    const bool is_idle = keyed && !record.used() && !record.fence;
     idle += is_idle;
     audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
     audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
@@ -34,18 +34,18 @@ void LfudaPolicy::audit(BlockAudit& audit) const {
 void LfudaPolicy::fingerprint(std::string& out) const {
   put_numbers(out, age_, size_);
   for (std::int32_t i = 0; i < size_; ++i) {
-    const BlockId b = heap_[static_cast<std::size_t>(i)];
+    const NodeId b = heap_[static_cast<std::size_t>(i)];
     put_numbers(out, b, facts(b).stamp);
   }
-  for (const BlockId b : range_)
+  for (const NodeId b : range_)
     if (facts(b).uses) put_numbers(out, facts(b).uses, facts(b).key);
   cursor_.fingerprint(out);
 }
 
 void S3FifoPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, false);
+  queues_.audit(audit, nodes_, false);
   ghosts_.audit(audit);
-  for (const BlockId b : range_) {
+  for (const NodeId b : range_) {
     if (queues_.queue_of(b) == Queues::kNone) continue;
     audit.expect(facts(b).hits <= kMostHits, BlockAudit::name(b) + " was hit too often");
     audit.expect(!facts(b).front || !queues_.linked(b),
@@ -57,13 +57,13 @@ void S3FifoPolicy::fingerprint(std::string& out) const {
   queues_.fingerprint(out);
   ghosts_.fingerprint(out);
   for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
-  for (const BlockId b : range_)
+  for (const NodeId b : range_)
     if (queues_.queue_of(b) != Queues::kNone)
       put_numbers(out, facts(b).hits, facts(b).front, facts(b).idle);
 }
 
 void ArcPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, true);
+  queues_.audit(audit, nodes_, true);
   ghosts_.audit(audit);
   audit.expect(target_ >= 0 && target_ <= capacity_, "the target of the first queue is impossible");
   audit.expect(!ghosts_.size(kB1) || queues_.size(kT1) + ghosts_.size(kB1) <= capacity_,
@@ -80,11 +80,11 @@ void ArcPolicy::fingerprint(std::string& out) const {
 }
 
 void SievePolicy::audit(BlockAudit& audit) const {
-  queue_.audit(audit, blocks_, false);
+  queue_.audit(audit, nodes_, false);
   audit.expect(
       hand_ == queue_.end(0) || (range_.holds(hand_) && queue_.linked(hand_)),
       "the hand of the eviction queue points nowhere");
-  for (const BlockId b : range_)
+  for (const NodeId b : range_)
     if (queue_.queue_of(b) != Queues::kNone)
       audit.expect(!facts(b).passed || !queue_.linked(b),
                    BlockAudit::name(b) + " was taken out of the queue it is in");
@@ -94,13 +94,13 @@ void SievePolicy::fingerprint(std::string& out) const {
   queue_.fingerprint(out);
   cursor_.fingerprint(out);
   put_numbers(out, hand_);
-  for (const BlockId b : range_)
+  for (const NodeId b : range_)
     if (queue_.queue_of(b) != Queues::kNone)
       put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
 }
 
 void SlruPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, blocks_, true);
+  queues_.audit(audit, nodes_, true);
   audit.expect(queues_.size(kProtected) <= limit_ || queues_.empty(kProtected),
                "idle blocks are protected beyond the limit");
 }
@@ -112,14 +112,14 @@ void SlruPolicy::fingerprint(std::string& out) const {
 
 void AdaptivePolicy::audit(BlockAudit& audit) const {
   int num_listed = 0;
-  for (const BlockId b : range_) {
-    const Block& block = blocks_[b];
+  for (const NodeId b : range_) {
+    const Node& record = nodes_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = block.keyed();
-    const bool idle = keyed && !block.used() && !block.fence;
+    const bool keyed = record.keyed();
+    const bool idle = keyed && !record.used() && !record.fence;
     audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
-    audit.expect(f.listed == (idle && block.first_child < 0),
+    audit.expect(f.listed == (idle && record.first_child < 0),
                  who + " is a leaf and no candidate, or the reverse");
     audit.expect(f.sampled == (keyed && is_full(b) && sample_.takes(tag(b))),
                  who + " is in the sample or should be");
@@ -130,7 +130,7 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
   for (int i = 0; i < spans_.count(); ++i)
     for (int level = 0; level < ReuseModel::kLevels; ++level)
       lists_.each(lists_.list(spans_.slot(i), level), [&](int listed) {
-        const BlockId b = range_.first + listed;
+        const NodeId b = range_.first + listed;
         const std::string who = BlockAudit::name(b);
         audit.expect(facts(b).listed && !seen[b],
                      who + " is in a list it does not belong in");
@@ -150,9 +150,9 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
 void AdaptivePolicy::fingerprint(std::string& out) const {
   put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
   out.append(reinterpret_cast<const char*>(&usual_blocks_), sizeof usual_blocks_);
-  for (const BlockId b : range_) {
+  for (const NodeId b : range_) {
     const Facts& f = facts(b);
-    if (!blocks_[b].keyed()) continue;
+    if (!nodes_[b].keyed()) continue;
     put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
                 f.idle, f.size);
   }

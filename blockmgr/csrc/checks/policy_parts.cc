@@ -10,14 +10,14 @@
 
 namespace blockmgr {
 
-void Queues::audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) const {
+void Queues::audit(BlockAudit& audit, const Nodes& nodes, bool only_idle) const {
   const Column<char> listed(range_);
   for (int q = 0; q < static_cast<int>(sizes_.size()); ++q) {
     int members = 0;
-    for (const BlockId b : range_) members += queue_of(b) == q;
+    for (const NodeId b : range_) members += queue_of(b) == q;
     audit.expect(members == size(q), "an eviction queue has another size than its count");
-    BlockId before = end(q);
-    for (BlockId b = front(q); b != end(q); b = after(b)) {
+    NodeId before = end(q);
+    for (NodeId b = front(q); b != end(q); b = after(b)) {
       if (!range_.holds(b) || queue_of(b) != q || nodes_[b].prev != before ||
           listed[b]) {
         audit.expect(false, "an eviction queue is not linked right");
@@ -28,10 +28,10 @@ void Queues::audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) cons
     }
     audit.expect(nodes_[end(q)].prev == before, "an eviction queue has a wrong end");
   }
-  for (const BlockId b : range_) {
-    const Block& block = blocks[b];
-    const bool keyed = block.keyed();
-    const bool idle = keyed && !block.used() && !block.fence;
+  for (const NodeId b : range_) {
+    const blockmgr::Node& record = nodes[b];
+    const bool keyed = record.keyed();
+    const bool idle = keyed && !record.used() && !record.fence;
     const std::string who = BlockAudit::name(b);
     audit.expect((queue_of(b) != kNone) == keyed,
                  who + (keyed ? " is in no eviction queue" : " is left in a queue"));
@@ -45,9 +45,9 @@ void Queues::fingerprint(std::string& out) const {
   for (int q = 0; q < static_cast<int>(sizes_.size()); ++q) {
     out += "q ";
     put_numbers(out, size(q));
-    for (BlockId b = front(q); b != end(q); b = after(b)) put_numbers(out, b);
+    for (NodeId b = front(q); b != end(q); b = after(b)) put_numbers(out, b);
   }
-  for (const BlockId b : range_) put_numbers(out, queue_of(b));
+  for (const NodeId b : range_) put_numbers(out, queue_of(b));
 }
 
 void LeafCursor::fingerprint(std::string& out) const {

@@ -12,21 +12,21 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   const Column<int> due(range_);  // kLow at first
   const Column<std::array<std::uint32_t, kNumLevels>> children(range_);
   std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
-  for (const BlockId b : range_) {
-    if (!blocks_[b].keyed()) continue;
+  for (const NodeId b : range_) {
+    if (!nodes_[b].keyed()) continue;
     int own = is_current(b) ? at(b).retention : at(b).hint;
     if (at(b).first_pin >= 0) own = kPinned;
-    for (NodeId up = b; up >= 0 && due[up] < own; up = blocks_[up].parent)
+    for (NodeId up = b; up >= 0 && due[up] < own; up = nodes_[up].parent)
       due[up] = own;
     ++cached[at(b).level];
-    if (blocks_[b].parent >= 0)
-      ++children[blocks_[b].parent][at(b).level];
+    if (nodes_[b].parent >= 0)
+      ++children[nodes_[b].parent][at(b).level];
   }
-  for (const BlockId b : range_) {
+  for (const NodeId b : range_) {
     const Kept& k = at(b);
-    const bool keyed = blocks_[b].keyed();
+    const bool keyed = nodes_[b].keyed();
     const std::string who = BlockAudit::name(b);
-    const bool is_idle = keyed && !blocks_[b].used() && !blocks_[b].fence;
+    const bool is_idle = keyed && !nodes_[b].used() && !nodes_[b].fence;
     audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
     audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
     audit.expect(!k.found, who + " was found and never used");
@@ -43,7 +43,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     audit.expect(!waits || k.until > now_, who + " is retained beyond its time");
     audit.expect(waits == (k.retention != kNoLevel && k.until < kForever),
                  who + " has a retention without its end, or an end without it");
-    const NodeId parent = blocks_[b].parent;
+    const NodeId parent = nodes_[b].parent;
     if (k.idle && parent >= 0 && at(parent).idle)
       audit.expect(at(parent).order > k.order, who + " would go after its parent");
   }
@@ -56,7 +56,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     audit.expect(list.num_idle == idle[static_cast<std::size_t>(level)],
                  who + " miscounts its idle blocks");
     std::int64_t queued = strays[static_cast<std::size_t>(level)];
-    for (BlockId b = list.front; b >= 0; b = at(b).next, ++queued) {
+    for (NodeId b = list.front; b >= 0; b = at(b).next, ++queued) {
       audit.expect(at(b).idle && at(b).level == level,
                    BlockAudit::name(b) + " is queued at the wrong level");
       audit.expect(at(b).next < 0 ? list.back == b
@@ -68,7 +68,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   }
   std::int64_t live = 0;
   std::int64_t linked = 0;
-  for (const BlockId b : range_) {
+  for (const NodeId b : range_) {
     std::int32_t before = -1;
     for (std::int32_t i = at(b).first_pin; i >= 0 && linked < max_pinned_; ++linked) {
       const Pin& pin = pins_[static_cast<std::size_t>(i)];
@@ -81,7 +81,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     ++live;
     linked -= pin.tail >= 0;
     std::int32_t depth = 0;
-    for (NodeId b = pin.tail; b >= 0; b = blocks_[b].parent) ++depth;
+    for (NodeId b = pin.tail; b >= 0; b = nodes_[b].parent) ++depth;
     audit.expect(depth == pin.num_cached, "a pin has another length than its chain");
   }
   audit.expect(live == num_pins_, "the number of pins is wrong");
@@ -95,7 +95,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
 void RetainingPolicy::fingerprint(std::string& out) const {
   put_numbers(out, std::bit_cast<std::int64_t>(now_), counts_.expired, counts_.pinned_evicted,
               num_pins_, first_unused_);
-  for (const BlockId b : range_) {
+  for (const NodeId b : range_) {
     const Kept& k = at(b);
     put_numbers(out, k.level, k.hint, k.first_pin, is_current(b) ? k.retention : kNoLevel,
                 std::bit_cast<std::int64_t>(k.until), k.idle ? k.order : 0);

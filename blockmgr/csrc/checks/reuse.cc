@@ -55,7 +55,7 @@ void ReuseTracker::audit(BlockAudit& audit) const {
                    table_.size() == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
-  for (BlockId b = audit.partition().idle.front(); b != audit.partition().idle.end();
+  for (NodeId b = audit.partition().idle.front(); b != audit.partition().idle.end();
        b = audit.partition().idle.after(b)) {
     const Tick t = tick_[b];
     if (t == kNoTick) {

@@ -2,16 +2,16 @@
 
 namespace blockmgr {
 
-EventLog::EventLog(const Blocks& blocks, std::int64_t capacity)
-    : digest_size_(static_cast<std::size_t>(blocks.digest_size)),
-      block_size_(static_cast<std::size_t>(blocks.block_size)),
+EventLog::EventLog(const Nodes& nodes, std::int64_t capacity)
+    : digest_size_(static_cast<std::size_t>(nodes.digest_size)),
+      block_size_(static_cast<std::size_t>(nodes.block_size)),
       capacity_(capacity),
       runs_(static_cast<std::size_t>(capacity)),
       digests_(static_cast<std::size_t>(capacity) * digest_size_),
       parents_(static_cast<std::size_t>(capacity) * digest_size_),
       tokens_(static_cast<std::size_t>(capacity) * block_size_),
       extras_(static_cast<std::size_t>(capacity)),
-      roots_(static_cast<std::size_t>(blocks.count)) {}
+      roots_(static_cast<std::size_t>(nodes.count)) {}
 
 bool EventLog::add_run(EventKind kind) noexcept {
   ++version_;
@@ -28,15 +28,15 @@ void EventLog::add_block(const std::uint8_t* digest) noexcept {
   ++runs_[static_cast<std::size_t>(num_runs_ - 1)].num_blocks;
 }
 
-EventLog::Recorded EventLog::stored(BlockId b, NodeId parent, const std::uint8_t* parent_digest,
+EventLog::Recorded EventLog::stored(NodeId b, NodeId parent, const std::uint8_t* parent_digest,
                                     const std::uint8_t* digest, const Token* tokens,
                                     std::uint32_t extras) noexcept {
-  const bool extends = last_ != kNoBlock && last_ == parent && num_blocks_ < capacity_ &&
+  const bool extends = last_ != kNoNode && last_ == parent && num_blocks_ < capacity_ &&
                        runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_;
   if (extends) {
     ++version_;
   } else {
-    last_ = kNoBlock;
+    last_ = kNoNode;
     if (!add_run(EventKind::kStored)) {
       ++num_lost_;
       return kLost;
@@ -58,7 +58,7 @@ EventLog::Recorded EventLog::stored(BlockId b, NodeId parent, const std::uint8_t
 }
 
 void EventLog::removed(const std::uint8_t* digest) noexcept {
-  last_ = kNoBlock;
+  last_ = kNoNode;
   if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
     const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
     if (run.kind == EventKind::kRemoved && run.step == step_) {
@@ -75,11 +75,11 @@ void EventLog::removed(const std::uint8_t* digest) noexcept {
 }
 
 void EventLog::cleared() noexcept {
-  last_ = kNoBlock;
+  last_ = kNoNode;
   if (!add_run(EventKind::kCleared)) ++num_lost_;
 }
 
-void EventLog::moved(BlockId from, BlockId to) noexcept {
+void EventLog::moved(NodeId from, NodeId to) noexcept {
   set_root(to, root_of(from));
   if (last_ == from) last_ = to;
 }
@@ -87,7 +87,7 @@ void EventLog::moved(BlockId from, BlockId to) noexcept {
 void EventLog::drop() noexcept {
   ++version_;
   num_runs_ = num_blocks_ = num_stored_ = num_extras_ = num_lost_ = 0;
-  last_ = kNoBlock;
+  last_ = kNoNode;
 }
 
 std::size_t EventLog::bytes() const {

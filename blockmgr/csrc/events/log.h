@@ -16,7 +16,7 @@
 #include <cstring>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 
@@ -38,12 +38,12 @@ struct EventExtras {
 
 class EventLog {
  public:
-  EventLog(const Blocks& blocks, std::int64_t capacity);
+  EventLog(const Nodes& nodes, std::int64_t capacity);
 
   // A full block became findable. parent: digest of the block before it, nullptr for the first of a
   // prompt. Whether the index has to hold on to the namespace (kNewRun) and to the extra keys.
   enum Recorded { kLost, kExtended, kNewRun };
-  Recorded stored(BlockId b, NodeId parent, const std::uint8_t* parent_digest,
+  Recorded stored(NodeId b, NodeId parent, const std::uint8_t* parent_digest,
                   const std::uint8_t* digest, const Token* tokens, std::uint32_t extras) noexcept;
   void removed(const std::uint8_t* digest) noexcept;
   // All that was findable is no more. True: what stood here before has to be dropped first, because
@@ -51,10 +51,10 @@ class EventLog {
   bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }
   void cleared() noexcept;
   // The block has another place.
-  void moved(BlockId from, BlockId to) noexcept;
+  void moved(NodeId from, NodeId to) noexcept;
   // The namespace of a block without a parent, and that of any other.
-  void set_root(BlockId b, std::uint32_t root) { roots_[static_cast<std::size_t>(b)] = root; }
-  std::uint32_t root_of(BlockId b) const { return roots_[static_cast<std::size_t>(b)]; }
+  void set_root(NodeId b, std::uint32_t root) { roots_[static_cast<std::size_t>(b)] = root; }
+  std::uint32_t root_of(NodeId b) const { return roots_[static_cast<std::size_t>(b)]; }
   void set_step(std::int64_t step) noexcept { step_ = step; }
 
   // Forgets what stands here, once a caller has them.
@@ -97,7 +97,7 @@ class EventLog {
   std::int64_t num_lost_ = 0;
   std::int64_t step_ = 0;
   std::int64_t version_ = 0;
-  BlockId last_ = kNoBlock;  // the last block of a run that its children may extend
+  NodeId last_ = kNoNode;  // the last block of a run that its children may extend
 };
 
 }  // namespace blockmgr

@@ -4,7 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 

@@ -4,18 +4,18 @@
 
 namespace blockmgr {
 
-EventColumns pending_events(const PrefixIndex& index, const Blocks& blocks) {
+EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes) {
   EventColumns columns;
-  columns.digest_size = blocks.digest_size;
+  columns.digest_size = nodes.digest_size;
   const EventLog* const log = index.log();
   if (!log) return columns;
-  const auto digest_size = static_cast<std::ptrdiff_t>(blocks.digest_size);
+  const auto digest_size = static_cast<std::ptrdiff_t>(nodes.digest_size);
   columns.version = log->version();
   columns.num_lost = log->num_lost();
   columns.runs.assign(log->begin(), log->end());
   columns.digests.assign(log->digests(), log->digests() + log->num_blocks() * digest_size);
   columns.parents.assign(log->parents(), log->parents() + log->num_runs() * digest_size);
-  columns.tokens.assign(log->tokens(), log->tokens() + log->num_stored() * blocks.block_size);
+  columns.tokens.assign(log->tokens(), log->tokens() + log->num_stored() * nodes.block_size);
   columns.names.reserve(columns.runs.size());
   for (std::size_t i = 0; i < columns.runs.size(); ++i) {
     const EventRun& run = columns.runs[i];
@@ -37,9 +37,9 @@ namespace {
 // Chains of cached full blocks, one run each, from a list of first blocks still to be visited.
 class Residents {
  public:
-  Residents(const PrefixIndex& index, const Blocks& blocks, std::int64_t step)
-      : index_(index), blocks_(blocks), step_(step) {
-    columns_.digest_size = blocks.digest_size;
+  Residents(const PrefixIndex& index, const Nodes& nodes, std::int64_t step)
+      : index_(index), nodes_(nodes), step_(step) {
+    columns_.digest_size = nodes.digest_size;
     if (const EventLog* log = index.log()) columns_.version = log->version();
     add_run(EventKind::kCleared, 0, nullptr);
   }
@@ -47,7 +47,7 @@ class Residents {
     for (std::uint32_t root = 0; root < index_.num_roots(); ++root) {
       add_children(root_node(root));
       while (!first_.empty()) {
-        const BlockId b = first_.back();
+        const NodeId b = first_.back();
         first_.pop_back();
         add_chain(b, root);
       }
@@ -60,16 +60,16 @@ class Residents {
     columns_.runs.push_back({kind, parent != nullptr, root, step_, num_blocks_, 0});
     columns_.names.emplace_back(kind == EventKind::kStored ? index_.root_name(root)
                                                            : std::string_view());
-    const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+    const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
     columns_.parents.resize(columns_.parents.size() + digest_size);
-    if (parent) std::copy_n(parent, digest_size, columns_.parents.end() - blocks_.digest_size);
+    if (parent) std::copy_n(parent, digest_size, columns_.parents.end() - nodes_.digest_size);
   }
   // The first of the full children; the others begin chains of their own.
-  BlockId add_children(NodeId node) {
-    BlockId next = kNoBlock;
-    for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling) {
-      if (blocks_[b].key_tokens != blocks_.block_size) continue;
-      if (next == kNoBlock && node >= 0) {
+  NodeId add_children(NodeId node) {
+    NodeId next = kNoNode;
+    for (NodeId b = index_.first_child(node); b >= 0; b = nodes_[b].next_sibling) {
+      if (nodes_[b].key_tokens != nodes_.block_size) continue;
+      if (next == kNoNode && node >= 0) {
         next = b;
       } else {
         first_.push_back(b);
@@ -77,40 +77,40 @@ class Residents {
     }
     return next;
   }
-  void add_chain(BlockId first, std::uint32_t root) {
+  void add_chain(NodeId first, std::uint32_t root) {
     bool continues = false;
-    for (BlockId b = first; b != kNoBlock; b = add_children(b)) {
+    for (NodeId b = first; b != kNoNode; b = add_children(b)) {
       if (!index_.stands_for_digest(b)) {
         continues = false;
         continue;
       }
-      const NodeId parent = blocks_[b].parent;
+      const NodeId parent = nodes_[b].parent;
       if (!continues)
-        add_run(EventKind::kStored, root, parent >= 0 ? blocks_.digest(parent) : nullptr);
+        add_run(EventKind::kStored, root, parent >= 0 ? nodes_.digest(parent) : nullptr);
       continues = true;
-      const std::uint8_t* digest = blocks_.digest(b);
-      const Token* tokens = blocks_.tokens(b);
-      columns_.digests.insert(columns_.digests.end(), digest, digest + blocks_.digest_size);
-      columns_.tokens.insert(columns_.tokens.end(), tokens, tokens + blocks_.block_size);
-      if (blocks_[b].extras)
-        columns_.extras.emplace_back(num_blocks_, index_.extras().bytes(blocks_[b].extras));
+      const std::uint8_t* digest = nodes_.digest(b);
+      const Token* tokens = nodes_.tokens(b);
+      columns_.digests.insert(columns_.digests.end(), digest, digest + nodes_.digest_size);
+      columns_.tokens.insert(columns_.tokens.end(), tokens, tokens + nodes_.block_size);
+      if (nodes_[b].extras)
+        columns_.extras.emplace_back(num_blocks_, index_.extras().bytes(nodes_[b].extras));
       ++num_blocks_;
       ++columns_.runs.back().num_blocks;
     }
   }
 
   const PrefixIndex& index_;
-  const Blocks& blocks_;
+  const Nodes& nodes_;
   std::int64_t step_;
   std::int64_t num_blocks_ = 0;
-  std::vector<BlockId> first_;
+  std::vector<NodeId> first_;
   EventColumns columns_;
 };
 
 }  // namespace
 
-EventColumns resident_events(const PrefixIndex& index, const Blocks& blocks, std::int64_t step) {
-  return Residents(index, blocks, step).collect();
+EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step) {
+  return Residents(index, nodes, step).collect();
 }
 
 }  // namespace blockmgr

@@ -25,8 +25,8 @@ struct EventColumns {
 };
 
 // What waits in the log. Empty without one.
-EventColumns pending_events(const PrefixIndex& index, const Blocks& blocks);
+EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes);
 // A clearing, and then every block that can be found by its digest, parents before children.
-EventColumns resident_events(const PrefixIndex& index, const Blocks& blocks, std::int64_t step);
+EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step);
 
 }  // namespace blockmgr

@@ -5,9 +5,13 @@
 
 namespace blockmgr {
 
-PrefixIndex::PrefixIndex(Blocks& blocks, Digester* digester)
-    : blocks_(blocks), digester_(digester), roots_(1), buckets_(blocks.count) {
-  roots_[0].digest.resize(static_cast<std::size_t>(blocks.digest_size));
+PrefixIndex::PrefixIndex(Nodes& nodes, Digester* digester)
+    : nodes_(nodes),
+      digester_(digester),
+      roots_(1),
+      buckets_(nodes.num_blocks),
+      continued_(static_cast<std::size_t>(nodes.count) / 64 + 1) {
+  roots_[0].digest.resize(static_cast<std::size_t>(nodes.digest_size));
   if (digester_) digest_root({}, roots_[0].digest.data());
 }
 
@@ -17,7 +21,7 @@ std::uint32_t PrefixIndex::acquire_root(std::string_view name) {
     roots_by_name_.retain(known);
     return known;
   }
-  std::vector<std::uint8_t> digest(static_cast<std::size_t>(blocks_.digest_size));
+  std::vector<std::uint8_t> digest(static_cast<std::size_t>(nodes_.digest_size));
   if (digester_) digest_root(name, digest.data());
   if (roots_.size() == roots_.capacity()) roots_.reserve(2 * roots_.size() + 8);
   std::uint32_t root = roots_by_name_.intern(name);
@@ -30,7 +34,7 @@ void PrefixIndex::retain_root(std::uint32_t root) noexcept { roots_by_name_.reta
 
 void PrefixIndex::release_root(std::uint32_t root) noexcept {
   if (!roots_by_name_.release(root)) return;
-  roots_[root].hint = kNoBlock;
+  roots_[root].hint = kNoNode;
   ++roots_[root].generation;
 }
 
@@ -41,9 +45,9 @@ RootReference::~RootReference() {
 void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
   if (digester_->lays_out_blocks()) [[unlikely]]
-    return digester_->digest_block(parent, keys, tokens, blocks_.block_size, out);
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
-  const auto token_bytes = static_cast<std::size_t>(blocks_.block_size) * sizeof(Token);
+    return digester_->digest_block(parent, keys, tokens, nodes_.block_size, out);
+  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
+  const auto token_bytes = static_cast<std::size_t>(nodes_.block_size) * sizeof(Token);
   const std::size_t length = digest_size + keys.size() + token_bytes;
   std::uint8_t* message = digester_->message(length);
   std::memcpy(message, parent, digest_size);
@@ -55,65 +59,78 @@ void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, cons
   if (little_endian) {
     std::memcpy(at, tokens, token_bytes);
   } else {
-    for (int i = 0; i < blocks_.block_size; ++i)
+    for (int i = 0; i < nodes_.block_size; ++i)
       for (int byte = 0; byte < 4; ++byte)
         *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
   }
   digester_->digest(length, out);
 }
 
-BlockId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
-  return buckets_.find(digest, [&](BlockId b) { return has_key(b, key); });
+NodeId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
+  return buckets_.find(digest, [&](NodeId b) { return has_key(b, key); });
 }
 
-// Nothing is called here and no more is kept than there are registers for: a block has five
-// nanoseconds.
+// Nothing is called here and no more is kept than there are registers for: a block has two
+// nanoseconds along ids and four along hints. Each loop leads to the other.
 template <int kTokens>
-void PrefixIndex::follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain,
-                               BlockId* out) const {
-  const std::int64_t size = kTokens ? kTokens : blocks_.block_size;
-  const Block* const records = blocks_.records.data();
-  const Token* const stored = blocks_.token_data.data();
+void PrefixIndex::follow(const Token* tokens, std::int64_t num_blocks, Chain& chain,
+                         NodeId* out) const {
+  const std::int64_t size = kTokens ? kTokens : nodes_.block_size;
+  const Node* const records = nodes_.records.data();
+  const Token* const stored = nodes_.token_data.data();
   NodeId node = chain.node;
-  const Block* parent = records + node;
-  std::int64_t num_unused = chain.num_unused;
   std::int64_t i = chain.num_blocks;
-  for (const Token* wanted = tokens + i * size; i < num_blocks; ++i, wanted += size) {
-    prefetch(records + parent->skip);
-    prefetch(stored + parent->skip * size);
-    const BlockId b = parent->hint;
-    if (b < 0) break;
-    // has_key(), its fields in one comparison.
-    const Block* const child = records + b;
-    const std::uint32_t differs = static_cast<std::uint32_t>(child->parent ^ node) |
-                                  (child->parent_generation ^ parent->generation) | child->extras |
-                                  (child->key_tokens ^ static_cast<std::uint32_t>(size));
-    if (differs || !same_tokens(stored + b * size, wanted, static_cast<int>(size))) break;
-    num_unused += !child->used() & !child->fence;  // Pool::counts_as_available(b)
-    out[i] = node = b;
-    parent = child;
+  const Token* wanted = tokens + i * size;
+  const auto has_tokens = [&](NodeId n) {
+    return same_tokens(stored + n * size, wanted, static_cast<int>(size));
+  };
+  while (i < num_blocks) {
+    for (; i < num_blocks && goes_on(node) && has_tokens(node + 1); wanted += size)
+      out[i++] = ++node;
+    const Node* parent = records + node;
+    const std::int64_t before = i;
+    for (; i < num_blocks; wanted += size) {
+      prefetch(records + parent->skip);
+      prefetch(stored + parent->skip * size);
+      const NodeId b = parent->hint;
+      if (b < 0) break;
+      // has_key(), its fields in one comparison.
+      const Node* const child = records + b;
+      const std::uint32_t differs = static_cast<std::uint32_t>(child->parent ^ node) |
+                                    (child->parent_generation ^ parent->generation) |
+                                    child->extras |
+                                    (child->key_tokens ^ static_cast<std::uint32_t>(size));
+      if (differs || !has_tokens(b)) break;
+      out[i++] = node = b;
+      parent = child;
+      if (child->hint == b + 1) [[unlikely]] {
+        wanted += size;
+        break;
+      }
+    }
+    if (i == before) break;
   }
-  chain = {i, num_unused, node, chain.strayed};
+  chain = {i, node, chain.strayed};
 }
 
 Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
-                              const ExtrasIds* extras, BlockId* out) {
-  Chain chain{0, 0, node, false};
+                              const ExtrasIds* extras, NodeId* out) {
+  Chain chain{0, node, false};
   std::uint8_t digested[kMaxDigest];
   while (chain.num_blocks < num_blocks) {
     const std::int64_t i = chain.num_blocks;
     const std::int64_t plain_end = std::min(num_blocks, next_extras(extras, i));
     const bool plain = chain.node >= 0 && i < plain_end;
     if (plain) {
-      if (blocks_.block_size == 16) {
-        follow_hints<16>(tokens, plain_end, chain, out);
+      if (nodes_.block_size == 16) {
+        follow<16>(tokens, plain_end, chain, out);
       } else {
-        follow_hints<0>(tokens, plain_end, chain, out);
+        follow<0>(tokens, plain_end, chain, out);
       }
       if (chain.num_blocks > i) continue;
     }
-    const Key key{chain.node, extras_at(extras, i), tokens + i * blocks_.block_size};
-    BlockId b = plain ? kNoBlock : find_hinted(key);
+    const Key key{chain.node, extras_at(extras, i), tokens + i * nodes_.block_size};
+    NodeId b = plain ? kNoNode : find_hinted(key);
     if (b < 0) {
       if (first_child(chain.node) < 0 || key.extras == kUnknownId) break;
       digest(digest_of(chain.node), key.extras, key.tokens, digested);
@@ -121,127 +138,133 @@ Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, Node
       if (b < 0) break;
       chain.strayed = true;
     }
-    chain.num_unused += !blocks_[b].used() && !blocks_[b].fence;
     chain.node = out[chain.num_blocks++] = b;
   }
   return chain;
 }
 
-void PrefixIndex::link_child(BlockId b, const Key& key, int num_tokens) noexcept {
-  Block& block = blocks_[b];
-  block.parent = key.parent;
-  block.parent_generation = generation(key.parent);
-  block.extras = key.extras;
-  block.key_tokens = static_cast<std::uint16_t>(num_tokens);
+void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) noexcept {
+  Node& record = nodes_[b];
+  record.parent = key.parent;
+  record.parent_generation = generation(key.parent);
+  record.extras = key.extras;
+  record.key_tokens = static_cast<std::uint16_t>(num_tokens);
   extras_.retain(key.extras);
   if (is_root(key.parent)) retain_root(root_index(key.parent));
 
-  BlockId& head = is_root(key.parent) ? roots_[root_index(key.parent)].first_child
-                                      : blocks_[key.parent].first_child;
-  block.prev_sibling = kNoBlock;
-  block.next_sibling = head;
-  if (head >= 0) blocks_[head].prev_sibling = b;
+  NodeId& head = is_root(key.parent) ? roots_[root_index(key.parent)].first_child
+                                     : nodes_[key.parent].first_child;
+  record.prev_sibling = kNoNode;
+  record.next_sibling = head;
+  if (head >= 0) nodes_[head].prev_sibling = b;
   head = b;
   ++num_keyed_;
 }
 
-void PrefixIndex::insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
-  link_child(b, key, blocks_.block_size);
+void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
+  link_child(b, key, nodes_.block_size);
   set_hint(key.parent, b);
-  std::memcpy(blocks_.digest(b), digest, static_cast<std::size_t>(blocks_.digest_size));
+  if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);
+  std::memcpy(nodes_.digest(b), digest, static_cast<std::size_t>(nodes_.digest_size));
   if (log_) [[unlikely]]
     log_stored(b, key, digest);
   buckets_.insert(b, digest);
 }
 
-void PrefixIndex::insert_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+void PrefixIndex::insert_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   link_child(b, key, num_tokens);
 }
 
-void PrefixIndex::erase(BlockId b) noexcept {
-  Block& block = blocks_[b];
-  if (block.key_tokens == blocks_.block_size) {
-    buckets_.erase(b, blocks_.digest(b));
+void PrefixIndex::erase(NodeId b) noexcept {
+  Node& record = nodes_[b];
+  if (record.key_tokens == nodes_.block_size) {
+    buckets_.erase(b, nodes_.digest(b));
+    if (is_next(b, record.parent, record.extras)) flip_goes_on(record.parent);
     if (log_) [[unlikely]]
       log_removed(b);
   }
-  const NodeId parent = block.parent;
-  if (block.prev_sibling >= 0) {
-    blocks_[block.prev_sibling].next_sibling = block.next_sibling;
+  const NodeId parent = record.parent;
+  if (record.prev_sibling >= 0) {
+    nodes_[record.prev_sibling].next_sibling = record.next_sibling;
   } else if (is_root(parent)) {
-    roots_[root_index(parent)].first_child = block.next_sibling;
+    roots_[root_index(parent)].first_child = record.next_sibling;
   } else {
-    blocks_[parent].first_child = block.next_sibling;
+    nodes_[parent].first_child = record.next_sibling;
   }
-  if (block.next_sibling >= 0) blocks_[block.next_sibling].prev_sibling = block.prev_sibling;
+  if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
 
-  extras_.release(block.extras);
-  block.extras = 0;
-  block.key_tokens = 0;
-  block.parent = kNoBlock;
-  block.hint = kNoBlock;
-  ++block.generation;
+  extras_.release(record.extras);
+  record.extras = 0;
+  record.key_tokens = 0;
+  record.parent = kNoNode;
+  record.hint = kNoNode;
+  ++record.generation;
   --num_keyed_;
   if (is_root(parent)) release_root(root_index(parent));
 }
 
-void PrefixIndex::move(BlockId from, BlockId to) noexcept {
-  Block& source = blocks_[from];
-  Block& target = blocks_[to];
-  const std::uint8_t* digest = blocks_.digest(from);
+void PrefixIndex::move(NodeId from, NodeId to) noexcept {
+  Node& source = nodes_[from];
+  Node& target = nodes_[to];
+  const std::uint8_t* digest = nodes_.digest(from);
   buckets_.erase(from, digest);
-  std::memcpy(blocks_.digest(to), digest, static_cast<std::size_t>(blocks_.digest_size));
+  std::memcpy(nodes_.digest(to), digest, static_cast<std::size_t>(nodes_.digest_size));
   buckets_.insert(to, digest);
 
   const NodeId parent = source.parent;
+  if (is_next(from, parent, source.extras)) flip_goes_on(parent);
+  if (is_next(to, parent, source.extras)) flip_goes_on(parent);
+  if (goes_on(from)) flip_goes_on(from);
   target.parent = parent;
   target.parent_generation = source.parent_generation;
   target.extras = std::exchange(source.extras, 0u);
   target.key_tokens = std::exchange(source.key_tokens, std::uint16_t{0});
-  target.hint = std::exchange(source.hint, kNoBlock);
+  target.hint = std::exchange(source.hint, kNoNode);
   target.skip = source.skip;
   target.prev_sibling = source.prev_sibling;
   target.next_sibling = source.next_sibling;
-  BlockId& head =
-      is_root(parent) ? roots_[root_index(parent)].first_child : blocks_[parent].first_child;
-  (target.prev_sibling >= 0 ? blocks_[target.prev_sibling].next_sibling : head) = to;
-  if (target.next_sibling >= 0) blocks_[target.next_sibling].prev_sibling = to;
+  NodeId& head =
+      is_root(parent) ? roots_[root_index(parent)].first_child : nodes_[parent].first_child;
+  (target.prev_sibling >= 0 ? nodes_[target.prev_sibling].next_sibling : head) = to;
+  if (target.next_sibling >= 0) nodes_[target.next_sibling].prev_sibling = to;
   if (hint(parent) == from) set_hint(parent, to);
 
-  target.first_child = std::exchange(source.first_child, kNoBlock);
-  for (BlockId b = target.first_child; b >= 0; b = blocks_[b].next_sibling) {
-    blocks_[b].parent = to;
-    blocks_[b].parent_generation = target.generation;
+  target.first_child = std::exchange(source.first_child, kNoNode);
+  for (NodeId b = target.first_child; b >= 0; b = nodes_[b].next_sibling) {
+    nodes_[b].parent = to;
+    nodes_[b].parent_generation = target.generation;
+    if (nodes_[b].key_tokens == nodes_.block_size && is_next(b, to, nodes_[b].extras))
+      flip_goes_on(to);
   }
-  source.parent = kNoBlock;
+  source.parent = kNoNode;
   ++source.generation;
   if (log_) [[unlikely]]
     log_->moved(from, to);
 }
 
-BlockId PrefixIndex::with_digest(const std::uint8_t* digest) const {
-  const auto size = static_cast<std::size_t>(blocks_.digest_size);
-  return buckets_.find(
-      digest, [&](BlockId b) { return std::memcmp(blocks_.digest(b), digest, size) == 0; });
+NodeId PrefixIndex::with_digest(const std::uint8_t* digest) const {
+  const auto size = static_cast<std::size_t>(nodes_.digest_size);
+  return buckets_.find(digest,
+                       [&](NodeId b) { return std::memcmp(nodes_.digest(b), digest, size) == 0; });
 }
 
 // A digest that stands for two blocks, which only a collision brings about, was stored with the
 // first of them and is removed with the last.
-void PrefixIndex::log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
   const bool first = is_root(key.parent);
   const std::uint32_t root = first ? root_index(key.parent) : log_->root_of(key.parent);
   log_->set_root(b, root);
   if (with_digest(digest) >= 0) return;
   const EventLog::Recorded recorded =
-      log_->stored(b, key.parent, first ? nullptr : blocks_.digest(key.parent), digest,
-                   blocks_.tokens(b), key.extras);
+      log_->stored(b, key.parent, first ? nullptr : nodes_.digest(key.parent), digest,
+                   nodes_.tokens(b), key.extras);
   if (recorded == EventLog::kLost) return;
   if (recorded == EventLog::kNewRun) retain_root(root);
   extras_.retain(key.extras);
 }
 
-void PrefixIndex::log_removed(BlockId b) noexcept {
-  if (with_digest(blocks_.digest(b)) < 0) log_->removed(blocks_.digest(b));
+void PrefixIndex::log_removed(NodeId b) noexcept {
+  if (with_digest(nodes_.digest(b)) < 0) log_->removed(nodes_.digest(b));
 }
 
 void PrefixIndex::drop(EventLog& log) noexcept {
@@ -269,7 +292,8 @@ bool PrefixIndex::drop_events(std::int64_t version) noexcept {
 }
 
 std::size_t PrefixIndex::memory() const {
-  std::size_t total = buckets_.bytes() + extras_.memory() + roots_by_name_.memory();
+  std::size_t total =
+      buckets_.bytes() + continued_.bytes() + extras_.memory() + roots_by_name_.memory();
   if (log_) total += log_->bytes();
   total += roots_.capacity() * sizeof(Root);
   for (const Root& root : roots_) total += root.digest.capacity();

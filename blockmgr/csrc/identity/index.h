@@ -17,7 +17,7 @@
 #include "events/log.h"
 #include "identity/digest.h"
 #include "identity/interning.h"
-#include "memory/block.h"
+#include "memory/node.h"
 #include "memory/buckets.h"
 
 namespace blockmgr {
@@ -39,14 +39,13 @@ struct Key {
 // A run of cached full blocks, each the parent of the next.
 struct Chain {
   std::int64_t num_blocks = 0;
-  std::int64_t num_unused = 0;  // of those, blocks that count as available
-  NodeId node = 0;              // the last of them, or where the search began
-  bool strayed = false;         // hints led elsewhere at some of them
+  NodeId node = 0;       // the last of them, or where the search began
+  bool strayed = false;  // hints led elsewhere at some of them
 };
 
 class PrefixIndex {
  public:
-  PrefixIndex(Blocks& blocks, Digester* digester);
+  PrefixIndex(Nodes& nodes, Digester* digester);
 
   // The namespace's root with one reference added. Hashes and may allocate: throws or finishes.
   std::uint32_t acquire_root(std::string_view name);
@@ -65,68 +64,69 @@ class PrefixIndex {
     digest(parent, extras_.bytes(extras), tokens, out);
   }
   const std::uint8_t* digest_of(NodeId node) const {
-    return is_root(node) ? roots_[root_index(node)].digest.data() : blocks_.digest(node);
+    return is_root(node) ? roots_[root_index(node)].digest.data() : nodes_.digest(node);
   }
 
   // The child last registered or matched under the parent, if it has this key.
-  BlockId find_hinted(const Key& key) const {
-    BlockId b = hint(key.parent);
-    return b >= 0 && has_key(b, key) ? b : kNoBlock;
+  NodeId find_hinted(const Key& key) const {
+    NodeId b = hint(key.parent);
+    return b >= 0 && has_key(b, key) ? b : kNoNode;
   }
-  // The full block with this key and digest, or kNoBlock.
-  BlockId find(const Key& key, const std::uint8_t* digest) const;
+  // The full block with this key and digest, or kNoNode.
+  NodeId find(const Key& key, const std::uint8_t* digest) const;
   // Likewise by its hint first, without a look at the table where nothing continues the parent.
-  BlockId find_continuing(const Key& key, const std::uint8_t* digest) const {
-    if (first_child(key.parent) < 0) return kNoBlock;
-    const BlockId hinted = find_hinted(key);
+  NodeId find_continuing(const Key& key, const std::uint8_t* digest) const {
+    if (first_child(key.parent) < 0) return kNoNode;
+    const NodeId hinted = find_hinted(key);
     return hinted >= 0 ? hinted : find(key, digest);
   }
-  // The digest of this key, and the full block that has it or kNoBlock. A hinted block lends its
-  // digest; all others are hashed, given the parent's. parent kNoBlock: it is not cached.
-  BlockId find_or_digest(const Key& key, const std::uint8_t* parent, std::uint8_t* out) {
-    const bool continued = key.parent != kNoBlock && first_child(key.parent) >= 0;
-    const BlockId hinted = continued ? find_hinted(key) : kNoBlock;
+  // The digest of this key, and the full block that has it or kNoNode. A hinted block lends its
+  // digest; all others are hashed, given the parent's. parent kNoNode: it is not cached.
+  NodeId find_or_digest(const Key& key, const std::uint8_t* parent, std::uint8_t* out) {
+    const bool continued = key.parent != kNoNode && first_child(key.parent) >= 0;
+    const NodeId hinted = continued ? find_hinted(key) : kNoNode;
     if (hinted >= 0) {
-      std::memcpy(out, blocks_.digest(hinted), static_cast<std::size_t>(blocks_.digest_size));
+      std::memcpy(out, nodes_.digest(hinted), static_cast<std::size_t>(nodes_.digest_size));
       return hinted;
     }
     digest(parent, key.extras, key.tokens, out);
-    return continued ? find(key, out) : kNoBlock;
+    return continued ? find(key, out) : kNoNode;
   }
   // The longest chain from this node on that holds these tokens, num_blocks blocks at most, into
-  // out. Follows hints and compares tokens; hashes once where a hint is wrong. Changes nothing.
+  // out. Follows ids and hints and compares tokens; hashes once where both lead elsewhere. Changes
+  // nothing.
   // May throw what the digest function throws.
   Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
-                   const ExtrasIds* extras, BlockId* out);
+                   const ExtrasIds* extras, NodeId* out);
   void prefetch_bucket(const std::uint8_t* digest) const { buckets_.prefetch(digest); }
 
   // Makes a full block findable. Never allocates.
-  void insert(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
+  void insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
   // Makes a partial tail findable as a child: by its leading tokens only, never by digest.
-  void insert_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  void insert_tail(NodeId b, const Key& key, int num_tokens) noexcept;
   // Takes the key away. The block must have no children.
-  void erase(BlockId b) noexcept;
+  void erase(NodeId b) noexcept;
   // The key of a full block, its children and its place among its siblings pass to a block with
   // the same tokens that has no key.
-  void move(BlockId from, BlockId to) noexcept;
+  void move(NodeId from, NodeId to) noexcept;
 
-  BlockId hint(NodeId node) const {
-    return is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint;
+  NodeId hint(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].hint : nodes_[node].hint;
   }
-  void set_hint(NodeId node, BlockId child) {
-    (is_root(node) ? roots_[root_index(node)].hint : blocks_[node].hint) = child;
+  void set_hint(NodeId node, NodeId child) {
+    (is_root(node) ? roots_[root_index(node)].hint : nodes_[node].hint) = child;
   }
-  BlockId first_child(NodeId node) const {
-    return is_root(node) ? roots_[root_index(node)].first_child : blocks_[node].first_child;
+  NodeId first_child(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].first_child : nodes_[node].first_child;
   }
   std::uint32_t generation(NodeId node) const {
-    return is_root(node) ? roots_[root_index(node)].generation : blocks_[node].generation;
+    return is_root(node) ? roots_[root_index(node)].generation : nodes_[node].generation;
   }
-  bool has_key(BlockId b, const Key& key) const {
-    const Block& block = blocks_[b];
-    return block.parent == key.parent && block.key_tokens == blocks_.block_size &&
-           block.parent_generation == generation(key.parent) && block.extras == key.extras &&
-           same_tokens(blocks_.tokens(b), key.tokens, blocks_.block_size);
+  bool has_key(NodeId b, const Key& key) const {
+    const Node& record = nodes_[b];
+    return record.parent == key.parent && record.key_tokens == nodes_.block_size &&
+           record.parent_generation == generation(key.parent) && record.extras == key.extras &&
+           same_tokens(nodes_.tokens(b), key.tokens, nodes_.block_size);
   }
 
   // Has all that becomes findable by its digest, or stops being so, written to a log. Before
@@ -150,7 +150,7 @@ class PrefixIndex {
   };
   // Of the full blocks with one digest, whether this is the one in the events. Others exist only
   // by collisions.
-  bool stands_for_digest(BlockId b) const { return with_digest(blocks_.digest(b)) == b; }
+  bool stands_for_digest(NodeId b) const { return with_digest(nodes_.digest(b)) == b; }
   std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
 
   Interner& extras() { return extras_; }
@@ -158,6 +158,11 @@ class PrefixIndex {
   int num_keyed() const { return num_keyed_; }
   std::size_t memory() const;
 
+  // Whether the next id is that of a full block without extra keys that continues this one: proof,
+  // not a guess.
+  bool goes_on(NodeId n) const {
+    return continued_[static_cast<std::size_t>(n) >> 6] >> (n & 63) & 1;
+  }
   // For check_invariants.
   const Buckets& buckets() const { return buckets_; }
   std::uint32_t root_refs(std::uint32_t root) const { return roots_by_name_.refs(root); }
@@ -165,30 +170,38 @@ class PrefixIndex {
 
  private:
   struct Root {
-    BlockId hint = kNoBlock;
-    BlockId first_child = kNoBlock;
+    NodeId hint = kNoNode;
+    NodeId first_child = kNoNode;
     std::uint32_t generation = 0;
     std::vector<std::uint8_t> digest;
   };
 
-  void link_child(BlockId b, const Key& key, int num_tokens) noexcept;
-  // A full block with this digest, of any key, or kNoBlock.
-  BlockId with_digest(const std::uint8_t* digest) const;
+  // Whether a full block of this id and key is what goes_on() of its parent is about.
+  static bool is_next(NodeId n, NodeId parent, std::uint32_t extras) {
+    return parent >= 0 && parent + 1 == n && !extras;
+  }
+  void flip_goes_on(NodeId n) noexcept {
+    continued_[static_cast<std::size_t>(n) >> 6] ^= std::uint64_t{1} << (n & 63);
+  }
+  void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
+  // A full block with this digest, of any key, or kNoNode.
+  NodeId with_digest(const std::uint8_t* digest) const;
   // Apart from their callers, which pay for them only where a log is kept.
-  [[gnu::noinline]] void log_stored(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
-  [[gnu::noinline]] void log_removed(BlockId b) noexcept;
+  [[gnu::noinline]] void log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
+  [[gnu::noinline]] void log_removed(NodeId b) noexcept;
   void drop(EventLog& log) noexcept;
-  // Extends the chain as far as hints lead, over blocks without extra keys, up to so many blocks in
-  // all. kTokens: the block size, if it is the usual one, or 0.
+  // Extends the chain along ids and hints as far as they lead, over blocks without extra keys, up
+  // to so many blocks in all. kTokens: the block size, if it is the usual one, or 0.
   template <int kTokens>
-  void follow_hints(const Token* tokens, std::int64_t num_blocks, Chain& chain, BlockId* out) const;
+  void follow(const Token* tokens, std::int64_t num_blocks, Chain& chain, NodeId* out) const;
 
-  Blocks& blocks_;
+  Nodes& nodes_;
   Digester* digester_;
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
   Buckets buckets_;
+  ZeroedArray<std::uint64_t> continued_;  // a bit a node: goes_on()
   std::unique_ptr<EventLog> log_;  // nullptr: events are off
   int num_keyed_ = 0;
 };

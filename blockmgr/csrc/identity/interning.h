@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 

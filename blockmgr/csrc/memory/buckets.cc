@@ -6,16 +6,16 @@ namespace blockmgr {
 
 // 14 bytes a block: 2.6 places each. With five blocks in a bucket on average, one in a thousand is
 // full when all blocks are cached.
-static std::size_t buckets_for(int num_blocks) {
-  return static_cast<std::size_t>(num_blocks) * 14 / 64 + 1;
+static std::size_t buckets_for(int num_nodes) {
+  return static_cast<std::size_t>(num_nodes) * 14 / 64 + 1;
 }
 
 // Every page is met here, and not within admissions.
-Buckets::Buckets(int num_blocks) : buckets_(buckets_for(num_blocks)) {
+Buckets::Buckets(int num_nodes) : buckets_(buckets_for(num_nodes)) {
   for (std::size_t i = 0; i < buckets_.size(); ++i) buckets_[i] = Bucket{};
 }
 
-void Buckets::insert(BlockId b, const std::uint8_t* digest) noexcept {
+void Buckets::insert(NodeId b, const std::uint8_t* digest) noexcept {
   std::size_t i = home(digest);
   while (!buckets_[i].marked(0)) {
     ++buckets_[i].passed;
@@ -24,16 +24,16 @@ void Buckets::insert(BlockId b, const std::uint8_t* digest) noexcept {
   Bucket& bucket = buckets_[i];
   const int place = std::countr_zero(bucket.marked(0));
   bucket.marks[place] = mark_of(digest);
-  bucket.blocks[place] = b;
+  bucket.nodes[place] = b;
 }
 
-void Buckets::erase(BlockId b, const std::uint8_t* digest) noexcept {
+void Buckets::erase(NodeId b, const std::uint8_t* digest) noexcept {
   const std::uint8_t mark = mark_of(digest);
   for (std::size_t i = home(digest);; i = next(i)) {
     Bucket& bucket = buckets_[i];
     for (unsigned places = bucket.marked(mark); places; places &= places - 1) {
       const int place = std::countr_zero(places);
-      if (bucket.blocks[place] != b) continue;
+      if (bucket.nodes[place] != b) continue;
       bucket.marks[place] = 0;
       return;
     }
@@ -41,13 +41,13 @@ void Buckets::erase(BlockId b, const std::uint8_t* digest) noexcept {
   }
 }
 
-bool Buckets::adds_up(const Blocks& blocks) const {
+bool Buckets::adds_up(const Nodes& nodes) const {
   std::vector<std::uint32_t> passed(buckets_.size());
   bool holds = true;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     for (int place = 0; place < kPlaces; ++place) {
       if (!buckets_[i].marks[place]) continue;
-      const std::uint8_t* digest = blocks.digest(buckets_[i].blocks[place]);
+      const std::uint8_t* digest = nodes.digest(buckets_[i].nodes[place]);
       holds &= buckets_[i].marks[place] == mark_of(digest);
       for (std::size_t at = home(digest); at != i; at = next(at)) ++passed[at];
     }

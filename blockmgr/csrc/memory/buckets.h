@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -22,26 +22,26 @@ namespace blockmgr {
 
 class Buckets {
  public:
-  explicit Buckets(int num_blocks);
+  explicit Buckets(int num_nodes);
 
-  void insert(BlockId b, const std::uint8_t* digest) noexcept;
+  void insert(NodeId b, const std::uint8_t* digest) noexcept;
   // Takes out a block that was entered with this digest.
-  void erase(BlockId b, const std::uint8_t* digest) noexcept;
-  // The first block that may have this digest and is wanted, or kNoBlock.
+  void erase(NodeId b, const std::uint8_t* digest) noexcept;
+  // The first block that may have this digest and is wanted, or kNoNode.
   template <class Wanted>
-  BlockId find(const std::uint8_t* digest, Wanted wanted) const {
+  NodeId find(const std::uint8_t* digest, Wanted wanted) const {
     const std::size_t start = home(digest);
     std::size_t i = start;
     do {
       const Bucket& bucket = buckets_[i];
       for (unsigned places = bucket.marked(mark_of(digest)); places; places &= places - 1) {
-        const BlockId b = bucket.blocks[std::countr_zero(places)];
+        const NodeId b = bucket.nodes[std::countr_zero(places)];
         if (wanted(b)) return b;
       }
       if (!bucket.passed) break;
       i = next(i);
     } while (i != start);
-    return kNoBlock;
+    return kNoNode;
   }
   void prefetch(const std::uint8_t* digest) const { blockmgr::prefetch(&buckets_[home(digest)]); }
   std::size_t bytes() const { return buckets_.bytes(); }
@@ -51,17 +51,17 @@ class Buckets {
   void each(Visit visit) const {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
       for (int place = 0; place < kPlaces; ++place)
-        if (buckets_[i].marks[place]) visit(buckets_[i].blocks[place]);
+        if (buckets_[i].marks[place]) visit(buckets_[i].nodes[place]);
   }
   // Likewise: whether each block has its mark, and each bucket counts those that passed it.
-  bool adds_up(const Blocks& blocks) const;
+  bool adds_up(const Nodes& nodes) const;
 
  private:
   static constexpr int kPlaces = 12;
   struct alignas(64) Bucket {
     std::uint8_t marks[kPlaces];  // 0: the place is empty
     std::uint32_t passed;
-    BlockId blocks[kPlaces];
+    NodeId nodes[kPlaces];
 
     // The places with this mark, a bit each.
     unsigned marked(std::uint8_t mark) const {

@@ -20,15 +20,15 @@ class BlockHeap {
 
   bool empty() const { return entries_.empty(); }
   std::size_t size() const { return entries_.size(); }
-  BlockId front() const { return entries_.front().block; }
+  NodeId front() const { return entries_.front().block; }
   Key front_key() const { return entries_.front().key; }
   std::size_t memory() const { return entries_.capacity() * sizeof(Entry); }
 
-  void insert(BlockId b, Key key) noexcept {
+  void insert(NodeId b, Key key) noexcept {
     entries_.push_back({key, b});
     up(entries_.size() - 1);
   }
-  void remove(BlockId b) noexcept {
+  void remove(NodeId b) noexcept {
     const auto at = static_cast<std::size_t>(positions_[b]);
     positions_[b] = -1;
     const Entry last = entries_.back();
@@ -41,7 +41,7 @@ class BlockHeap {
  private:
   struct Entry {
     Key key;
-    BlockId block;
+    NodeId block;
   };
   void place(std::size_t at, const Entry& entry) noexcept {
     entries_[at] = entry;

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 

@@ -1,6 +1,7 @@
 #include "places/pool.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -15,31 +16,41 @@ constexpr Token kPoison = 0xdeadbeef;
 
 }  // namespace
 
-Pool::Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences)
-    : blocks_(blocks),
-      index_(index),
-      num_reserved_(num_reserved),
-      common_(blocks, num_reserved, blocks.count - num_reserved, blocks.count),
-      idles_unheard_(true) {
-  fences_.reserve(static_cast<std::size_t>(num_fences));
-  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(blocks, blocks.count + 4 + i);
-  for (BlockId b = num_reserved; b < blocks.count; ++b) common_.free.push_back(b);
+int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& apart) {
+  int left = num_blocks - num_reserved;
+  int count = 0;
+  for (const int blocks : apart) {
+    left -= blocks;
+    count += NodeIds::count_for(blocks);
+  }
+  return NodeIds::count_for(left) + count;
 }
 
-void Pool::set_apart(int count) {
-  if (!owners_) {
-    owners_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(blocks_.count));
-    num_queued_ = common_.available();
-    idles_unheard_ = false;
-  }
-  const int before = static_cast<int>(apart_.size());
-  common_.capacity -= count;
-  const BlockId first = common_.first + common_.capacity;
-  apart_.emplace_back(blocks_, first, count, blocks_.count + num_lists(num_fences(), before));
-  for (BlockId b = first; b < first + count; ++b) {
-    common_.free.remove(b);
-    apart_.back().free.push_back(b);
-    owners_[static_cast<std::size_t>(b)] = static_cast<std::uint16_t>(before + 1);
+// What is set apart are the last blocks, the first partition's at the very end.
+Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
+           const std::vector<int>& apart)
+    : nodes_(nodes),
+      index_(index),
+      num_reserved_(num_reserved),
+      common_(nodes, num_reserved,
+              nodes.num_blocks - num_reserved - std::accumulate(apart.begin(), apart.end(), 0), 0,
+              nodes.count + 2),
+      idles_unheard_(apart.empty()) {
+  fences_.reserve(static_cast<std::size_t>(num_fences));
+  for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
+  if (apart.empty()) return;
+  partitions_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(nodes.count));
+  num_queued_ = capacity();
+  std::int32_t block = nodes.num_blocks;
+  NodeId node = common_.range.last_end();
+  apart_.reserve(apart.size());
+  for (const int count : apart) {
+    block -= count;
+    const auto number = static_cast<std::uint16_t>(1 + apart_.size());
+    const Partition& own =
+        apart_.emplace_back(nodes, block, count, node, nodes.count + 2 + num_fences + number);
+    for (const NodeId n : own.range) partitions_[static_cast<std::size_t>(n)] = number;
+    node = own.range.last_end();
   }
 }
 
@@ -52,86 +63,119 @@ void Pool::observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* 
   set_fence(open_fence_);
 }
 
-// Without partitions, as nearly always, everything below is about members of the pool itself.
-inline BlockId Pool::take_from(Partition& own) noexcept {
-  if (own.free.empty()) return evict_from(own);
-  const BlockId b = own.free.front();
-  own.free.remove(b);
-  prefetch(&blocks_[own.free.front()]);
+// Gives a block to a new node.
+inline void Pool::bind(NodeId n, BlockId b) noexcept {
+  nodes_.bind(n, b);
+  if (generations_) [[unlikely]]
+    nodes_[n].generation =
+        std::max(nodes_[n].generation, (*generations_)[static_cast<std::size_t>(number(b))]);
   if (debug_) [[unlikely]]
-    check_taken(b);
-  blocks_[b].ref_count = 1;
-  if (!idles_unheard_) [[unlikely]]
-    tell_taken(own);
+    check_taken(n);
+  nodes_[n].ref_count = 1;
+}
+
+// Takes the block from a node whose content is lost.
+inline BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
+  if (debug_) [[unlikely]]
+    poison(n);
+  own.ids.give(n);
+  const BlockId b = nodes_.unbind(n);
+  if (generations_) [[unlikely]]
+    (*generations_)[static_cast<std::size_t>(number(b))] = nodes_[n].generation;
   return b;
 }
 
-BlockId Pool::take(int partition) noexcept {
-  if (owners_) [[unlikely]]
-    return take_apart(partition);
-  return take_from(common_);
+// Without partitions, as nearly always, everything below is about members of the pool itself.
+inline BlockId Pool::take_block(Partition& own) noexcept {
+  if (partitions_) [[unlikely]]
+    --num_queued_;
+  if (own.free.empty()) return evict_block(own);
+  if (!idles_unheard_) [[unlikely]]
+    tell_taken(own);
+  return own.free.pop();
 }
 
-BlockId Pool::take_apart(int partition) noexcept {
-  --num_queued_;
-  return take_from(at(partition));
+NodeId Pool::take(int partition, NodeId before) noexcept {
+  Partition& own = partitions_ ? at(partition) : common_;
+  const BlockId b = take_block(own);
+  const NodeId n = own.ids.take(before);
+  bind(n, b);
+  return n;
 }
 
-void Pool::take_run(int partition, std::int64_t count, BlockId* out) noexcept {
+// All blocks first: the ids of what is evicted for them make longer runs.
+void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* out) noexcept {
   // Victims are known in advance only where no observer is asked for them or notified.
   Partition& own = at(partition);
   const bool known = !own.observed() && !debug_;
   const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
-  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = take(partition);
+  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
   if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
+  own.ids.take_run(before, count, [&](std::int64_t i, NodeId n) {
+    bind(n, BlockId{out[i]});
+    out[i] = n;
+  });
 }
 
-// What evict does, for many blocks. Nearly all of its time is waiting for memory that each
+// What evict_block does, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.
-void Pool::evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept {
+void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept {
   constexpr std::int64_t kBucket = 8;
   constexpr std::int64_t kErase = 16;
-  if (owners_) num_queued_ -= static_cast<int>(count);
-  BlockId victim = own.idle.front();
+  if (partitions_) num_queued_ -= static_cast<int>(count);
+  NodeId victim = own.idle.front();
   for (std::int64_t i = 0; i < count + kErase; ++i) {
     if (i < count) {
-      out[i] = victim;
-      prefetch(blocks_.digest(victim));
-      victim = blocks_[victim].next;
+      blocks[i] = victim;
+      prefetch(nodes_.digest(victim));
+      victim = nodes_[victim].next;
     }
     if (i >= kBucket && i - kBucket < count)
-      index_.prefetch_bucket(blocks_.digest(out[i - kBucket]));
+      index_.prefetch_bucket(nodes_.digest(blocks[i - kBucket]));
     if (i >= kErase) {
-      index_.erase(out[i - kErase]);
-      blocks_[out[i - kErase]].ref_count = 1;
+      const NodeId n = blocks[i - kErase];
+      index_.erase(n);
+      blocks[i - kErase] = number(unbind(own, n));
     }
   }
   own.idle.remove_front(static_cast<int>(count), victim);
   own.num_evicted += count;
 }
 
-BlockId Pool::take_idle(int partition) noexcept {
-  num_queued_ -= owners_ != nullptr;
-  return evict_from(at(partition));
-}
-
-BlockId Pool::take_next(int partition, BlockId chosen) noexcept {
+NodeId Pool::take_idle(int partition) noexcept {
+  num_queued_ -= partitions_ != nullptr;
   Partition& own = at(partition);
-  if (!own.free.empty()) return take(partition);
-  num_queued_ -= owners_ != nullptr;
-  return evict(own, chosen);
+  const NodeId n = victim_of(own);
+  evict(own, n);
+  nodes_[n].ref_count = 1;
+  return n;
 }
 
-BlockId Pool::evict_from(Partition& own) noexcept {
-  return evict(own, victim_of(own));
+NodeId Pool::take_next(int partition, BlockId chosen, NodeId before) noexcept {
+  Partition& own = at(partition);
+  if (!own.free.empty()) return take(partition, before);
+  num_queued_ -= partitions_ != nullptr;
+  const NodeId victim = nodes_.owner(number(chosen));
+  evict(own, victim);
+  unbind(own, victim);
+  const NodeId n = own.ids.take(before);
+  bind(n, chosen);
+  return n;
 }
 
-BlockId Pool::evict(Partition& own, BlockId b) noexcept {
+BlockId Pool::evict_block(Partition& own) noexcept {
+  const NodeId n = victim_of(own);
+  evict(own, n);
+  return unbind(own, n);
+}
+
+// Ends what a node was. It keeps its block for now.
+void Pool::evict(Partition& own, NodeId b) noexcept {
   if (debug_) [[unlikely]] {
-    expect(blocks_[b].keyed() && !blocks_[b].used() && !blocks_[b].fence,
+    expect(nodes_[b].keyed() && !nodes_[b].used() && !nodes_[b].fence,
            "a block that is not idle is evicted", b);
-    expect(blocks_[b].first_child < 0, "a block is evicted before its children", b);
+    expect(nodes_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
   if (own.observed()) [[unlikely]]
@@ -140,25 +184,23 @@ BlockId Pool::evict(Partition& own, BlockId b) noexcept {
   ++own.num_evicted;
   // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
   // a policy of its own that is a guess.)
-  BlockId ahead = own.idle.front();
-  for (int i = 0; i < kVictimsAhead; ++i) ahead = blocks_[ahead].next;
-  if (ahead < blocks_.count) index_.prefetch_bucket(blocks_.digest(ahead));
-  blocks_[b].ref_count = 1;
-  return b;
+  NodeId ahead = own.idle.front();
+  for (int i = 0; i < kVictimsAhead; ++i) ahead = nodes_[ahead].next;
+  if (ahead < nodes_.count) index_.prefetch_bucket(nodes_.digest(ahead));
 }
 
-// A used block keeps its cached parent used: see block.h. A sequence comes to
+// A used block keeps its cached parent used: see node.h. A sequence comes to
 // a block through what is before it, so the parent is used already; a caller of single blocks may
 // be the first to use a whole chain.
-void Pool::use(BlockId b) noexcept {
+void Pool::use(NodeId b) noexcept {
   for (;;) {
     if (!idles_unheard_) [[unlikely]]
       tell_used(b);
     dequeue(b);
-    const NodeId parent = blocks_[b].parent;
+    const NodeId parent = nodes_[b].parent;
     if (parent < 0) return;
-    const bool was_used = blocks_[parent].used();
-    ++blocks_[parent].pins;
+    const bool was_used = nodes_[parent].used();
+    ++nodes_[parent].pins;
     if (was_used) return;
     b = parent;
   }
@@ -166,27 +208,27 @@ void Pool::use(BlockId b) noexcept {
 
 // Users of a block use its parent too, so the used ones come first; and the idle ones were queued
 // by one call as a rule, last to first.
-void Pool::acquire_chain(const BlockId* chain, std::int64_t count) noexcept {
+void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   std::int64_t i = 0;
   if (num_fenced_ || debug_) [[unlikely]] {
     for (; i < count; ++i) acquire(chain[i]);
     return;
   }
-  for (; i < count && blocks_[chain[i]].used(); ++i) ++blocks_[chain[i]].ref_count;
+  for (; i < count && nodes_[chain[i]].used(); ++i) ++nodes_[chain[i]].ref_count;
   if (i == count) return;
-  if (const NodeId parent = blocks_[chain[i]].parent; parent >= 0) ++blocks_[parent].pins;
+  if (const NodeId parent = nodes_[chain[i]].parent; parent >= 0) ++nodes_[parent].pins;
   Partition& own = of(chain[i]);
-  own.idle.remove_reversed(chain + i, count - i, [](Block& block) {
-    block.ref_count = 1;
-    block.pins = 1;  // by its child in the chain
+  own.idle.remove_reversed(chain + i, count - i, [](Node& record) {
+    record.ref_count = 1;
+    record.pins = 1;  // by its child in the chain
   });
-  blocks_[chain[count - 1]].pins = 0;
+  nodes_[chain[count - 1]].pins = 0;
   if (idles_unheard_) return;
-  if (owners_) num_queued_ -= static_cast<int>(count - i);
+  if (partitions_) num_queued_ -= static_cast<int>(count - i);
   own.tell([run = Run{chain + i, count - i}](Observer& each) { each.on_used(run); });
 }
 
-void Pool::release_table(const BlockId* table, std::int64_t count, Context& who) noexcept {
+void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) noexcept {
   const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
     release(table[--count], who);  // not full as a rule, or the very first
@@ -201,25 +243,23 @@ void Pool::release_table(const BlockId* table, std::int64_t count, Context& who)
 // before the first that is neither. What is before a used block is used, so those that become
 // unused are neighbours: one run.
 template <Pool::Leaving kLeaving>
-std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count,
-                                  Context& who) noexcept {
+std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept {
   constexpr std::int64_t kAhead = 8;
-  Block* const records = blocks_.records.data();
+  Node* const records = nodes_.records.data();
   Partition& own = of(table[0]);
   std::int64_t first = 0, last = 0;  // the run
   {
-    BlockList::Appending queue(kLeaving == kToFence
-                                   ? fences_[static_cast<std::size_t>(open_fence_ - 1)]
-                                   : own.idle);
+    NodeList::Appending queue(
+        kLeaving == kToFence ? fences_[static_cast<std::size_t>(open_fence_ - 1)] : own.idle);
     for (; count; --count) {
       if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
-      const BlockId b = table[count - 1];
-      Block& block = records[b];
-      if (twins_ && block.ref_count == 1) break;
-      if (block.ref_count + block.pins == 1) {
-        const NodeId parent = block.parent;
-        if (!block.keyed() || parent < 0 || !records[parent].ref_count) break;
-        if (kLeaving == kToFence) block.fence = static_cast<std::uint8_t>(open_fence_);
+      const NodeId b = table[count - 1];
+      Node& record = records[b];
+      if (twins_ && record.ref_count == 1) break;
+      if (record.ref_count + record.pins == 1) {
+        const NodeId parent = record.parent;
+        if (!record.keyed() || parent < 0 || !records[parent].ref_count) break;
+        if (kLeaving == kToFence) record.fence = static_cast<std::uint8_t>(open_fence_);
         queue.push_back(b);
         --records[parent].pins;
         if (kLeaving != kUnheard) {
@@ -227,7 +267,7 @@ std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count,
           first = count - 1;
         }
       }
-      --block.ref_count;
+      --record.ref_count;
     }
   }
   if (kLeaving == kUnheard || !last) return count;
@@ -235,7 +275,7 @@ std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count,
   if (kLeaving == kToFence) {
     num_fenced_ += num_unused;
     own.num_fenced += num_unused;
-  } else if (owners_) {
+  } else if (partitions_) {
     num_queued_ += num_unused;
   }
   own.tell([&, run = Run{table + first, num_unused}](Observer& each) {
@@ -244,39 +284,39 @@ std::int64_t Pool::release_cached(const BlockId* table, std::int64_t count,
   return count;
 }
 
-void Pool::unuse(BlockId b) noexcept {
+void Pool::unuse(NodeId b) noexcept {
   Context nobody = kNobody;
   unuse(b, nobody);
 }
 
-void Pool::unuse(BlockId b, Context& who) noexcept {
+void Pool::unuse(NodeId b, Context& who) noexcept {
   for (;;) {
-    const NodeId parent = blocks_[b].parent;
+    const NodeId parent = nodes_[b].parent;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
     if (!idles_unheard_) [[unlikely]]
       tell_unused(b, open_fence_, who);
     if (parent < 0) return;
-    --blocks_[parent].pins;
-    if (blocks_[parent].used()) return;
+    --nodes_[parent].pins;
+    if (nodes_[parent].used()) return;
     b = parent;
   }
 }
 
-void Pool::enqueue(BlockId b, int fence) noexcept {
-  if (!owners_) [[likely]]
+void Pool::enqueue(NodeId b, int fence) noexcept {
+  if (!partitions_) [[likely]]
     return enqueue_in(common_, b, fence);
   num_queued_ += !fence;
   enqueue_in(of(b), b, fence);
 }
 
-void Pool::dequeue(BlockId b) noexcept {
+void Pool::dequeue(NodeId b) noexcept {
   if (idles_unheard_) [[likely]]
     return common_.idle.remove(b);  // a free block is only ever taken
-  num_queued_ -= !blocks_[b].fence;
+  num_queued_ -= !nodes_[b].fence;
   dequeue_from(of(b), b);
 }
 
-void Pool::tell_uncached(Partition& own, BlockId b, bool evicted) noexcept {
+void Pool::tell_uncached(Partition& own, NodeId b, bool evicted) noexcept {
   if (own.policy) own.policy->on_uncached(b, evicted);
   if (own.past) own.past->on_uncached(b, evicted);
 }
@@ -285,32 +325,30 @@ void Pool::tell_taken(Partition& own) noexcept {
   own.tell([](Observer& each) { each.on_taken(1); });
 }
 
-void Pool::tell_used(BlockId b) noexcept {
-  if (blocks_[b].fence) return;
+void Pool::tell_used(NodeId b) noexcept {
+  if (nodes_[b].fence) return;
   of(b).tell([b](Observer& each) { each.on_used({&b, 1}); });
 }
 
-inline void Pool::enqueue_in(Partition& own, BlockId b, int fence) noexcept {
-  Block& block = blocks_[b];
-  block.fence = static_cast<std::uint8_t>(fence);
+inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
+  Node& record = nodes_[b];
+  record.fence = static_cast<std::uint8_t>(fence);
   if (fence) {
     fences_[static_cast<std::size_t>(fence - 1)].push_back(b);
     ++num_fenced_;
     ++own.num_fenced;
     return;
   }
-  if (block.keyed()) {
+  if (record.keyed()) {
     own.idle.push_back(b);
   } else {
-    ++block.generation;
-    if (debug_) [[unlikely]]
-      poison(b);
-    own.free.push_front(b);
+    ++record.generation;
+    own.free.push(unbind(own, b));
   }
 }
 
-void Pool::tell_unused(BlockId b, int fence, Context& who) noexcept {
-  const bool keyed = blocks_[b].keyed();
+void Pool::tell_unused(NodeId b, int fence, Context& who) noexcept {
+  const bool keyed = nodes_[b].keyed();
   if (fence && !keyed) return;
   of(b).tell([&](Observer& each) {
     const Run run{&b, 1};
@@ -319,11 +357,11 @@ void Pool::tell_unused(BlockId b, int fence, Context& who) noexcept {
   });
 }
 
-inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
-  Block& block = blocks_[b];
-  if (block.fence) {
-    fences_[static_cast<std::size_t>(block.fence - 1)].remove(b);
-    block.fence = 0;
+inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
+  Node& record = nodes_[b];
+  if (record.fence) {
+    fences_[static_cast<std::size_t>(record.fence - 1)].remove(b);
+    record.fence = 0;
     --num_fenced_;
     --own.num_fenced;
     return;
@@ -331,23 +369,23 @@ inline void Pool::dequeue_from(Partition& own, BlockId b) noexcept {
   own.idle.remove(b);  // a free block is only ever taken
 }
 
-void Pool::promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept {
+void Pool::promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
   if (debug_) [[unlikely]]
-    expect(blocks_[b].used() && !blocks_[b].keyed(), "a block that is not owned is promoted", b);
+    expect(nodes_[b].used() && !nodes_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
   if (key.parent >= 0) pin(key.parent);
 }
 
-void Pool::promote_tail(BlockId b, const Key& key, int num_tokens) noexcept {
+void Pool::promote_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
-  if (key.parent >= 0) ++blocks_[key.parent].pins;
+  if (key.parent >= 0) ++nodes_[key.parent].pins;
 }
 
-void Pool::forget(BlockId b) noexcept {
+void Pool::forget(NodeId b) noexcept {
   while (first_twin(b) >= 0) drop_twin(first_twin(b));
-  const bool used = blocks_[b].used();
-  const NodeId parent = blocks_[b].parent;
-  const int fence = blocks_[b].fence;
+  const bool used = nodes_[b].used();
+  const NodeId parent = nodes_[b].parent;
+  const int fence = nodes_[b].fence;
   if (!used) dequeue(b);
   tell_uncached(of(b), b, false);
   index_.erase(b);
@@ -358,12 +396,21 @@ void Pool::forget(BlockId b) noexcept {
   }
 }
 
-void Pool::exchange(BlockId own, BlockId twin) noexcept {
+// Users of a node use its parent too, so the used ones come first.
+std::int64_t Pool::count_available(const NodeId* chain, std::int64_t count) const {
+  const NodeId* const end = chain + count;
+  const NodeId* const unused =
+      std::partition_point(chain, end, [this](NodeId n) { return nodes_[n].used(); });
+  if (!num_fenced_) return end - unused;
+  return std::count_if(unused, end, [this](NodeId n) { return !nodes_[n].fence; });
+}
+
+void Pool::exchange(NodeId own, NodeId twin) noexcept {
   // A pool too small to hold the twin would have cached the block itself, and freed none.
   Partition& partition = of(own);
   std::unique_ptr<ReuseTracker> past;
-  if (partition.past && !open_fence_ && counts_as_available(twin) && blocks_[own].ref_count == 1 &&
-      !blocks_[own].pins) {
+  if (partition.past && !open_fence_ && counts_as_available(twin) && nodes_[own].ref_count == 1 &&
+      !nodes_[own].pins) {
     partition.past->on_exchanged(twin);
     past = std::move(partition.past);
   }
@@ -385,26 +432,26 @@ std::int64_t Pool::num_evicted() const {
 }
 
 std::size_t Pool::memory() const {
-  const auto owners = static_cast<std::size_t>(owners_ ? blocks_.count : 0);
-  return owners * sizeof owners_[0] + apart_.capacity() * sizeof(Partition) +
-         (twins_ ? twins_->bytes() : 0) + sum([](const Partition& p) {
-           return (p.policy ? p.policy->memory() : 0) + (p.past ? p.past->memory() : 0);
+  const auto owners = static_cast<std::size_t>(partitions_ ? nodes_.count : 0);
+  return owners * sizeof partitions_[0] + apart_.capacity() * sizeof(Partition) +
+         (twins_ ? twins_->bytes() : 0) + (generations_ ? generations_->bytes() : 0) +
+         sum([](const Partition& p) {
+           return p.ids.bytes() + (p.policy ? p.policy->memory() : 0) +
+                  (p.past ? p.past->memory() : 0);
          });
 }
 
-void Pool::take_over(BlockId tail) noexcept {
+void Pool::take_over(NodeId tail) noexcept {
   tell_used(tail);
   dequeue(tail);
   tell_uncached(of(tail), tail, false);
   index_.erase(tail);
-  blocks_[tail].ref_count = 1;
+  nodes_[tail].ref_count = 1;
 }
 
 void Pool::set_debug(bool debug) noexcept {
-  for (int i = 0; debug && !debug_ && i < num_partitions(); ++i) {
-    const BlockList& free = partition(i).free;
-    for (BlockId b = free.front(); b != free.end(); b = free.after(b)) poison(b);
-  }
+  for (NodeId n = 0; debug && !debug_ && n < nodes_.count; ++n)
+    if (nodes_.block(n) == kNoBlock) poison(n);
   debug_ = debug;
   fault_ = nullptr;
 }
@@ -416,29 +463,27 @@ std::string Pool::take_fault() {
   return fault;
 }
 
-bool Pool::expect(bool holds, const char* otherwise, BlockId b) noexcept {
+bool Pool::expect(bool holds, const char* otherwise, NodeId b) noexcept {
   if (!holds && !fault_) {
     fault_ = otherwise;
-    fault_block_ = b;
+    fault_block_ = nodes_.name(b);
   }
   return holds;
 }
 
-void Pool::poison(BlockId b) noexcept {
-  std::fill_n(blocks_.tokens(b), blocks_.block_size, kPoison);
-}
+void Pool::poison(NodeId b) noexcept { std::fill_n(nodes_.tokens(b), nodes_.block_size, kPoison); }
 
-void Pool::check_taken(BlockId b) noexcept {
-  expect(!blocks_[b].used() && !blocks_[b].keyed(), "a block that is not free is handed out", b);
-  const Token* tokens = blocks_.tokens(b);
-  expect(std::all_of(tokens, tokens + blocks_.block_size, [](Token t) { return t == kPoison; }),
+void Pool::check_taken(NodeId b) noexcept {
+  expect(!nodes_[b].used() && !nodes_[b].keyed(), "a block that is not free is handed out", b);
+  const Token* tokens = nodes_.tokens(b);
+  expect(std::all_of(tokens, tokens + nodes_.block_size, [](Token t) { return t == kPoison; }),
          "a block was written while it was free", b);
 }
 
 void Pool::move_fence(int from, int to) noexcept {
-  BlockList& list = fences_[static_cast<std::size_t>(from - 1)];
+  NodeList& list = fences_[static_cast<std::size_t>(from - 1)];
   while (!list.empty()) {
-    const BlockId b = list.front();
+    const NodeId b = list.front();
     list.remove(b);
     --num_fenced_;
     --of(b).num_fenced;

@@ -2,9 +2,9 @@
 //
 //   capacity = free + idle + fenced + used
 //
-// Blocks can be set apart: a partition is a range of block ids with queues, an eviction order and a
-// memory of the past of its own, so that nothing that happens in one partition is felt in another.
-// Partition 0 is what is left to all others; most pools have no other.
+// Blocks can be set apart: a partition is a range of blocks and of node ids, with queues, an
+// eviction order and a memory of the past of its own, so that nothing that happens in one partition
+// is felt in another. Partition 0 is what is left to all others; most pools have no other.
 //
 // Observers are notified of runs, each with what a policy knows of the request behind it.
 //
@@ -18,7 +18,8 @@
 #include <vector>
 
 #include "identity/index.h"
-#include "memory/block.h"
+#include "identity/node_ids.h"
+#include "memory/node.h"
 #include "policies/policy.h"
 #include "policies/retention.h"
 #include "policies/reuse.h"
@@ -34,17 +35,21 @@ namespace blockmgr {
 
 class Pool {
  public:
-  // A pool of all blocks but the first num_reserved, with this many fence lists.
-  Pool(Blocks& blocks, PrefixIndex& index, int num_reserved, int num_fences);
-  // Records needed past the last block: free list, idle list, pending copies, unwritten blocks,
-  // fences, and two for each partition.
-  static int num_lists(int num_fences, int num_apart) { return 4 + num_fences + 2 * num_apart; }
-  BlockId copies_sentinel() const { return blocks_.count + 2; }
-  BlockId unwritten_sentinel() const { return blocks_.count + 3; }
+  // A pool of all blocks but the first num_reserved, with this many fence lists, and a partition
+  // for each number of blocks that are set apart.
+  Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
+       const std::vector<int>& apart = {});
+  // The node ids that such a pool needs.
+  static int num_nodes(int num_blocks, int num_reserved, const std::vector<int>& apart);
+  // Records needed past the last node: pending copies, unwritten nodes, fences, and an idle list
+  // for each partition.
+  static int num_lists(int num_fences, int num_apart) { return 3 + num_fences + num_apart; }
+  NodeId copies_sentinel() const { return nodes_.count; }
+  NodeId unwritten_sentinel() const { return nodes_.count + 1; }
 
-  int capacity() const { return blocks_.count - num_reserved_; }
+  int capacity() const { return nodes_.num_blocks - num_reserved_; }
   int available() const {
-    return owners_ ? num_queued_ : common_.free.size() + common_.idle.size();
+    return partitions_ ? num_queued_ : common_.free.size() + common_.idle.size();
   }
   int num_free() const;
   int num_idle() const;
@@ -53,14 +58,15 @@ class Pool {
   std::int64_t num_evicted() const;
 
   struct Partition {
-    Partition(Blocks& blocks, BlockId first, int capacity, BlockId sentinels)
+    Partition(Nodes& nodes, std::int32_t first, int capacity, NodeId first_node, NodeId sentinel)
         : first(first),
           capacity(capacity),
-          free(blocks, sentinels),
-          idle(blocks, sentinels + 1) {}
+          range{first_node, NodeIds::count_for(capacity), capacity},
+          ids(range),
+          free(nodes, first, capacity),
+          idle(nodes, sentinel) {}
     int available() const { return free.size() + idle.size(); }
-    Range range() const { return {first, capacity}; }
-    bool holds(BlockId b) const { return range().holds(b); }
+    bool holds(BlockId b) const { return number(b) >= first && number(b) < first + capacity; }
     // Whether an observer is notified of what happens here.
     bool observed() const { return policy || past; }
     template <class Call>
@@ -69,18 +75,18 @@ class Pool {
       if (past) call(static_cast<Observer&>(*past));
     }
 
-    BlockId first;
-    int capacity;
-    BlockList free;
-    BlockList idle;  // by recency: what became idle first is in front, children before parents
-    std::unique_ptr<Policy> policy;  // nullptr: the least recently used block goes first
+    std::int32_t first;  // block
+    int capacity;        // blocks
+    Range range;
+    NodeIds ids;
+    FreeBlocks free;
+    NodeList idle;  // by recency: what became idle first is in front, children before parents
+    std::unique_ptr<Policy> policy;        // nullptr: the least recently used block goes first
     RetainingPolicy* retention = nullptr;  // the policy, if it is one
     std::unique_ptr<ReuseTracker> past;    // nullptr: there is no memory
     int num_fenced = 0;
     std::int64_t num_evicted = 0;
   };
-  // Makes a partition of this many blocks that were left to all. Before anything is taken.
-  void set_apart(int count);
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.
   void observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* retention,
                std::unique_ptr<ReuseTracker> past);
@@ -88,78 +94,83 @@ class Pool {
   const Partition& partition(int number) const {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
   }
-  int partition_of(BlockId b) const { return owners_ ? owners_[static_cast<std::size_t>(b)] : 0; }
+  int partition_of(NodeId b) const {
+    return partitions_ ? partitions_[static_cast<std::size_t>(b)] : 0;
+  }
 
-  // An unused block with one reference, for new content. The partition must have one available.
-  BlockId take(int partition = 0) noexcept;
-  // That many of them at once, the same ones in the same order.
-  void take_run(int partition, std::int64_t count, BlockId* out) noexcept;
+  // A node with a block and one reference, for new content. It is to continue `before`, which may
+  // be kNoNode. The partition must have a block available.
+  NodeId take(int partition, NodeId before) noexcept;
+  // That many of them at once, each to continue the one before it. The same blocks in the same
+  // order.
+  void take_run(int partition, NodeId before, std::int64_t count, NodeId* out) noexcept;
   // A block for take_next(), left where it is. A policy that is asked again may answer another.
   BlockId next(int partition) noexcept {
     Partition& own = at(partition);
-    return own.free.empty() ? victim_of(own) : own.free.front();
+    return own.free.empty() ? nodes_.block(victim_of(own)) : own.free.next();
   }
   // take() of the block that next() of this partition has just answered.
-  BlockId take_next(int partition, BlockId chosen) noexcept;
-  // The next idle block in the eviction order, likewise; free ones are left alone.
-  BlockId take_idle(int partition) noexcept;
+  NodeId take_next(int partition, BlockId chosen, NodeId before) noexcept;
+  // The next idle node in the eviction order, with its block and for new content; free blocks are
+  // left alone.
+  NodeId take_idle(int partition) noexcept;
   // That block, left where it is. There must be an idle one.
-  BlockId victim(int partition) noexcept { return victim_of(at(partition)); }
+  NodeId victim(int partition) noexcept { return victim_of(at(partition)); }
   // Adds a table's reference.
-  void acquire(BlockId b) noexcept {
+  void acquire(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is acquired", b);
-    if (!blocks_[b].used()) use(b);
-    ++blocks_[b].ref_count;
+      expect(nodes_[b].used() || nodes_[b].keyed(), "a free block is acquired", b);
+    if (!nodes_[b].used()) use(b);
+    ++nodes_[b].ref_count;
   }
   // Acquires each block of a chain that the index found, first to last.
-  void acquire_chain(const BlockId* chain, std::int64_t count) noexcept;
-  void release(BlockId b) noexcept {
+  void acquire_chain(const NodeId* chain, std::int64_t count) noexcept;
+  void release(NodeId b) noexcept {
     Context nobody = kNobody;
     release(b, nobody);
   }
-  void release(BlockId b, Context& who) noexcept {
-    Block& block = blocks_[b];
+  void release(NodeId b, Context& who) noexcept {
+    Node& record = nodes_[b];
     if (debug_) [[unlikely]]
-      if (!expect(block.ref_count, "a block is released more often than it is held", b)) return;
-    --block.ref_count;
-    if (twins_ && !block.ref_count) [[unlikely]]
+      if (!expect(record.ref_count, "a block is released more often than it is held", b)) return;
+    --record.ref_count;
+    if (twins_ && !record.ref_count) [[unlikely]]
       part_from_twins(b);
-    if (block.used()) return;
+    if (record.used()) return;
     // The usual case without a call: a cached block whose parent is released after it, without
     // an observer.
-    const NodeId parent = block.parent;
-    if (block.keyed() && idles_unheard_ && parent >= 0 && blocks_[parent].ref_count) {
+    const NodeId parent = record.parent;
+    if (record.keyed() && idles_unheard_ && parent >= 0 && nodes_[parent].ref_count) {
       common_.idle.push_back(b);
-      --blocks_[parent].pins;
+      --nodes_[parent].pins;
       return;
     }
     unuse(b, who);
   }
   // Releases each block of a table, last to first.
-  void release_table(const BlockId* table, std::int64_t count, Context& who) noexcept;
-  void pin(BlockId b) noexcept {
+  void release_table(const NodeId* table, std::int64_t count, Context& who) noexcept;
+  void pin(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      expect(blocks_[b].used() || blocks_[b].keyed(), "a free block is pinned", b);
-    if (!blocks_[b].used()) use(b);
-    ++blocks_[b].pins;
+      expect(nodes_[b].used() || nodes_[b].keyed(), "a free block is pinned", b);
+    if (!nodes_[b].used()) use(b);
+    ++nodes_[b].pins;
   }
-  void unpin(BlockId b) noexcept {
+  void unpin(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      if (!expect(blocks_[b].pins, "a block is unpinned more often than it is pinned", b)) return;
-    --blocks_[b].pins;
-    if (!blocks_[b].used()) unuse(b);
+      if (!expect(nodes_[b].pins, "a block is unpinned more often than it is pinned", b)) return;
+    --nodes_[b].pins;
+    if (!nodes_[b].used()) unuse(b);
   }
   // What the policy of a partition needs to know of requests: see there.
   Context admitted(int number, Run found, std::int64_t num_blocks) noexcept {
     Policy* policy = at(number).policy.get();
     return policy ? policy->admitted(found, num_blocks) : kNobody;
   }
-  void hit(BlockId b) noexcept {
+  void hit(NodeId b) noexcept {
     if (Policy* policy = of(b).policy.get()) policy->on_hit(b);
   }
   // Makes an idle block the one that was used last; of a chain, the deepest first.
-  void touch(BlockId b) noexcept {
+  void touch(NodeId b) noexcept {
     Partition& own = of(b);
     own.idle.remove(b);
     own.idle.push_back(b);
@@ -171,44 +182,57 @@ class Pool {
   const ReuseTracker* past(int number) const { return partition(number).past.get(); }
 
   // Whether using this block makes one fewer available.
-  bool counts_as_available(BlockId b) const { return !blocks_[b].used() && !blocks_[b].fence; }
+  bool counts_as_available(NodeId b) const { return !nodes_[b].used() && !nodes_[b].fence; }
+
+  // How many of a chain that the index found do so.
+  std::int64_t count_available(const NodeId* chain, std::int64_t count) const;
 
   // acquire(twin), then release(own), of two blocks with the same content.
-  void exchange(BlockId own, BlockId twin) noexcept;
+  void exchange(NodeId own, NodeId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used. Observers are
   // told by tell_cached, of the run, before anything else happens to it.
-  void promote(BlockId b, const Key& key, const std::uint8_t* digest) noexcept;
-  void promote_tail(BlockId b, const Key& key, int num_tokens) noexcept;
+  void promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
+  void promote_tail(NodeId b, const Key& key, int num_tokens) noexcept;
   void tell_cached(Run run, Context& who) noexcept {
     if (!idles_unheard_ && run.count) [[unlikely]]
-      of(run.blocks[0]).tell([&](Observer& each) { each.on_cached(run, who); });
+      of(run.nodes[0]).tell([&](Observer& each) { each.on_cached(run, who); });
+  }
+  // For callers who know blocks by their ids and ask whether one still has the content it had: the
+  // generation of its node, which no later node of the block falls below. Before anything is taken.
+  void keep_generations() {
+    generations_ =
+        std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes_.num_blocks));
+  }
+  std::uint32_t generation(std::int64_t block) const {
+    const NodeId n = nodes_.owner(block);
+    return n < 0 ? (*generations_)[static_cast<std::size_t>(block)] : nodes_[n].generation;
   }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
-  void forget(BlockId b) noexcept;
+  void forget(NodeId b) noexcept;
   // With append-only deduplication. Before anything is taken.
   void keep_twins() {
-    twins_ = std::make_unique<ZeroedArray<BlockId>>(static_cast<std::size_t>(blocks_.count));
+    twins_ = std::make_unique<ZeroedArray<NodeId>>(static_cast<std::size_t>(nodes_.count));
   }
   // The cached block stands for this private one, with the same content, from here on; or, if no
   // table names it, its key passes to the private one.
-  void set_twin(BlockId b, BlockId cached) noexcept;
+  void set_twin(NodeId b, NodeId cached) noexcept;
   // Before a private block comes to differ from its cached twin, if it has one.
-  void drop_twin(BlockId b) noexcept;
+  void drop_twin(NodeId b) noexcept;
   // The private blocks that a cached one stands for, the last to become so first.
-  BlockId first_twin(BlockId b) const {
-    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoBlock;
+  NodeId first_twin(NodeId b) const {
+    return twins_ ? (*twins_)[static_cast<std::size_t>(b)] - 1 : kNoNode;
   }
   template <class Visit>
-  void each_twin(BlockId cached, Visit visit) const {
-    for (BlockId b = first_twin(cached); b >= 0; b = blocks_[b].next_sibling) visit(b);
+  void each_twin(NodeId cached, Visit visit) const {
+    for (NodeId b = first_twin(cached); b >= 0; b = nodes_[b].next_sibling) visit(b);
   }
   // Makes an idle tail the private block of one table, its tokens in place.
-  void take_over(BlockId tail) noexcept;
+  void take_over(NodeId tail) noexcept;
 
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    idles_unheard_ = !fence && !common_.observed() && !owners_;
+    idles_unheard_ = !fence && !common_.observed() && !partitions_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -219,10 +243,10 @@ class Pool {
   // The first thing such a look found wrong since the last time; empty: nothing.
   std::string take_fault();
 
-  const BlockList& free_list(int number = 0) const { return partition(number).free; }
-  const BlockList& idle_list(int number = 0) const { return partition(number).idle; }
+  const FreeBlocks& free_blocks(int number = 0) const { return partition(number).free; }
+  const NodeList& idle_list(int number = 0) const { return partition(number).idle; }
   const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
-  const BlockList& fence_list(int fence) const {
+  const NodeList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
   }
   int num_fences() const { return static_cast<int>(fences_.size()); }
@@ -231,7 +255,7 @@ class Pool {
   Partition& at(int number) {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
   }
-  Partition& of(BlockId b) { return owners_ ? at(owners_[static_cast<std::size_t>(b)]) : common_; }
+  Partition& of(NodeId b) { return at(partition_of(b)); }
   template <class Count>
   auto sum(Count count) const {
     auto total = count(common_);
@@ -239,57 +263,61 @@ class Pool {
     return total;
   }
   // Remembers the first thing that does not hold. Nothing here may throw.
-  bool expect(bool holds, const char* otherwise, BlockId b) noexcept;
-  void set_first_twin(BlockId b, BlockId twin) noexcept {
+  bool expect(bool holds, const char* otherwise, NodeId b) noexcept;
+  void set_first_twin(NodeId b, NodeId twin) noexcept {
     (*twins_)[static_cast<std::size_t>(b)] = twin + 1;
   }
-  void part_from_twins(BlockId b) noexcept;
-  void hand_over(BlockId from, BlockId to) noexcept;
-  void poison(BlockId b) noexcept;
-  void check_taken(BlockId b) noexcept;
-  void use(BlockId b) noexcept;
-  void unuse(BlockId b, Context& who) noexcept;
-  void unuse(BlockId b) noexcept;
-  void enqueue(BlockId b, int fence) noexcept;
-  BM_NOINLINE void tell_unused(BlockId b, int fence, Context& who) noexcept;
-  void dequeue(BlockId b) noexcept;
-  BM_NOINLINE void tell_used(BlockId b) noexcept;
+  void part_from_twins(NodeId b) noexcept;
+  void hand_over(NodeId from, NodeId to) noexcept;
+  void bind(NodeId n, BlockId b) noexcept;
+  BlockId unbind(Partition& own, NodeId n) noexcept;
+  void poison(NodeId b) noexcept;
+  void check_taken(NodeId b) noexcept;
+  void use(NodeId b) noexcept;
+  void unuse(NodeId b, Context& who) noexcept;
+  void unuse(NodeId b) noexcept;
+  void enqueue(NodeId b, int fence) noexcept;
+  BM_NOINLINE void tell_unused(NodeId b, int fence, Context& who) noexcept;
+  void dequeue(NodeId b) noexcept;
+  BM_NOINLINE void tell_used(NodeId b) noexcept;
   BM_NOINLINE static void tell_taken(Partition& own) noexcept;
-  BM_NOINLINE static void tell_uncached(Partition& own, BlockId b, bool evicted) noexcept;
+  BM_NOINLINE static void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
   // Where blocks go whose last use ended, and whether an observer is notified.
   enum Leaving { kUnheard, kToIdle, kToFence };
   template <Leaving kLeaving>
-  std::int64_t release_cached(const BlockId* table, std::int64_t count, Context& who) noexcept;
-  BlockId take_apart(int partition) noexcept;
-  BlockId take_from(Partition& own) noexcept;
-  BlockId evict(Partition& own, BlockId b) noexcept;
-  BM_NOINLINE BlockId evict_from(Partition& own) noexcept;
-  void evict_run(Partition& own, std::int64_t count, BlockId* out) noexcept;
-  void enqueue_in(Partition& own, BlockId b, int fence) noexcept;
-  void dequeue_from(Partition& own, BlockId b) noexcept;
-  static BlockId victim_of(Partition& own) noexcept {
-    const BlockId chosen = own.policy ? own.policy->victim() : kNoBlock;
+  std::int64_t release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept;
+  BlockId take_block(Partition& own) noexcept;
+  void evict(Partition& own, NodeId b) noexcept;
+  BM_NOINLINE BlockId evict_block(Partition& own) noexcept;
+  void evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept;
+  void enqueue_in(Partition& own, NodeId b, int fence) noexcept;
+  void dequeue_from(Partition& own, NodeId b) noexcept;
+  static NodeId victim_of(Partition& own) noexcept {
+    const NodeId chosen = own.policy ? own.policy->victim() : kNoNode;
     return chosen >= 0 ? chosen : own.idle.front();
   }
 
-  Blocks& blocks_;
+  Nodes& nodes_;
   PrefixIndex& index_;
   int num_reserved_;
   Partition common_;
   std::vector<Partition> apart_;
-  std::unique_ptr<std::uint16_t[]> owners_;  // number of each block's partition, if there are any
-  int num_queued_ = 0;                       // free and idle blocks; with partitions only
+  std::unique_ptr<std::uint16_t[]>
+      partitions_;      // number of each node's partition, if there are any
+  int num_queued_ = 0;  // free and idle blocks; with partitions only
   // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
   // there are none.
-  std::unique_ptr<ZeroedArray<BlockId>> twins_;
-  std::vector<BlockList> fences_;
+  std::unique_ptr<ZeroedArray<NodeId>> twins_;
+  // Of each free block, the generation of the node that had it last. nullptr: nobody asks.
+  std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
+  std::vector<NodeList> fences_;
   int open_fence_ = 0;
   // No fence is open, without which no block is fenced; there is no observer, and none are apart.
   bool idles_unheard_;
   int num_fenced_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;
-  BlockId fault_block_ = kNoBlock;
+  std::int32_t fault_block_ = -1;
 };
 
 }  // namespace blockmgr

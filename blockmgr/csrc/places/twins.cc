@@ -3,67 +3,67 @@
 
 namespace blockmgr {
 
-void Pool::set_twin(BlockId b, BlockId cached) noexcept {
-  if (!blocks_[cached].ref_count) {
-    if (!blocks_[cached].used()) return hand_over(cached, b);
-    ++blocks_[cached].pins;  // used until all is moved: what keeps it may go with its children
+void Pool::set_twin(NodeId b, NodeId cached) noexcept {
+  if (!nodes_[cached].ref_count) {
+    if (!nodes_[cached].used()) return hand_over(cached, b);
+    ++nodes_[cached].pins;  // used until all is moved: what keeps it may go with its children
     hand_over(cached, b);
     return unpin(cached);
   }
-  const BlockId other = first_twin(cached);
-  blocks_[b].parent = cached;
-  blocks_[b].prev_sibling = kNoBlock;
-  blocks_[b].next_sibling = other;
-  if (other >= 0) blocks_[other].prev_sibling = b;
+  const NodeId other = first_twin(cached);
+  nodes_[b].parent = cached;
+  nodes_[b].prev_sibling = kNoNode;
+  nodes_[b].next_sibling = other;
+  if (other >= 0) nodes_[other].prev_sibling = b;
   set_first_twin(cached, b);
 }
 
-void Pool::drop_twin(BlockId b) noexcept {
-  Block& block = blocks_[b];
-  if (block.parent < 0) return;
-  if (block.prev_sibling >= 0) {
-    blocks_[block.prev_sibling].next_sibling = block.next_sibling;
+void Pool::drop_twin(NodeId b) noexcept {
+  Node& record = nodes_[b];
+  if (record.parent < 0) return;
+  if (record.prev_sibling >= 0) {
+    nodes_[record.prev_sibling].next_sibling = record.next_sibling;
   } else {
-    set_first_twin(block.parent, block.next_sibling);
+    set_first_twin(record.parent, record.next_sibling);
   }
-  if (block.next_sibling >= 0) blocks_[block.next_sibling].prev_sibling = block.prev_sibling;
-  block.parent = kNoBlock;
+  if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
+  record.parent = kNoNode;
 }
 
 // No table names the block any more, though others may still keep it. A private one stands for
 // no other; the key of a cached one passes to a block that is in use anyway.
-void Pool::part_from_twins(BlockId b) noexcept {
-  if (!blocks_[b].keyed()) return drop_twin(b);
-  const BlockId twin = first_twin(b);
+void Pool::part_from_twins(NodeId b) noexcept {
+  if (!nodes_[b].keyed()) return drop_twin(b);
+  const NodeId twin = first_twin(b);
   if (twin < 0) return;
-  ++blocks_[b].pins;  // used until all is moved
+  ++nodes_[b].pins;  // used until all is moved
   hand_over(b, twin);
-  --blocks_[b].pins;
+  --nodes_[b].pins;
 }
 
 // Its key, its children and its twins pass from a cached block that no table names to a private
 // one with the same content. What it loses is given back: by the caller if it was used.
-void Pool::hand_over(BlockId from, BlockId to) noexcept {
-  const bool used = blocks_[from].used();
-  const int fence = blocks_[from].fence;
-  const NodeId parent = blocks_[from].parent;
+void Pool::hand_over(NodeId from, NodeId to) noexcept {
+  const bool used = nodes_[from].used();
+  const int fence = nodes_[from].fence;
+  const NodeId parent = nodes_[from].parent;
   if (!used) {
     if (Policy* policy = fence ? nullptr : of(from).policy.get()) policy->on_used({&from, 1});
     dequeue(from);
   }
   drop_twin(to);
   set_first_twin(to, first_twin(from));
-  set_first_twin(from, kNoBlock);
-  each_twin(to, [&](BlockId b) { blocks_[b].parent = to; });
+  set_first_twin(from, kNoNode);
+  each_twin(to, [&](NodeId b) { nodes_[b].parent = to; });
   index_.move(from, to);
-  for (BlockId b = blocks_[to].first_child; b >= 0; b = blocks_[b].next_sibling) {
-    const bool pins = blocks_[b].used();
-    blocks_[from].pins -= pins;
-    blocks_[to].pins += pins;
+  for (NodeId b = nodes_[to].first_child; b >= 0; b = nodes_[b].next_sibling) {
+    const bool pins = nodes_[b].used();
+    nodes_[from].pins -= pins;
+    nodes_[to].pins += pins;
   }
   of(to).tell([from, to](Observer& each) { each.on_moved(from, to); });
   if (used) return;  // its parent is pinned as before, by another child
-  if (parent >= 0) ++blocks_[parent].pins;
+  if (parent >= 0) ++nodes_[parent].pins;
   enqueue(from, fence);
 }
 

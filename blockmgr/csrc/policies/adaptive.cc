@@ -25,12 +25,12 @@ constexpr double kAhead = 1.01;
 
 }  // namespace
 
-AdaptivePolicy::AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, Range range)
-    : Policy(blocks, index, range),
-      capacity_(range.count),
+AdaptivePolicy::AdaptivePolicy(Nodes& nodes, const PrefixIndex& index, Range range)
+    : Policy(nodes, index, range),
+      capacity_(range.num_blocks),
       unit_(std::max<std::int64_t>(capacity_ / kUnitsPerPool, kMinUnit)),
       spans_(unit_),
-      lists_(capacity_, ReuseModel::kLevels),
+      lists_(range.count, ReuseModel::kLevels),
       sample_(capacity_, unit_),
       facts_(range),
       ghosts_(static_cast<std::size_t>(
@@ -38,9 +38,9 @@ AdaptivePolicy::AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, Range r
       next_fit_(kMinFit),
       next_choice_(kMinFit) {}
 
-std::uint64_t AdaptivePolicy::tag(BlockId b) const {
+std::uint64_t AdaptivePolicy::tag(NodeId b) const {
   std::uint64_t t;
-  std::memcpy(&t, blocks_.digest(b), sizeof t);
+  std::memcpy(&t, nodes_.digest(b), sizeof t);
   return t;
 }
 
@@ -134,14 +134,14 @@ Context AdaptivePolicy::context(const Request& by) {
 Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
   Place place{1, 0};
   if (found.count) {
-    Facts& last = facts(found.blocks[found.count - 1]);
+    Facts& last = facts(found.nodes[found.count - 1]);
     if (last.place.turn && last.parted < kMaxParted) {
       ++last.parted;
       place = next_place(last.place, last.since);
     }
   }
   const bool begins = place.turn == 1;
-  for (const BlockId b : found) {
+  for (const NodeId b : found) {
     facts(b).shared |= begins;
     on_hit(b);
   }
@@ -150,16 +150,16 @@ Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
 
 void AdaptivePolicy::on_cached(Run run, Context& who) noexcept {
   Request by = request(who);
-  for (const BlockId b : run) cached(b, by);
+  for (const NodeId b : run) cached(b, by);
   who = context(by);
 }
 
-void AdaptivePolicy::cached(BlockId b, Request& by) noexcept {
+void AdaptivePolicy::cached(NodeId b, Request& by) noexcept {
   tick();
   Facts& f = facts(b);
   f = {};
   f.fresh = true;
-  const NodeId parent = blocks_[b].parent;
+  const NodeId parent = nodes_[b].parent;
   // What this sequence found out with an earlier block of its own.
   if (parent >= 0 && facts(parent).fresh && facts(parent).place.turn > by.place.turn)
     by.place = facts(parent).place;
@@ -176,14 +176,14 @@ void AdaptivePolicy::cached(BlockId b, Request& by) noexcept {
   f.place = by.place;
 }
 
-void AdaptivePolicy::on_hit(BlockId b) noexcept {
+void AdaptivePolicy::on_hit(NodeId b) noexcept {
   tick();
   Facts& f = facts(b);
   f.fresh = false;
   if (f.sampled) sample_.use(tag(b), now_);
 }
 
-void AdaptivePolicy::note(BlockId b, Request& by) noexcept {
+void AdaptivePolicy::note(NodeId b, Request& by) noexcept {
   Facts& f = facts(b);
   if (by.any && !by.at_end) {
     // Only now is it known whose turn this was: the last block was computed after all others.
@@ -197,7 +197,7 @@ void AdaptivePolicy::note(BlockId b, Request& by) noexcept {
 // The request is known now; the age of the block counts from when the step completes.
 void AdaptivePolicy::on_waiting(Run run, Context& who) noexcept {
   Request by = request(who);
-  for (std::int64_t i = run.count; i-- > 0;) note(run.blocks[i], by);
+  for (std::int64_t i = run.count; i-- > 0;) note(run.nodes[i], by);
   who = context(by);
 }
 
@@ -205,51 +205,51 @@ void AdaptivePolicy::on_idle(Run run, Context& who) noexcept {
   const bool noted = who == kAsNoted;
   Request by = request(who);
   for (std::int64_t i = run.count; i-- > 0;) {
-    if (!noted) note(run.blocks[i], by);
-    idle(run.blocks[i]);
+    if (!noted) note(run.nodes[i], by);
+    idle(run.nodes[i]);
   }
   if (!noted) who = context(by);
 }
 
-void AdaptivePolicy::idle(BlockId b) noexcept {
+void AdaptivePolicy::idle(NodeId b) noexcept {
   Facts& f = facts(b);
   f.since = units();
   f.idle = true;
   const int cell = cell_of(f);
   f.level = static_cast<std::uint8_t>(sample_.model().level(cell)) & 31;
   if (f.sampled) sample_.end_use(tag(b), cell, now_, spans_);
-  f.listed = blocks_[b].first_child < 0;
+  f.listed = nodes_[b].first_child < 0;
   if (f.listed) lists_.push_back(item(b), lists_.list(spans_.newest_slot(), f.level));
 }
 
 void AdaptivePolicy::on_used(Run run) noexcept {
-  for (const BlockId b : run) {
+  for (const NodeId b : run) {
     Facts& f = facts(b);
     if (f.listed) lists_.remove(item(b));
     f.idle = f.listed = false;
   }
 }
 
-void AdaptivePolicy::on_uncached(BlockId b, bool evicted) noexcept {
+void AdaptivePolicy::on_uncached(NodeId b, bool evicted) noexcept {
   Facts& f = facts(b);
   if (f.listed) lists_.remove(item(b));
-  const Block& block = blocks_[b];
-  if (evicted && f.place.turn && !f.shared && is_beginning(block.parent) && is_full(b)) {
+  const Node& record = nodes_[b];
+  if (evicted && f.place.turn && !f.shared && is_beginning(record.parent) && is_full(b)) {
     const std::uint64_t t = tag(b);
     ghost_at(t) = {t, f.since, f.place};
   }
   f = {};
-  if (block.parent < 0 || block.prev_sibling >= 0 || block.next_sibling >= 0) return;
-  Facts& parent = facts(block.parent);
+  if (record.parent < 0 || record.prev_sibling >= 0 || record.next_sibling >= 0) return;
+  Facts& parent = facts(record.parent);
   if (!parent.idle) return;
   // First in line among its own: a chain that lost its tail goes on losing it.
   parent.listed = true;
-  lists_.push_front(item(block.parent),
+  lists_.push_front(item(record.parent),
                     lists_.list(spans_.slot_at(time_of(parent.since)), parent.level));
 }
 
-BlockId AdaptivePolicy::victim() noexcept {
-  return follows_lru_ ? kNoBlock : range_.first + lists_.least();
+NodeId AdaptivePolicy::victim() noexcept {
+  return follows_lru_ ? kNoNode : range_.first + lists_.least();
 }
 
 std::size_t AdaptivePolicy::memory() const {

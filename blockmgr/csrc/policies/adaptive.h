@@ -25,19 +25,19 @@ namespace blockmgr {
 // Of conversations that were evicted, their first block is remembered in a table of tags.
 class AdaptivePolicy final : public Policy {
  public:
-  AdaptivePolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  AdaptivePolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
   Context admitted(Run found, std::int64_t num_blocks) noexcept override;
-  void on_hit(BlockId b) noexcept override;
+  void on_hit(NodeId b) noexcept override;
   void on_cached(Run run, Context& who) noexcept override;
   void on_waiting(Run run, Context& who) noexcept override;
   void on_idle(Run run, Context& who) noexcept override;
   void on_used(Run run) noexcept override;
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override {
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override {
     facts(to) = std::exchange(facts(from), Facts{});
   }
-  BlockId victim() noexcept override;
+  NodeId victim() noexcept override;
 
   std::size_t memory() const override;
   void audit(BlockAudit& audit) const override;
@@ -77,11 +77,11 @@ class AdaptivePolicy final : public Policy {
     std::uint32_t since = 0;
     Place place;
   };
-  Facts& facts(BlockId b) const { return facts_[b]; }
+  Facts& facts(NodeId b) const { return facts_[b]; }
   // In the lists.
-  int item(BlockId b) const { return b - range_.first; }
-  bool is_full(BlockId b) const { return blocks_[b].key_tokens == blocks_.block_size; }
-  std::uint64_t tag(BlockId b) const;
+  int item(NodeId b) const { return b - range_.first; }
+  bool is_full(NodeId b) const { return nodes_[b].key_tokens == nodes_.block_size; }
+  std::uint64_t tag(NodeId b) const;
   Ghost& ghost_at(std::uint64_t tag) {
     return ghosts_[static_cast<std::size_t>(tag) % ghosts_.size()];
   }
@@ -97,9 +97,9 @@ class AdaptivePolicy final : public Policy {
   Place next_place(Place last, std::uint32_t since) const;
   std::uint8_t size_of(std::int64_t num_blocks) noexcept;
   // What is noted of a block when its last use ends.
-  void note(BlockId b, Request& by) noexcept;
-  void cached(BlockId b, Request& by) noexcept;
-  void idle(BlockId b) noexcept;
+  void note(NodeId b, Request& by) noexcept;
+  void cached(NodeId b, Request& by) noexcept;
+  void idle(NodeId b) noexcept;
   int cell_of(const Facts& f) const;
   void tick() noexcept;
   void begin_span() noexcept;

@@ -19,15 +19,15 @@ namespace blockmgr {
 // while room is made, is left out.
 class ArcPolicy final : public EachBlock<ArcPolicy> {
  public:
-  ArcPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  ArcPolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
-  void cached(BlockId b) noexcept;
-  void hit(BlockId b) noexcept;
-  void idle(BlockId b) noexcept { queues_.push_back(b); }
-  void used(BlockId b) noexcept { queues_.unlink(b); }
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
-  BlockId victim() noexcept override;
+  void cached(NodeId b) noexcept;
+  void hit(NodeId b) noexcept;
+  void idle(NodeId b) noexcept { queues_.push_back(b); }
+  void used(NodeId b) noexcept { queues_.unlink(b); }
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override { queues_.replace(from, to); }
+  NodeId victim() noexcept override;
 
   std::int64_t num_steps() const override;
   std::size_t memory() const override { return queues_.memory() + ghosts_.memory(); }

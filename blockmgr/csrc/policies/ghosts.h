@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/node.h"
 #include "memory/tag_table.h"
 
 namespace blockmgr {

@@ -16,17 +16,17 @@ namespace blockmgr {
 // key of the last victim. The lowest key goes first, the longest idle one among equals.
 class LfudaPolicy final : public EachBlock<LfudaPolicy> {
  public:
-  LfudaPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  LfudaPolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
-  void cached(BlockId b) noexcept;
-  void hit(BlockId b) noexcept;
-  void idle(BlockId b) noexcept;
-  void used(BlockId b) noexcept { remove(b); }
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override {
+  void cached(NodeId b) noexcept;
+  void hit(NodeId b) noexcept;
+  void idle(NodeId b) noexcept;
+  void used(NodeId b) noexcept { remove(b); }
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override {
     facts(to) = std::exchange(facts(from), Facts{});
   }
-  BlockId victim() noexcept override { return cursor_.find(blocks_, heap_[0]); }
+  NodeId victim() noexcept override { return cursor_.find(nodes_, heap_[0]); }
 
   std::int64_t num_steps() const override { return cursor_.steps(); }
   std::size_t memory() const override { return facts_.bytes() + heap_.bytes(); }
@@ -40,21 +40,21 @@ class LfudaPolicy final : public EachBlock<LfudaPolicy> {
     std::uint32_t uses;     // 0: not cached
     std::int32_t position;  // in the heap, from 1; 0: not idle
   };
-  Facts& facts(BlockId b) const { return facts_[b]; }
-  bool before(BlockId a, BlockId b) const {
+  Facts& facts(NodeId b) const { return facts_[b]; }
+  bool before(NodeId a, NodeId b) const {
     const Facts &x = facts(a), &y = facts(b);
     return x.key != y.key ? x.key < y.key : x.stamp < y.stamp;
   }
-  void place(BlockId b, std::int32_t position) noexcept {
+  void place(NodeId b, std::int32_t position) noexcept {
     heap_[static_cast<std::size_t>(position)] = b;
     facts(b).position = position + 1;
   }
   // Finds the place of a block in the heap, from this one on.
-  void sift(BlockId b, std::int32_t position) noexcept;
-  void remove(BlockId b) noexcept;
+  void sift(NodeId b, std::int32_t position) noexcept;
+  void remove(NodeId b) noexcept;
 
   Column<Facts> facts_;
-  ZeroedArray<BlockId> heap_;
+  ZeroedArray<NodeId> heap_;
   std::int32_t size_ = 0;
   std::uint64_t age_ = 0;
   std::uint64_t clock_ = 0;

@@ -49,16 +49,16 @@ class Observer {
   virtual void on_used(Run run) noexcept = 0;
   // A waiting request will use the idle block: it counts as just used, but not as found. Its
   // children, if they are touched as well, were so before it.
-  virtual void on_touched(BlockId b) noexcept {
+  virtual void on_touched(NodeId b) noexcept {
     Context nobody = kNobody;
     on_used({&b, 1});
     on_idle({&b, 1}, nobody);
   }
   // The key of a block that is not idle, with its children and with what is known of it, has passed
   // to a used one with the same content, which was not cached.
-  virtual void on_moved(BlockId from, BlockId to) noexcept = 0;
+  virtual void on_moved(NodeId from, NodeId to) noexcept = 0;
   // The block, idle or used, loses its content or its key. It has no cached children.
-  virtual void on_uncached(BlockId b, bool evicted) noexcept = 0;
+  virtual void on_uncached(NodeId b, bool evicted) noexcept = 0;
 
   virtual std::size_t memory() const = 0;
   // Every broken promise of the observer's own books, recomputed from scratch.

@@ -1,7 +1,7 @@
 // Eviction policies: which idle block of a partition is evicted next.
 //
 // The default order, least recently used first, is the partition's own idle list: blocks arrive
-// there children before parents (see block.h), so its head never has a cached child. Any other
+// there children before parents (see node.h), so its head never has a cached child. Any other
 // order is a Policy, which is told what happens to cached blocks and asked for victims.
 #pragma once
 
@@ -19,26 +19,26 @@ class PrefixIndex;
 class Policy : public Observer {
  public:
   // range: the blocks of its partition, of which it hears and no others.
-  Policy(Blocks& blocks, const PrefixIndex& index, Range range)
-      : blocks_(blocks), index_(index), range_(range) {}
+  Policy(Nodes& nodes, const PrefixIndex& index, Range range)
+      : nodes_(nodes), index_(index), range_(range) {}
 
   // A prompt of num_blocks blocks is admitted, and this leading run of it was found; its blocks may
   // be idle or in use, and become used afterwards. The result is kept with the sequence.
   virtual Context admitted(Run found, std::int64_t num_blocks) noexcept = 0;
   // A look-up found the block besides, idle or in use.
-  virtual void on_hit(BlockId b) noexcept = 0;
-  // An idle block without cached children; kNoBlock leaves the choice to the pool, which takes the
+  virtual void on_hit(NodeId b) noexcept = 0;
+  // An idle block without cached children; kNoNode leaves the choice to the pool, which takes the
   // least recently used. At least one block is idle.
-  virtual BlockId victim() noexcept = 0;
+  virtual NodeId victim() noexcept = 0;
   // The victim was one it had been told is in use: another one goes.
-  virtual void on_refused(BlockId victim) noexcept { (void)victim; }
+  virtual void on_refused(NodeId victim) noexcept { (void)victim; }
   // Steps that searches for victims have taken, beyond looking at the first candidate.
   virtual std::int64_t num_steps() const { return 0; }
 
   Range range() const { return range_; }
 
  protected:
-  Blocks& blocks_;
+  Nodes& nodes_;
   const PrefixIndex& index_;
   const Range range_;
 };
@@ -51,18 +51,18 @@ class EachBlock : public Policy {
   using Policy::Policy;
 
   Context admitted(Run found, std::int64_t) noexcept override {
-    for (const BlockId b : found) own().hit(b);
+    for (const NodeId b : found) own().hit(b);
     return kNobody;
   }
-  void on_hit(BlockId b) noexcept override { own().hit(b); }
+  void on_hit(NodeId b) noexcept override { own().hit(b); }
   void on_cached(Run run, Context&) noexcept override {
-    for (const BlockId b : run) own().cached(b);
+    for (const NodeId b : run) own().cached(b);
   }
   void on_idle(Run run, Context&) noexcept override {
-    for (std::int64_t i = run.count; i-- > 0;) own().idle(run.blocks[i]);
+    for (std::int64_t i = run.count; i-- > 0;) own().idle(run.nodes[i]);
   }
   void on_used(Run run) noexcept override {
-    for (const BlockId b : run) own().used(b);
+    for (const NodeId b : run) own().used(b);
   }
 
  private:
@@ -70,12 +70,12 @@ class EachBlock : public Policy {
 };
 
 // Makes the policy of one partition.
-using PolicyMaker = std::function<std::unique_ptr<Policy>(Blocks&, const PrefixIndex&, Range)>;
+using PolicyMaker = std::function<std::unique_ptr<Policy>(Nodes&, const PrefixIndex&, Range)>;
 
 // The policy of this name; nullptr for "lru". Throws Error(kValue) for an unknown one. A policy
 // that may choose a block with cached children finds a leaf below it with a LeafCursor, see
 // queues.h.
-std::unique_ptr<Policy> make_policy(std::string_view name, Blocks& blocks, const PrefixIndex& index,
+std::unique_ptr<Policy> make_policy(std::string_view name, Nodes& nodes, const PrefixIndex& index,
                                     Range range);
 
 }  // namespace blockmgr

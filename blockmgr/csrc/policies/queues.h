@@ -23,73 +23,73 @@ class Queues {
 
   static constexpr int kNone = -1;
   // The queue of a member; kNone for any other block.
-  int queue_of(BlockId b) const { return nodes_[b].queue; }
-  bool linked(BlockId b) const { return nodes_[b].next != kNoBlock; }
+  int queue_of(NodeId b) const { return nodes_[b].queue; }
+  bool linked(NodeId b) const { return nodes_[b].next != kNoNode; }
   int size(int queue) const { return sizes_[static_cast<std::size_t>(queue)]; }
 
-  void join(BlockId b, int queue) noexcept {
+  void join(NodeId b, int queue) noexcept {
     nodes_[b].queue = static_cast<std::int8_t>(queue);
     ++sizes_[static_cast<std::size_t>(queue)];
   }
   // Ends membership, linked or not.
-  void leave(BlockId b) noexcept {
+  void leave(NodeId b) noexcept {
     if (linked(b)) unlink(b);
     --sizes_[static_cast<std::size_t>(queue_of(b))];
     nodes_[b].queue = kNone;
   }
   // Makes it the newest of a queue, out of whichever queue and place it is in.
-  void move_to_back(BlockId b, int queue) noexcept {
+  void move_to_back(NodeId b, int queue) noexcept {
     if (linked(b)) unlink(b);
     move(b, queue);
     push_back(b);
   }
   // A member that is not linked changes queues.
-  void move(BlockId b, int queue) noexcept {
+  void move(NodeId b, int queue) noexcept {
     --sizes_[static_cast<std::size_t>(queue_of(b))];
     join(b, queue);
   }
-  void push_back(BlockId b) noexcept { link_before(b, end(queue_of(b))); }
-  void push_front(BlockId b) noexcept { link_before(b, front(queue_of(b))); }
+  void push_back(NodeId b) noexcept { link_before(b, end(queue_of(b))); }
+  void push_front(NodeId b) noexcept { link_before(b, front(queue_of(b))); }
   // Links a member just before this linked member of its queue, or its end.
-  void link_before(BlockId b, BlockId after) noexcept {
-    const BlockId before = nodes_[after].prev;
+  void link_before(NodeId b, NodeId after) noexcept {
+    const NodeId before = nodes_[after].prev;
     nodes_[b].prev = before;
     nodes_[b].next = after;
     nodes_[before].next = b;
     nodes_[after].prev = b;
   }
-  void unlink(BlockId b) noexcept {
+  void unlink(NodeId b) noexcept {
     Node& node = nodes_[b];
     nodes_[node.prev].next = node.next;
     nodes_[node.next].prev = node.prev;
-    node.prev = node.next = kNoBlock;
+    node.prev = node.next = kNoNode;
   }
   // A block that is no member takes the place of one.
-  void replace(BlockId from, BlockId to) noexcept {
+  void replace(NodeId from, NodeId to) noexcept {
     Node& node = nodes_[from];
     nodes_[to] = node;
     if (linked(from)) {
       nodes_[node.prev].next = to;
       nodes_[node.next].prev = to;
     }
-    node = {kNoBlock, kNoBlock, kNone};
+    node = {kNoNode, kNoNode, kNone};
   }
   // The oldest linked member, or end(queue); what follows a linked member, likewise.
-  BlockId front(int queue) const { return nodes_[end(queue)].next; }
-  BlockId after(BlockId b) const { return nodes_[b].next; }
-  BlockId end(int queue) const { return range_.last_end() + queue; }
+  NodeId front(int queue) const { return nodes_[end(queue)].next; }
+  NodeId after(NodeId b) const { return nodes_[b].next; }
+  NodeId end(int queue) const { return range_.last_end() + queue; }
   bool empty(int queue) const { return front(queue) == end(queue); }
 
   std::size_t memory() const { return nodes_.bytes() + sizes_.capacity() * sizeof(int); }
   // Members are the cached blocks, sizes and links agree, and every idle member is linked. Whether
   // a used one may be linked is the policy's to say.
-  void audit(BlockAudit& audit, const Blocks& blocks, bool only_idle) const;
+  void audit(BlockAudit& audit, const Nodes& nodes, bool only_idle) const;
   void fingerprint(std::string& out) const;
 
  private:
   struct Node {
-    BlockId prev;
-    BlockId next;  // kNoBlock: not linked
+    NodeId prev;
+    NodeId next;  // kNoNode: not linked
     std::int8_t queue;
   };
 
@@ -106,14 +106,14 @@ class Queues {
 class LeafCursor {
  public:
   // A leaf below this idle block, or itself. Everything below an idle block is idle.
-  BlockId find(const Blocks& blocks, BlockId chosen) noexcept;
+  NodeId find(const Nodes& nodes, NodeId chosen) noexcept;
   // Steps taken downwards so far.
   std::int64_t steps() const { return steps_; }
   void fingerprint(std::string& out) const;
 
  private:
-  BlockId chosen_ = kNoBlock;
-  BlockId start_ = kNoBlock;
+  NodeId chosen_ = kNoNode;
+  NodeId start_ = kNoNode;
   std::uint32_t chosen_generation_ = 0;
   std::uint32_t start_generation_ = 0;
   std::int64_t steps_ = 0;

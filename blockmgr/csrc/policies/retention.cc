@@ -5,10 +5,10 @@
 
 namespace blockmgr {
 
-RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range range,
+RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,
                                  std::unique_ptr<Policy> base, int max_pinned,
                                  std::int32_t first_pin)
-    : Policy(blocks, index, range),
+    : Policy(nodes, index, range),
       base_(std::move(base)),
       kept_(range),
       order_positions_(range),
@@ -18,7 +18,7 @@ RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range
       max_pinned_(max_pinned),
       first_pin_(first_pin),
       pins_(static_cast<std::size_t>(max_pinned)) {
-  for (const BlockId b : range) {
+  for (const NodeId b : range) {
     new (&kept_[b]) Kept();
     order_positions_[b] = deadline_positions_[b] = -1;
   }
@@ -30,7 +30,7 @@ RetainingPolicy::RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range
 
 // Levels.
 
-Level RetainingPolicy::due_level(BlockId b) const {
+Level RetainingPolicy::due_level(NodeId b) const {
   const Kept& k = at(b);
   if (k.first_pin >= 0) return kPinned;
   int level = is_current(b) ? k.retention : k.hint;
@@ -40,13 +40,13 @@ Level RetainingPolicy::due_level(BlockId b) const {
 }
 
 // The level of this block may have changed, and with it those of the blocks before it.
-void RetainingPolicy::refresh(BlockId b) noexcept {
+void RetainingPolicy::refresh(NodeId b) noexcept {
   for (;;) {
     const Level before = at(b).level;
     const Level level = due_level(b);
     if (level == before) return;
     move(b, level);
-    const NodeId parent = blocks_[b].parent;
+    const NodeId parent = nodes_[b].parent;
     if (parent < 0) return;
     --at(parent).children[before];
     ++at(parent).children[level];
@@ -54,7 +54,7 @@ void RetainingPolicy::refresh(BlockId b) noexcept {
   }
 }
 
-void RetainingPolicy::move(BlockId b, Level to) noexcept {
+void RetainingPolicy::move(NodeId b, Level to) noexcept {
   Kept& k = at(b);
   const Level from = k.level;
   if (k.idle) unqueue(b);
@@ -72,13 +72,13 @@ void RetainingPolicy::move(BlockId b, Level to) noexcept {
 }
 
 // To the policy below: the use of a block that it took for used has ended, by no request.
-void RetainingPolicy::tell_unused(BlockId b) noexcept {
+void RetainingPolicy::tell_unused(NodeId b) noexcept {
   Context nobody = kNobody;
   base_->on_idle({&b, 1}, nobody);
 }
 
 // Blocks become idle in order, so nearly always the list's end is the place.
-void RetainingPolicy::queue(BlockId b) noexcept {
+void RetainingPolicy::queue(NodeId b) noexcept {
   Kept& k = at(b);
   List& list = lists_[k.level];
   ++list.num_idle;
@@ -87,12 +87,12 @@ void RetainingPolicy::queue(BlockId b) noexcept {
     return;
   }
   k.prev = list.back;
-  k.next = kNoBlock;
+  k.next = kNoNode;
   (list.back >= 0 ? at(list.back).next : list.front) = b;
   list.back = b;
 }
 
-void RetainingPolicy::unqueue(BlockId b) noexcept {
+void RetainingPolicy::unqueue(NodeId b) noexcept {
   Kept& k = at(b);
   List& list = lists_[k.level];
   --list.num_idle;
@@ -104,17 +104,17 @@ void RetainingPolicy::unqueue(BlockId b) noexcept {
   (k.next >= 0 ? at(k.next).prev : list.back) = k.prev;
 }
 
-BlockId RetainingPolicy::front(Level level) const {
-  const BlockId b = lists_[level].front;
+NodeId RetainingPolicy::front(Level level) const {
+  const NodeId b = lists_[level].front;
   const std::uint64_t end = stray_key(level, b >= 0 ? at(b).order : (1ull << kOrderBits) - 1);
   return strays_.empty() || strays_.front_key() > end ? b : strays_.front();
 }
 
-BlockId RetainingPolicy::victim() noexcept {
+NodeId RetainingPolicy::victim() noexcept {
   int level = kLow;
   while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;
   if (base_ && level == kNormal) {
-    const BlockId b = base_->victim();
+    const NodeId b = base_->victim();
     if (b >= 0 && at(b).level == kNormal) return b;
     if (b >= 0) base_->on_refused(b);
   }
@@ -124,7 +124,7 @@ BlockId RetainingPolicy::victim() noexcept {
 // What happens to blocks.
 
 Context RetainingPolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
-  for (const BlockId b : found) {
+  for (const NodeId b : found) {
     Kept& k = at(b);
     if (k.hint == kNormal) continue;
     if (k.idle) {
@@ -139,16 +139,16 @@ Context RetainingPolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
 
 void RetainingPolicy::on_cached(Run run, Context& who) noexcept {
   if (base_) base_->on_cached(run, who);
-  for (const BlockId b : run) cached(b);
+  for (const NodeId b : run) cached(b);
 }
 
-void RetainingPolicy::cached(BlockId b) noexcept {
+void RetainingPolicy::cached(NodeId b) noexcept {
   Kept& k = at(b);
   k.cached = true;
   k.hint = kNormal;
   k.level = kNormal;
   ++num_cached_[kNormal];
-  const NodeId parent = blocks_[b].parent;
+  const NodeId parent = nodes_[b].parent;
   if (parent >= 0) {
     ++at(parent).children[kNormal];
     refresh(parent);
@@ -160,14 +160,14 @@ void RetainingPolicy::cached(BlockId b) noexcept {
   }
 }
 
-void RetainingPolicy::on_hit(BlockId b) noexcept {
+void RetainingPolicy::on_hit(NodeId b) noexcept {
   if (base_) base_->on_hit(b);
 }
 
 Run RetainingPolicy::below_base(Run run) const {
   std::int64_t first = run.count;
-  while (first && below_base(at(run.blocks[first - 1]).level)) --first;
-  return {run.blocks + first, run.count - first};
+  while (first && below_base(at(run.nodes[first - 1]).level)) --first;
+  return {run.nodes + first, run.count - first};
 }
 
 // Who it was is noted whatever the level, which may have changed when the step completes.
@@ -177,10 +177,10 @@ void RetainingPolicy::on_waiting(Run run, Context& who) noexcept {
 
 void RetainingPolicy::on_idle(Run run, Context& who) noexcept {
   for (std::int64_t i = run.count; i-- > 0;) {
-    Kept& k = at(run.blocks[i]);
+    Kept& k = at(run.nodes[i]);
     k.idle = true;
     k.order = ++last_order_;
-    queue(run.blocks[i]);
+    queue(run.nodes[i]);
   }
   if (!base_) return;
   if (const Run told = below_base(run); told.count) base_->on_idle(told, who);
@@ -189,7 +189,7 @@ void RetainingPolicy::on_idle(Run run, Context& who) noexcept {
 void RetainingPolicy::on_used(Run run) noexcept {
   if (base_)
     if (const Run told = below_base(run); told.count) base_->on_used(told);
-  for (const BlockId b : run) {
+  for (const NodeId b : run) {
     Kept& k = at(b);
     unqueue(b);
     k.idle = false;
@@ -200,7 +200,7 @@ void RetainingPolicy::on_used(Run run) noexcept {
   }
 }
 
-void RetainingPolicy::on_touched(BlockId b) noexcept {
+void RetainingPolicy::on_touched(NodeId b) noexcept {
   Kept& k = at(b);
   unqueue(b);
   k.order = ++last_order_;
@@ -208,7 +208,7 @@ void RetainingPolicy::on_touched(BlockId b) noexcept {
   if (base_ && below_base(k.level)) base_->on_touched(b);
 }
 
-void RetainingPolicy::on_moved(BlockId from, BlockId to) noexcept {
+void RetainingPolicy::on_moved(NodeId from, NodeId to) noexcept {
   Kept& old = at(from);
   Kept& k = at(to);
   const int retention = old.retention;
@@ -226,19 +226,19 @@ void RetainingPolicy::on_moved(BlockId from, BlockId to) noexcept {
   if (base_) base_->on_moved(from, to);
 }
 
-void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
+void RetainingPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
   // It never heard that the use had ended.
   if (base_ && k.idle && !below_base(k.level)) tell_unused(b);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
-  const NodeId parent = blocks_[b].parent;
+  const NodeId parent = nodes_[b].parent;
   // The pins that end here end at the block before it from here on.
   while (k.first_pin >= 0) {
     Pin& pin = pins_[static_cast<std::size_t>(k.first_pin)];
     const std::int32_t slot = std::exchange(k.first_pin, pin.next);
-    pin.tail = kNoBlock;
+    pin.tail = kNoNode;
     --pin.num_cached;
     if (parent >= 0) link_pin(slot, parent);
   }
@@ -257,25 +257,25 @@ void RetainingPolicy::on_uncached(BlockId b, bool evicted) noexcept {
 
 // What callers say of blocks.
 
-void RetainingPolicy::retain(BlockId b, int level, double until) noexcept {
+void RetainingPolicy::retain(NodeId b, int level, double until) noexcept {
   forget_retention(b);
   Kept& k = at(b);
   if (level != kNoLevel && until > now_) {  // a large time can swallow a short one
     k.retention = static_cast<std::int8_t>(level);
     k.until = until;
-    k.generation = blocks_[b].generation;
+    k.generation = nodes_[b].generation;
     if (until < kForever) deadlines_.insert(b, until);
   }
   if (k.cached) refresh(b);
 }
 
-void RetainingPolicy::forget_retention(BlockId b) noexcept {
+void RetainingPolicy::forget_retention(NodeId b) noexcept {
   if (deadline_positions_[b] >= 0) deadlines_.remove(b);
   at(b).retention = kNoLevel;
   at(b).until = kForever;
 }
 
-void RetainingPolicy::inherit(BlockId from, BlockId cached) noexcept {
+void RetainingPolicy::inherit(NodeId from, NodeId cached) noexcept {
   if (!is_current(from)) return;
   const Kept& k = at(from);
   const Kept& own = at(cached);
@@ -284,7 +284,7 @@ void RetainingPolicy::inherit(BlockId from, BlockId cached) noexcept {
     retain(cached, k.retention, k.until);
 }
 
-void RetainingPolicy::hint(BlockId cached, bool reuse) noexcept {
+void RetainingPolicy::hint(NodeId cached, bool reuse) noexcept {
   at(cached).hint = reuse ? kExpected : kLow;
   refresh(cached);
 }
@@ -292,23 +292,23 @@ void RetainingPolicy::hint(BlockId cached, bool reuse) noexcept {
 void RetainingPolicy::set_time(double now) noexcept {
   now_ = now;
   while (!deadlines_.empty() && deadlines_.front_key() <= now_) {
-    const BlockId b = deadlines_.front();
+    const NodeId b = deadlines_.front();
     const bool current = is_current(b);
     forget_retention(b);
     if (!current) continue;
     // What is not cached and waits for a step has no content any more.
-    if (at(b).cached || blocks_[b].used()) ++counts_.expired;
+    if (at(b).cached || nodes_[b].used()) ++counts_.expired;
     if (at(b).cached) refresh(b);
   }
 }
 
-std::int64_t RetainingPolicy::count_unpinned(BlockId tail) const {
+std::int64_t RetainingPolicy::count_unpinned(NodeId tail) const {
   std::int64_t count = 0;
-  for (NodeId b = tail; b >= 0 && at(b).level != kPinned; b = blocks_[b].parent) ++count;
+  for (NodeId b = tail; b >= 0 && at(b).level != kPinned; b = nodes_[b].parent) ++count;
   return count;
 }
 
-std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcept {
+std::int64_t RetainingPolicy::pin(NodeId tail, std::int64_t num_blocks) noexcept {
   const std::int32_t slot = first_unused_;
   const std::int64_t id = next_pin();
   Pin& pin = pins_[static_cast<std::size_t>(slot)];
@@ -316,7 +316,7 @@ std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcep
   ++num_pins_;
   // The number grows with every use of the record, so that a pin given back stays unknown.
   pin.id = id;
-  pin.tail = kNoBlock;
+  pin.tail = kNoNode;
   pin.num_blocks = pin.num_cached = static_cast<std::int32_t>(num_blocks);
   if (tail >= 0) {
     link_pin(slot, tail);
@@ -326,7 +326,7 @@ std::int64_t RetainingPolicy::pin(BlockId tail, std::int64_t num_blocks) noexcep
 }
 
 // Makes the pin the first of those that end at this block.
-void RetainingPolicy::link_pin(std::int32_t slot, BlockId tail) noexcept {
+void RetainingPolicy::link_pin(std::int32_t slot, NodeId tail) noexcept {
   Pin& pin = pins_[static_cast<std::size_t>(slot)];
   pin.tail = tail;
   pin.prev = -1;
@@ -351,7 +351,7 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
     refresh(pin.tail);
   }
   pin.num_blocks = -1;
-  pin.tail = kNoBlock;
+  pin.tail = kNoNode;
   pin.next = std::exchange(first_unused_, static_cast<std::int32_t>(slot));
   --num_pins_;
 }

@@ -44,7 +44,7 @@ class RetainingPolicy final : public Policy {
  public:
   struct Pin {
     std::int64_t id = 0;
-    BlockId tail = kNoBlock;      // deepest block that is still cached
+    NodeId tail = kNoNode;      // deepest block that is still cached
     std::int32_t next = -1;       // of the pins that end there; of unused records
     std::int32_t prev = -1;       // of the pins that end there; -1: the first
     std::int32_t num_blocks = 0;  // when it was made
@@ -56,19 +56,19 @@ class RetainingPolicy final : public Policy {
   };
 
   // Its pins are numbered from first_pin on, so that a pin tells of which partition it is.
-  RetainingPolicy(Blocks& blocks, const PrefixIndex& index, Range range,
+  RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,
                   std::unique_ptr<Policy> base, int max_pinned, std::int32_t first_pin);
 
   Context admitted(Run found, std::int64_t num_blocks) noexcept override;
-  void on_hit(BlockId b) noexcept override;
+  void on_hit(NodeId b) noexcept override;
   void on_cached(Run run, Context& who) noexcept override;
   void on_waiting(Run run, Context& who) noexcept override;
   void on_idle(Run run, Context& who) noexcept override;
   void on_used(Run run) noexcept override;
-  void on_touched(BlockId b) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override;
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  BlockId victim() noexcept override;
+  void on_touched(NodeId b) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override;
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  NodeId victim() noexcept override;
   std::int64_t num_steps() const override { return base_ ? base_->num_steps() : 0; }
   std::size_t memory() const override;
   void audit(BlockAudit& audit) const override;
@@ -76,22 +76,22 @@ class RetainingPolicy final : public Policy {
 
   // Sets the block's retention until that time, or (kNoLevel) withdraws it. A block that is not
   // cached yet has it from when it becomes so, unless it loses its content before.
-  void retain(BlockId b, int level, double until) noexcept;
+  void retain(NodeId b, int level, double until) noexcept;
   // The cached block stands for the other one from here on: the higher retention holds.
-  void inherit(BlockId from, BlockId cached) noexcept;
+  void inherit(NodeId from, NodeId cached) noexcept;
   // What the last user of a cached block says of its next use.
-  void hint(BlockId cached, bool reuse) noexcept;
-  bool is_expected(BlockId b) const { return at(b).hint == kExpected; }
+  void hint(NodeId cached, bool reuse) noexcept;
+  bool is_expected(NodeId b) const { return at(b).hint == kExpected; }
 
   double now() const { return now_; }
   // Ends what has expired, at once: when a block comes back to the policy below decides its place
   // there, and must not depend on who looks.
   void set_time(double now) noexcept;
 
-  // Blocks up from this one (or from kNoBlock: none) that no pin covers yet.
-  std::int64_t count_unpinned(BlockId tail) const;
+  // Blocks up from this one (or from kNoNode: none) that no pin covers yet.
+  std::int64_t count_unpinned(NodeId tail) const;
   bool can_pin() const { return first_unused_ >= 0; }
-  std::int64_t pin(BlockId tail, std::int64_t num_blocks) noexcept;
+  std::int64_t pin(NodeId tail, std::int64_t num_blocks) noexcept;
   // The number of the next pin.
   std::int64_t next_pin() const noexcept {
     const std::int64_t uses = pins_[static_cast<std::size_t>(first_unused_)].id >> 32;
@@ -104,7 +104,7 @@ class RetainingPolicy final : public Policy {
   int max_pinned() const { return max_pinned_; }
   std::int64_t num_pins() const { return num_pins_; }
 
-  Level level(BlockId b) const { return at(b).cached ? at(b).level : kNormal; }
+  Level level(NodeId b) const { return at(b).cached ? at(b).level : kNormal; }
   std::int64_t num_cached(Level level) const { return num_cached_[level]; }
   const Counts& counts() const { return counts_; }
 
@@ -113,8 +113,8 @@ class RetainingPolicy final : public Policy {
   struct alignas(64) Kept {
     std::uint64_t order = 0;  // grows with every time it became idle
     double until = kForever;  // end of the retention
-    BlockId prev = kNoBlock;  // in the list of its level, while idle
-    BlockId next = kNoBlock;
+    NodeId prev = kNoNode;  // in the list of its level, while idle
+    NodeId next = kNoNode;
     std::uint32_t generation = 0;                      // of the content that is retained
     std::int32_t first_pin = -1;                       // of those that end here
     std::array<std::uint32_t, kNumLevels> children{};  // cached ones, by level
@@ -126,17 +126,17 @@ class RetainingPolicy final : public Policy {
     bool found = false;  // idle, and about to be used by the admission that found it
   };
   struct List {
-    BlockId front = kNoBlock;
-    BlockId back = kNoBlock;
+    NodeId front = kNoNode;
+    NodeId back = kNoNode;
     std::int64_t num_idle = 0;  // of the level, wherever they are queued
   };
 
   // Of a pin's number; above them, how often its slot has been used.
   static constexpr std::int64_t kSlotBits = 0xffffffff;
 
-  Kept& at(BlockId b) const { return kept_[b]; }
-  bool is_current(BlockId b) const {
-    return at(b).retention != kNoLevel && at(b).generation == blocks_[b].generation;
+  Kept& at(NodeId b) const { return kept_[b]; }
+  bool is_current(NodeId b) const {
+    return at(b).retention != kNoLevel && at(b).generation == nodes_[b].generation;
   }
   static bool below_base(Level level) { return level <= kNormal; }
   // The blocks of a run of which the policy below is notified: the last ones, for no level is below that
@@ -145,20 +145,20 @@ class RetainingPolicy final : public Policy {
   std::size_t slot_of(std::int64_t id) const {
     return static_cast<std::size_t>((id & kSlotBits) - first_pin_);
   }
-  void cached(BlockId b) noexcept;
-  void tell_unused(BlockId b) noexcept;
-  Level due_level(BlockId b) const;
-  void refresh(BlockId b) noexcept;
-  void move(BlockId b, Level to) noexcept;
-  void queue(BlockId b) noexcept;
-  void unqueue(BlockId b) noexcept;
+  void cached(NodeId b) noexcept;
+  void tell_unused(NodeId b) noexcept;
+  Level due_level(NodeId b) const;
+  void refresh(NodeId b) noexcept;
+  void move(NodeId b, Level to) noexcept;
+  void queue(NodeId b) noexcept;
+  void unqueue(NodeId b) noexcept;
   static std::uint64_t stray_key(Level level, std::uint64_t order) {
     return static_cast<std::uint64_t>(level) << kOrderBits | order;
   }
   // The first of this level, the lowest that has any.
-  BlockId front(Level level) const;
-  void forget_retention(BlockId b) noexcept;
-  void link_pin(std::int32_t slot, BlockId tail) noexcept;
+  NodeId front(Level level) const;
+  void forget_retention(NodeId b) noexcept;
+  void link_pin(std::int32_t slot, NodeId tail) noexcept;
 
   std::unique_ptr<Policy> base_;
   Column<Kept> kept_;

@@ -14,56 +14,9 @@ std::size_t ticks_for(std::int64_t places) { return static_cast<std::size_t>(pla
 
 }  // namespace
 
-TickSet::TickSet(std::size_t bound) {
-  do {
-    bound = (bound + 63) / 64;
-    levels_.emplace_back(bound);
-  } while (bound > 1);
-}
-
-void TickSet::insert(Tick t) noexcept {
-  for (auto& level : levels_) {
-    level[t >> 6] |= std::uint64_t{1} << (t & 63);
-    t >>= 6;
-  }
-}
-
-void TickSet::erase(Tick t) noexcept {
-  for (auto& level : levels_) {
-    if (level[t >> 6] &= ~(std::uint64_t{1} << (t & 63))) return;
-    t >>= 6;
-  }
-}
-
-Tick TickSet::first() const noexcept {
-  if (!levels_.back()[0]) return kNoTick;
-  Tick t = 0;
-  for (std::size_t i = levels_.size(); i-- > 0;)
-    t = t << 6 | static_cast<Tick>(std::countr_zero(levels_[i][t]));
-  return t;
-}
-
-Tick TickSet::last() const noexcept {
-  if (!levels_.back()[0]) return kNoTick;
-  Tick t = 0;
-  for (std::size_t i = levels_.size(); i-- > 0;)
-    t = t << 6 | static_cast<Tick>(63 - std::countl_zero(levels_[i][t]));
-  return t;
-}
-
-void TickSet::clear() noexcept {
-  for (auto& level : levels_) std::memset(level.data(), 0, level.bytes());
-}
-
-std::size_t TickSet::bytes() const {
-  std::size_t total = 0;
-  for (const auto& level : levels_) total += level.bytes();
-  return total;
-}
-
-ReuseTracker::ReuseTracker(const Blocks& blocks, Range range, int num_ghosts, bool by_recency)
-    : blocks_(blocks),
-      capacity_(range.count),
+ReuseTracker::ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool by_recency)
+    : nodes_(nodes),
+      capacity_(range.num_blocks),
       limit_(capacity_ + num_ghosts),
       by_recency_(by_recency),
       num_ticks_(ticks_for(limit_)),
@@ -76,10 +29,10 @@ ReuseTracker::ReuseTracker(const Blocks& blocks, Range range, int num_ghosts, bo
       // Another order may evict what was used last, so a ghost may stand at any place. Resolved
       // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
-                                       std::min(range.count, num_ghosts))),
+                                       std::min(range.num_blocks, num_ghosts))),
       table_(ghosts_.size(), &ghosts_.data()->key, sizeof(Ghost)),
       histogram_(static_cast<std::size_t>(limit_) + 1) {
-  for (const BlockId b : range) tick_[b] = kNoTick;
+  for (const NodeId b : range) tick_[b] = kNoTick;
   for (std::size_t g = ghosts_.size(); g-- > 0;) {
     new (&ghosts_[g]) Ghost();
     ghosts_[g].next = unused_ghost_;
@@ -103,9 +56,9 @@ void ReuseTracker::on_freed(std::int64_t count) noexcept {
 
 // A full block that is cached is no ghost any more.
 void ReuseTracker::on_cached(Run run, Context&) noexcept {
-  for (const BlockId b : run) {
-    if (blocks_[b].key_tokens != blocks_.block_size) continue;
-    const std::int32_t ghost = find(blocks_.digest(b));
+  for (const NodeId b : run) {
+    if (nodes_[b].key_tokens != nodes_.block_size) continue;
+    const std::int32_t ghost = find(nodes_.digest(b));
     if (ghost < 0) continue;
     resolve(ghost);
     unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
@@ -116,42 +69,42 @@ void ReuseTracker::on_cached(Run run, Context&) noexcept {
 void ReuseTracker::on_idle(Run run, Context&) noexcept {
   for (std::int64_t i = run.count; i-- > 0;) {
     --in_use_;
-    add(next_tick(), run.blocks[i] + 1);
+    add(next_tick(), run.nodes[i] + 1);
   }
 }
 
 void ReuseTracker::on_used(Run run) noexcept {
-  for (const BlockId b : run) {
+  for (const NodeId b : run) {
     leave(b);
     enter_use();
   }
 }
 
-void ReuseTracker::on_moved(BlockId from, BlockId) noexcept { leave(from); }
+void ReuseTracker::on_moved(NodeId from, NodeId) noexcept { leave(from); }
 
-void ReuseTracker::on_uncached(BlockId b, bool is_evicted) noexcept {
+void ReuseTracker::on_uncached(NodeId b, bool is_evicted) noexcept {
   is_evicted ? evicted(b) : leave(b);
 }
 
-void ReuseTracker::on_exchanged(BlockId b) noexcept { leave(b); }
+void ReuseTracker::on_exchanged(NodeId b) noexcept { leave(b); }
 
 // An idle block leaves a hole at its place.
-void ReuseTracker::leave(BlockId b) noexcept {
+void ReuseTracker::leave(NodeId b) noexcept {
   if (tick_[b] != kNoTick) make_hole(tick_[b]);
   tick_[b] = kNoTick;
 }
 
 // It is handed out at once; its key is still there.
-void ReuseTracker::evicted(BlockId b) noexcept {
+void ReuseTracker::evicted(NodeId b) noexcept {
   ++num_taken_;
   const Tick t = tick_[b];
-  const bool full = blocks_[b].key_tokens == blocks_.block_size;
+  const bool full = nodes_[b].key_tokens == nodes_.block_size;
   tick_[b] = kNoTick;
   if (t != kNoTick) at_[t] = kAnonymous;
   enter_use();
   if (!full) return;
   if (t != kNoTick && live_.contains(t)) {
-    add_ghost(t, key_of(blocks_.digest(b)));
+    add_ghost(t, key_of(nodes_.digest(b)));
   } else {
     ++num_forgotten_;
   }
@@ -188,7 +141,7 @@ void ReuseTracker::forget_ghosts() noexcept {
   }
 }
 
-void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
+void ReuseTracker::count(const NodeId* found, std::int64_t num_found, const std::int32_t* ghosts,
                          std::int64_t num_ghosts, std::int64_t num_tokens) noexcept {
   query_tokens_ += num_tokens;
   // A block is only found if those before it are.
@@ -200,11 +153,11 @@ void ReuseTracker::count(const BlockId* found, std::int64_t num_found, const std
   }
 }
 
-std::int64_t ReuseTracker::place(BlockId b) const noexcept {
+std::int64_t ReuseTracker::place(NodeId b) const noexcept {
   const Tick t = tick_[b];
   if (t != kNoTick) return in_use_ + rank(t);
-  const Block& block = blocks_[b];
-  return block.used() || block.fence ? 0 : limit_ + 1;
+  const Node& record = nodes_[b];
+  return record.used() || record.fence ? 0 : limit_ + 1;
 }
 
 // Something more is in use: it fills the first hole, or all the rest moves back.

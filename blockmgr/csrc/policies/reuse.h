@@ -24,7 +24,8 @@
 #include <string>
 #include <vector>
 
-#include "memory/block.h"
+#include "memory/bit_tree.h"
+#include "memory/node.h"
 #include "memory/tag_table.h"
 #include "policies/observer.h"
 
@@ -33,30 +34,11 @@ namespace blockmgr {
 using Tick = std::uint32_t;
 inline constexpr Tick kNoTick = 0xffffffff;
 
-// A set of ticks, each level a bit for every non-zero word of the one below: all calls take as many
-// steps as there are levels, five at most.
-class TickSet {
- public:
-  explicit TickSet(std::size_t bound);
-  void insert(Tick t) noexcept;
-  void erase(Tick t) noexcept;
-  bool contains(Tick t) const { return levels_[0][t >> 6] >> (t & 63) & 1; }
-  Tick first() const noexcept;
-  Tick last() const noexcept;
-  void clear() noexcept;
-  std::size_t num_words() const { return levels_[0].size(); }
-  std::uint64_t word(std::size_t i) const { return levels_[0][i]; }
-  std::size_t bytes() const;
-
- private:
-  std::vector<ZeroedArray<std::uint64_t>> levels_;
-};
-
 class ReuseTracker final : public Observer {
  public:
   // Follows these blocks, and num_ghosts places beyond them. by_recency: the least recently used
   // of them is evicted, so that ghosts only stand beyond them.
-  ReuseTracker(const Blocks& blocks, Range range, int num_ghosts, bool by_recency);
+  ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool by_recency);
 
   // Blocks that wait for a step count as in use.
   void on_taken(std::int64_t count) noexcept override;
@@ -64,10 +46,10 @@ class ReuseTracker final : public Observer {
   void on_cached(Run run, Context& who) noexcept override;
   void on_idle(Run run, Context& who) noexcept override;
   void on_used(Run run) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override;
-  void on_uncached(BlockId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override;
+  void on_uncached(NodeId b, bool evicted) noexcept override;
   // An idle block takes the place of one in use, which is free now.
-  void on_exchanged(BlockId b) noexcept;
+  void on_exchanged(NodeId b) noexcept;
 
   // The ghost with this digest, or -1.
   std::int32_t find(const std::uint8_t* digest) const noexcept;
@@ -77,11 +59,11 @@ class ReuseTracker final : public Observer {
   // The blocks that were cached have been forgotten, by pools of all sizes, and so are the ghosts.
   void forget_ghosts() noexcept;
   // Counts a look-up: full blocks that were found, and the ghosts that follow them.
-  void count(const BlockId* found, std::int64_t num_found, const std::int32_t* ghosts,
+  void count(const NodeId* found, std::int64_t num_found, const std::int32_t* ghosts,
              std::int64_t num_ghosts, std::int64_t num_tokens) noexcept;
 
   // Pools with at least this many blocks would hold it; 0: each one does, it is in use.
-  std::int64_t place(BlockId b) const noexcept;
+  std::int64_t place(NodeId b) const noexcept;
   std::int64_t place_of_ghost(std::int32_t ghost) const noexcept {
     const Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
     return entry.tick == kNoTick ? entry.place : in_use_ + rank(entry.tick);
@@ -122,8 +104,8 @@ class ReuseTracker final : public Observer {
     return key;
   }
   std::int64_t rank(Tick t) const noexcept;  // entries from this tick on
-  void leave(BlockId b) noexcept;
-  void evicted(BlockId b) noexcept;
+  void leave(NodeId b) noexcept;
+  void evicted(NodeId b) noexcept;
   Tick next_tick() noexcept;
   void compact() noexcept;
   void own(Tick t, std::int32_t what) noexcept;
@@ -137,13 +119,13 @@ class ReuseTracker final : public Observer {
   void unlink_resolved(const Ghost& entry) noexcept;
   void add_to_sums(std::size_t word, std::int32_t change) noexcept;
 
-  const Blocks& blocks_;
+  const Nodes& nodes_;
   std::int64_t capacity_;
   std::int64_t limit_;  // places there are
   bool by_recency_;
   std::size_t num_ticks_;
-  TickSet live_;                     // ticks at which something stands
-  TickSet holes_;                    // of those, holes
+  BitTree live_;                     // ticks at which something stands
+  BitTree holes_;                    // of those, holes
   ZeroedArray<std::int32_t> at_;     // what stands at a tick
   ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
   Range range_;

@@ -10,25 +10,25 @@ constexpr std::uint8_t kHitsForMain = 2;  // on the way through the small queue
 
 }  // namespace
 
-S3FifoPolicy::S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
-    : EachBlock(blocks, index, range),
-      small_(std::max(1, range.count / 10)),
+S3FifoPolicy::S3FifoPolicy(Nodes& nodes, const PrefixIndex& index, Range range)
+    : EachBlock(nodes, index, range),
+      small_(std::max(1, range.num_blocks / 10)),
       queues_(range, kNumQueues),
       facts_(range),
-      ghosts_(1, blocks.digest_size ? range.count - small_ : 0) {}
+      ghosts_(1, nodes.digest_size ? range.num_blocks - small_ : 0) {}
 
-void S3FifoPolicy::cached(BlockId b) noexcept {
+void S3FifoPolicy::cached(NodeId b) noexcept {
   facts(b) = {};
-  const bool full = blocks_[b].key_tokens == blocks_.block_size;
-  const bool known = full && ghosts_.erase(GhostSet::tag(blocks_.digest(b))) != GhostSet::kNone;
+  const bool full = nodes_[b].key_tokens == nodes_.block_size;
+  const bool known = full && ghosts_.erase(GhostSet::tag(nodes_.digest(b))) != GhostSet::kNone;
   queues_.join(b, known ? kMain : kSmall);
 }
 
-void S3FifoPolicy::hit(BlockId b) noexcept {
+void S3FifoPolicy::hit(NodeId b) noexcept {
   facts(b).hits = static_cast<std::uint8_t>(std::min<int>(facts(b).hits + 1, kMostHits));
 }
 
-void S3FifoPolicy::idle(BlockId b) noexcept {
+void S3FifoPolicy::idle(NodeId b) noexcept {
   facts(b).idle = 1;
   if (queues_.linked(b)) return;
   if (facts(b).front) {
@@ -39,20 +39,20 @@ void S3FifoPolicy::idle(BlockId b) noexcept {
   facts(b).front = 0;
 }
 
-void S3FifoPolicy::on_uncached(BlockId b, bool evicted) noexcept {
-  if (evicted && queues_.queue_of(b) == kSmall && blocks_[b].key_tokens == blocks_.block_size)
-    ghosts_.push(0, GhostSet::tag(blocks_.digest(b)));
+void S3FifoPolicy::on_uncached(NodeId b, bool evicted) noexcept {
+  if (evicted && queues_.queue_of(b) == kSmall && nodes_[b].key_tokens == nodes_.block_size)
+    ghosts_.push(0, GhostSet::tag(nodes_.digest(b)));
   queues_.leave(b);
 }
 
-BlockId S3FifoPolicy::victim() noexcept {
+NodeId S3FifoPolicy::victim() noexcept {
   // Ends: each block passed is in use, and taken out, or loses a hit.
   for (;; ++steps_) {
     const bool small_is_due = queues_.size(kSmall) >= small_;
     const int queue = queues_.empty(kSmall)                  ? kMain
                       : small_is_due || queues_.empty(kMain) ? kSmall
                                                              : kMain;
-    const BlockId b = queues_.front(queue);
+    const NodeId b = queues_.front(queue);
     if (!facts(b).idle) {
       queues_.unlink(b);
       facts(b).front = 1;
@@ -63,7 +63,7 @@ BlockId S3FifoPolicy::victim() noexcept {
       --facts(b).hits;
       queues_.move_to_back(b, kMain);
     } else {
-      return cursors_[queue].find(blocks_, b);
+      return cursors_[queue].find(nodes_, b);
     }
   }
 }

@@ -18,18 +18,18 @@ namespace blockmgr {
 // a search meets it once.
 class S3FifoPolicy final : public EachBlock<S3FifoPolicy> {
  public:
-  S3FifoPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  S3FifoPolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
-  void cached(BlockId b) noexcept;
-  void hit(BlockId b) noexcept;
-  void idle(BlockId b) noexcept;
-  void used(BlockId b) noexcept { facts(b).idle = 0; }
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override {
+  void cached(NodeId b) noexcept;
+  void hit(NodeId b) noexcept;
+  void idle(NodeId b) noexcept;
+  void used(NodeId b) noexcept { facts(b).idle = 0; }
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override {
     facts(to) = facts(from);
     queues_.replace(from, to);
   }
-  BlockId victim() noexcept override;
+  NodeId victim() noexcept override;
 
   std::int64_t num_steps() const override;
   std::size_t memory() const override {
@@ -46,7 +46,7 @@ class S3FifoPolicy final : public EachBlock<S3FifoPolicy> {
     std::uint8_t front;  // taken out at the front of its queue while in use
     std::uint8_t idle;   // as it was told: what retention holds back is not
   };
-  Facts& facts(BlockId b) const { return facts_[b]; }
+  Facts& facts(NodeId b) const { return facts_[b]; }
 
   int small_;  // size from which the small queue evicts blocks
   Queues queues_;

@@ -16,19 +16,19 @@ namespace blockmgr {
 // every round; when their use ends they go back just behind it, where they would be.
 class SievePolicy final : public EachBlock<SievePolicy> {
  public:
-  SievePolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  SievePolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
-  void cached(BlockId b) noexcept;
-  void hit(BlockId b) noexcept { facts(b).visited = 1; }
-  void idle(BlockId b) noexcept;
-  void used(BlockId b) noexcept { facts(b).idle = 0; }
-  void on_uncached(BlockId b, bool evicted) noexcept override;
-  void on_moved(BlockId from, BlockId to) noexcept override {
+  void cached(NodeId b) noexcept;
+  void hit(NodeId b) noexcept { facts(b).visited = 1; }
+  void idle(NodeId b) noexcept;
+  void used(NodeId b) noexcept { facts(b).idle = 0; }
+  void on_uncached(NodeId b, bool evicted) noexcept override;
+  void on_moved(NodeId from, NodeId to) noexcept override {
     if (hand_ == from) hand_ = to;
     facts(to) = facts(from);
     queue_.replace(from, to);
   }
-  BlockId victim() noexcept override;
+  NodeId victim() noexcept override;
 
   std::int64_t num_steps() const override { return steps_ + cursor_.steps(); }
   std::size_t memory() const override { return queue_.memory() + facts_.bytes(); }
@@ -41,11 +41,11 @@ class SievePolicy final : public EachBlock<SievePolicy> {
     std::uint8_t passed;  // taken out by the hand while in use
     std::uint8_t idle;    // as it was told: what retention holds back is not
   };
-  Facts& facts(BlockId b) const { return facts_[b]; }
+  Facts& facts(NodeId b) const { return facts_[b]; }
 
   Queues queue_;
   Column<Facts> facts_;
-  BlockId hand_;  // the next block to look at; at the end it goes on with the oldest
+  NodeId hand_;  // the next block to look at; at the end it goes on with the oldest
   LeafCursor cursor_;
   std::int64_t steps_ = 0;
 };

@@ -10,9 +10,9 @@ constexpr std::int64_t kProtectedPercent = 80;
 
 }  // namespace
 
-SlruPolicy::SlruPolicy(Blocks& blocks, const PrefixIndex& index, Range range)
-    : EachBlock(blocks, index, range),
-      limit_(static_cast<int>(range.count * kProtectedPercent / 100)),
+SlruPolicy::SlruPolicy(Nodes& nodes, const PrefixIndex& index, Range range)
+    : EachBlock(nodes, index, range),
+      limit_(static_cast<int>(range.num_blocks * kProtectedPercent / 100)),
       queues_(range, kNumQueues) {}
 
 void SlruPolicy::shrink() noexcept {
@@ -20,7 +20,7 @@ void SlruPolicy::shrink() noexcept {
     queues_.move_to_back(queues_.front(kProtected), kProbation);
 }
 
-void SlruPolicy::hit(BlockId b) noexcept {
+void SlruPolicy::hit(NodeId b) noexcept {
   if (queues_.linked(b)) {
     queues_.move_to_back(b, kProtected);
   } else if (queues_.queue_of(b) == kProbation) {
@@ -29,14 +29,14 @@ void SlruPolicy::hit(BlockId b) noexcept {
   shrink();
 }
 
-void SlruPolicy::idle(BlockId b) noexcept {
+void SlruPolicy::idle(NodeId b) noexcept {
   queues_.push_back(b);
   shrink();
 }
 
-BlockId SlruPolicy::victim() noexcept {
+NodeId SlruPolicy::victim() noexcept {
   const int queue = queues_.empty(kProbation) ? kProtected : kProbation;
-  return cursors_[queue].find(blocks_, queues_.front(queue));
+  return cursors_[queue].find(nodes_, queues_.front(queue));
 }
 
 std::int64_t SlruPolicy::num_steps() const {

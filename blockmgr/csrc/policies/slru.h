@@ -14,15 +14,15 @@ namespace blockmgr {
 // Victims are the oldest of the probationary queue.
 class SlruPolicy final : public EachBlock<SlruPolicy> {
  public:
-  SlruPolicy(Blocks& blocks, const PrefixIndex& index, Range range);
+  SlruPolicy(Nodes& nodes, const PrefixIndex& index, Range range);
 
-  void cached(BlockId b) noexcept { queues_.join(b, kProbation); }
-  void hit(BlockId b) noexcept;
-  void idle(BlockId b) noexcept;
-  void used(BlockId b) noexcept { queues_.unlink(b); }
-  void on_uncached(BlockId b, bool) noexcept override { queues_.leave(b); }
-  void on_moved(BlockId from, BlockId to) noexcept override { queues_.replace(from, to); }
-  BlockId victim() noexcept override;
+  void cached(NodeId b) noexcept { queues_.join(b, kProbation); }
+  void hit(NodeId b) noexcept;
+  void idle(NodeId b) noexcept;
+  void used(NodeId b) noexcept { queues_.unlink(b); }
+  void on_uncached(NodeId b, bool) noexcept override { queues_.leave(b); }
+  void on_moved(NodeId from, NodeId to) noexcept override { queues_.replace(from, to); }
+  NodeId victim() noexcept override;
 
   std::int64_t num_steps() const override;
   std::size_t memory() const override { return queues_.memory(); }

@@ -32,7 +32,7 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   const Chain chain = index_.find_chain(tokens, limit, root, extras, found_room_.data());
   found.full = found_room_.data();
   found.num_full = chain.num_blocks;
-  found.num_unused = chain.num_unused;
+  found.num_unused = pool_.count_available(found.full, found.num_full);
   found.node = chain.node;
   found.strayed = chain.strayed;
   return found;
@@ -48,23 +48,23 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   if (limit < config_.min_partial_tokens) return;
   const std::uint32_t keys = extras_at(extras, found.num_full);
   int best = config_.min_partial_tokens - 1;
-  BlockId child = index_.first_child(found.node);
+  NodeId child = index_.first_child(found.node);
   for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
-    const Block& block = blocks_[child];
-    if (block.extras == keys) {
+    const Node& record = nodes_[child];
+    if (record.extras == keys) {
       // The copy runs before this step's forward.
-      const int n = common_prefix(blocks_.tokens(child), tokens + start,
-                                  std::min(limit, block.key_tokens - block.unwritten));
+      const int n = common_prefix(nodes_.tokens(child), tokens + start,
+                                  std::min(limit, record.key_tokens - record.unwritten));
       if (n > best) {
         best = n;
         found.partial = child;
         found.num_partial = n;
         // What does not match would be lost to others, so a tail is taken over whole or copied.
         found.take_over =
-            n == block.key_tokens && n < config_.block_size && pool_.counts_as_available(child);
+            n == record.key_tokens && n < config_.block_size && pool_.counts_as_available(child);
       }
     }
-    child = block.next_sibling;
+    child = record.next_sibling;
   }
 }
 
@@ -129,7 +129,7 @@ void Sequences::check_lookup(std::int64_t num_tokens, std::string_view name) con
 std::int64_t Sequences::written_of(const Found& found) const {
   const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
-    if (const int rest = blocks_[found.full[i]].unwritten) return (i + 1) * size - rest;
+    if (const int rest = nodes_[found.full[i]].unwritten) return (i + 1) * size - rest;
   return found.num_full * size + found.num_partial;
 }
 
@@ -138,7 +138,7 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
                                                    std::int64_t slots, const Applicant& applicant) {
   AdmissionPlan plan;
   Found& found = plan.found;
-  if (applicant.read_cache && applicant.root != kNoBlock) {
+  if (applicant.read_cache && applicant.root != kNoNode) {
     const std::int64_t looked_up = applicant.looked_up(count);
     found = find_prefix(tokens, looked_up, applicant.root, applicant.extras);
     if (blocks_for(slots) > found.num_full)
@@ -149,7 +149,7 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
   plan.fits = plan.demand.fits(left, applicant.held_back);
   if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits) {
     // A copy holds its source as well; without it the prompt may still fit.
-    found.partial = kNoBlock;
+    found.partial = kNoNode;
     found.num_partial = 0;
     found.take_over = false;
     plan.demand = demand(found, slots);
@@ -183,7 +183,7 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
   const std::int32_t* t = table(s);
   while (count > 0) {
     const std::int64_t n = std::min(count, size - from % size);
-    std::copy_n(tokens, n, blocks_.tokens(t[from / size]) + from % size);
+    std::copy_n(tokens, n, nodes_.tokens(t[from / size]) + from % size);
     tokens += n;
     from += n;
     count -= n;
@@ -212,12 +212,12 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
     t[i++] = found.partial;
   } else if (found.partial >= 0) {
     pool_.pin(found.partial);  // before anything is taken: it may be the next victim
-    const BlockId fresh = pool_.take(s.partition);
+    const NodeId fresh = pool_.take(s.partition, i ? t[i - 1] : kNoNode);
     copies_.plan(found.partial, fresh, found.num_partial);
     pool_.unpin(found.partial);
     t[i++] = fresh;
   }
-  pool_.take_run(s.partition, num_blocks - i, t + i);
+  pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
 
   const std::int64_t size = config_.block_size;
   show(row_of(s), 0, num_blocks);
@@ -309,7 +309,7 @@ Sequences::AdmissionPlan Sequences::plan_prompt(const Prompt& prompt, int partit
                                                 std::int64_t held_back) {
   const std::uint32_t root = index_.find_root(prompt.name);
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-  const NodeId node = root == kUnknownId ? kNoBlock : root_node(root);
+  const NodeId node = root == kUnknownId ? kNoNode : root_node(root);
   const Applicant applicant{node, &extras, partition, held_back, prompt.read_cache,
                             prompt.most_cached, prompt.due_cached};
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
@@ -330,7 +330,8 @@ MatchResult Sequences::match(const Prompt& prompt) {
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
-  result.blocks.assign(found.full, found.full + found.num_full);
+  result.blocks.resize(static_cast<std::size_t>(found.num_full));
+  nodes_.name_all(found.full, found.num_full, result.blocks.data());
   return result;
 }
 
@@ -346,25 +347,25 @@ Admission Sequences::can_admit(const Prompt& prompt) {
 
 // Whether a child already begins with these tokens.
 bool Sequences::is_covered(const Key& key, int num_tokens) const {
-  BlockId child = index_.first_child(key.parent);
+  NodeId child = index_.first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
-    const Block& block = blocks_[child];
-    if (block.extras == key.extras && block.key_tokens >= num_tokens &&
-        same_tokens(blocks_.tokens(child), key.tokens, num_tokens))
+    const Node& record = nodes_[child];
+    if (record.extras == key.extras && record.key_tokens >= num_tokens &&
+        same_tokens(nodes_.tokens(child), key.tokens, num_tokens))
       return true;
-    child = block.next_sibling;
+    child = record.next_sibling;
   }
   return false;
 }
 
 // Drops the tails that are a mere beginning of what is about to be cached beside them.
 void Sequences::supersede_tails(const Key& key, int num_tokens) noexcept {
-  BlockId child = index_.first_child(key.parent);
+  NodeId child = index_.first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
-    const Block& block = blocks_[child];
-    const BlockId after = block.next_sibling;
-    if (block.key_tokens < num_tokens && block.extras == key.extras &&
-        same_tokens(blocks_.tokens(child), key.tokens, block.key_tokens))
+    const Node& record = nodes_[child];
+    const NodeId after = record.next_sibling;
+    if (record.key_tokens < num_tokens && record.extras == key.extras &&
+        same_tokens(nodes_.tokens(child), key.tokens, record.key_tokens))
       pool_.forget(child);
     child = after;
   }
@@ -376,11 +377,11 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const std::int64_t logical = s.num_computed / config_.block_size;
   const auto num_tokens = static_cast<int>(s.num_computed % config_.block_size);
   if (num_tokens < config_.min_partial_tokens || s.num_chained != logical) return;
-  const BlockId b = table(s)[logical];
-  const Block& block = blocks_[b];
-  if (block.ref_count != 1 || block.keyed() || block.copy_source != kNoBlock || block.in_flight)
+  const NodeId b = table(s)[logical];
+  const Node& record = nodes_[b];
+  if (record.ref_count != 1 || record.keyed() || record.copy_source != kNoNode || record.in_flight)
     return;
-  const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), blocks_.tokens(b)};
+  const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), nodes_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
   Context who = s.context;

@@ -22,17 +22,18 @@ BlockPool::BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digest
     : Store(with_evictions(config), std::move(digester), "pool", make),
       first_(config.null_block ? 1 : 0),
       marks_(static_cast<std::size_t>(config.num_blocks)) {
+  pool_.keep_generations();
   run_room_.reserve(static_cast<std::size_t>(config.num_blocks));
   for (int i = 0; i < pool_.num_partitions(); ++i)
     if (pool_.policy(i) && !contexts_)
       contexts_ =
-          std::make_unique<ZeroedArray<Context>>(static_cast<std::size_t>(config.num_blocks));
+          std::make_unique<ZeroedArray<Context>>(static_cast<std::size_t>(nodes_.count));
 }
 
-BlockId BlockPool::checked(std::int64_t id, std::int64_t position) const {
-  if (id >= first_ && id < blocks_.count) return static_cast<BlockId>(id);
+NodeId BlockPool::checked(std::int64_t id, std::int64_t position) const {
+  if (id >= first_ && id < nodes_.num_blocks) return nodes_.owner(id);
   const std::string bound =
-      "[" + std::to_string(first_) + ", " + std::to_string(blocks_.count) + ")";
+      "[" + std::to_string(first_) + ", " + std::to_string(nodes_.num_blocks) + ")";
   if (position < 0)
     throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
   throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +
@@ -42,17 +43,17 @@ BlockId BlockPool::checked(std::int64_t id, std::int64_t position) const {
 // A block that only a copy in flight or pending keeps holds nothing that a caller may refer to.
 void BlockPool::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
-    const Block& block = blocks_[checked(ids[i], i)];
-    if (!block.ref_count && !block.keyed())
+    const Node& record = listed(ids[i], i);
+    if (!record.ref_count && !record.keyed())
       throw WrongBlockState(
           ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
 }
 
-const Block& BlockPool::cached(std::int64_t id) const {
-  const Block& block = view(id);
-  if (!block.keyed()) throw WrongBlockState(id, "it is not cached");
-  return block;
+const Node& BlockPool::cached(std::int64_t id) const {
+  const Node& record = view(id);
+  if (!record.keyed()) throw WrongBlockState(id, "it is not cached");
+  return record;
 }
 
 void BlockPool::check_take(std::int64_t count, std::string_view name) const {
@@ -61,11 +62,11 @@ void BlockPool::check_take(std::int64_t count, std::string_view name) const {
   check_available(count, partition_of(name));
 }
 
-void BlockPool::take(std::int64_t count, std::string_view name, BlockId* out) {
+void BlockPool::take(std::int64_t count, std::string_view name, std::int32_t* out) {
   const Held held(monitor_);
   check_take(count, name);
-  const int partition = partition_of(name);
-  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take(partition);
+  pool_.take_run(partition_of(name), kNoNode, count, out);
+  name_blocks(out, count);
 }
 
 void BlockPool::begin_list() noexcept {
@@ -78,44 +79,42 @@ void BlockPool::begin_list() noexcept {
 void BlockPool::check_held(const std::int64_t* ids, std::int64_t count) {
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
-    const BlockId b = checked(ids[i], i);
-    if (!blocks_[b].ref_count)
-      throw WrongBlockState(b, "it is released more often than it is held");
-    if (named_before(b)) [[unlikely]]
+    if (!listed(ids[i], i).ref_count)
+      throw WrongBlockState(ids[i], "it is released more often than it is held");
+    if (named_before(ids[i])) [[unlikely]]
       return check_counted(ids, count);
   }
 }
 
 void BlockPool::check_counted(const std::int64_t* ids, std::int64_t count) const {
   Tally named;
-  named.begin(std::min<std::int64_t>(count, blocks_.count));
+  named.begin(std::min<std::int64_t>(count, nodes_.count));
   for (std::int64_t i = 0; i < count; ++i) {
-    const BlockId b = checked(ids[i], i);
-    if (named.add(b) > blocks_[b].ref_count)
-      throw WrongBlockState(b, "it is released more often than it is held");
+    const NodeId n = checked(ids[i], i);
+    if (n < 0 || named.add(n) > nodes_[n].ref_count)
+      throw WrongBlockState(ids[i], "it is released more often than it is held");
   }
 }
 
 std::int64_t BlockPool::run_from(const std::int64_t* ids, std::int64_t count,
                                  std::int64_t first) noexcept {
   run_room_.clear();
-  std::int64_t i = first;
-  for (; i < count; ++i) {
-    const auto b = static_cast<BlockId>(ids[i]);
-    if (!blocks_[b].keyed() || (i > first && blocks_[b].parent != ids[i - 1])) break;
-    run_room_.push_back(b);
+  for (std::int64_t i = first; i < count; ++i) {
+    const NodeId n = nodes_.owner(ids[i]);
+    if (!nodes_[n].keyed() || (i > first && nodes_[n].parent != run_room_.back())) break;
+    run_room_.push_back(n);
   }
-  return i - first;
+  return static_cast<std::int64_t>(run_room_.size());
 }
 
 // What is before the run may be idle too: then the first of it takes that along.
 void BlockPool::acquire_run(Run run) noexcept {
-  const NodeId before = blocks_[run.blocks[0]].parent;
-  if (before >= 0 && !blocks_[before].used()) {
-    pool_.acquire(run.blocks[0]);
-    run = {run.blocks + 1, run.count - 1};
+  const NodeId before = nodes_[run.nodes[0]].parent;
+  if (before >= 0 && !nodes_[before].used()) {
+    pool_.acquire(run.nodes[0]);
+    run = {run.nodes + 1, run.count - 1};
   }
-  if (run.count) pool_.acquire_chain(run.blocks, run.count);
+  if (run.count) pool_.acquire_chain(run.nodes, run.count);
 }
 
 void BlockPool::acquire(const std::int64_t* ids, std::int64_t count, bool found) {
@@ -124,11 +123,11 @@ void BlockPool::acquire(const std::int64_t* ids, std::int64_t count, bool found)
   for (std::int64_t i = 0; i < count;) {
     const std::int64_t length = run_from(ids, count, i);
     if (!length) {
-      pool_.acquire(static_cast<BlockId>(ids[i++]));
+      pool_.acquire(nodes_.owner(ids[i++]));
       continue;
     }
     const Run run{run_room_.data(), length};
-    if (found) note_request(run, pool_.admitted(pool_.partition_of(run.blocks[0]), run, count));
+    if (found) note_request(run, pool_.admitted(pool_.partition_of(run.nodes[0]), run, count));
     acquire_run(run);
     i += length;
   }
@@ -139,7 +138,7 @@ void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
   check_held(ids, count);
   Context of = kNobody, who = kNobody;
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto b = static_cast<BlockId>(ids[i]);
+    const NodeId b = nodes_.owner(ids[i]);
     if (context(b) != of) of = who = context(b);  // of another request
     drop_reference(b, who);
   }
@@ -149,51 +148,52 @@ void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   check_known(ids, count, "touch");
   // All at once used and unused again: a block takes what it continues along, and goes before it.
-  for (std::int64_t i = 0; i < count; ++i) pool_.pin(static_cast<BlockId>(ids[i]));
-  for (std::int64_t i = 0; i < count; ++i) pool_.unpin(static_cast<BlockId>(ids[i]));
+  for (std::int64_t i = 0; i < count; ++i) pool_.pin(nodes_.owner(ids[i]));
+  for (std::int64_t i = 0; i < count; ++i) pool_.unpin(nodes_.owner(ids[i]));
 }
 
-// The cached block that a chain continues, or the root of its namespace; kNoBlock: nothing was ever
+// The cached block that a chain continues, or the root of its namespace; kNoNode: nothing was ever
 // cached there.
 NodeId BlockPool::parent_node(std::int64_t parent, std::string_view name) const {
-  if (parent != kNoBlock) {
-    if (parent < first_ || parent >= blocks_.count)
+  if (parent != kNoNode) {
+    if (parent < first_ || parent >= nodes_.num_blocks)
       throw Error(ErrorKind::kValue, "parent must be -1 or in [" + std::to_string(first_) + ", " +
-                                         std::to_string(blocks_.count) + "), got " +
+                                         std::to_string(nodes_.num_blocks) + "), got " +
                                          std::to_string(parent));
     if (!name.empty())
       throw Error(ErrorKind::kValue,
                   "namespace must be empty for a block with a parent, which has one already");
     cached(parent);
-    return static_cast<NodeId>(parent);
+    return nodes_.owner(parent);
   }
   const std::uint32_t root = index_.find_root(name);
-  return root == kUnknownId ? kNoBlock : root_node(root);
+  return root == kUnknownId ? kNoNode : root_node(root);
 }
 
-std::vector<BlockId> BlockPool::find(const ChainKey& key) {
+std::vector<std::int32_t> BlockPool::find(const ChainKey& key) {
   const Held held(monitor_);
-  std::vector<BlockId> found;
+  std::vector<std::int32_t> found;
   const NodeId node = parent_node(key.parent, key.name);
-  const std::int64_t most = key.num_tokens / blocks_.block_size;
-  if (!digester_ || node == kNoBlock || !most) return found;
+  const std::int64_t most = key.num_tokens / nodes_.block_size;
+  if (!digester_ || node == kNoNode || !most) return found;
   const ExtrasIds extras = known_extras(index_.extras(), key.extras);
   found.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, index_.num_keyed())));
   const Chain chain = index_.find_chain(key.tokens, static_cast<std::int64_t>(found.size()), node,
                                         &extras, found.data());
   found.resize(static_cast<std::size_t>(chain.num_blocks));
+  name_blocks(found.data(), chain.num_blocks);
   return found;
 }
 
 bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count,
-                               BlockId* out) {
+                               std::int32_t* out) {
   const Held held(monitor_);
   const RootReference root(index_, key.name);
   const ExtrasMap extras(index_.extras(), key.extras);
-  const std::int64_t most = key.num_tokens / blocks_.block_size;
+  const std::int64_t most = key.num_tokens / nodes_.block_size;
   const int partition = partition_of(key.name);
   ReuseTracker* past = pool_.past(partition);
-  std::vector<BlockId> found;
+  std::vector<NodeId> found;
   std::int64_t num_ghosts = 0;
   if (digester_ && most) {
     found.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, index_.num_keyed())));
@@ -210,8 +210,9 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std:
   if (static_cast<std::int64_t>(found.size()) != count) return false;
 
   std::copy(found.begin(), found.end(), out);
+  name_blocks(out, count);
   const Run run{found.data(), static_cast<std::int64_t>(found.size())};
-  if (past) past->count(run.blocks, run.count, ghosts_room_.data(), num_ghosts, num_asked);
+  if (past) past->count(run.nodes, run.count, ghosts_room_.data(), num_ghosts, num_asked);
   for (std::int64_t i = 0; i < num_ghosts; ++i)
     past->resolve(ghosts_room_[static_cast<std::size_t>(i)]);
   note_request(run, pool_.admitted(partition, run, most));
@@ -220,14 +221,14 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std:
 }
 
 void BlockPool::check_distinct(std::int64_t count) const {
-  if (count > blocks_.count)
+  if (count > nodes_.num_blocks)
     throw Error(ErrorKind::kValue, "blocks must be distinct, so at most " +
-                                       std::to_string(blocks_.count) + ", got " +
+                                       std::to_string(nodes_.num_blocks) + ", got " +
                                        std::to_string(count));
 }
 
 void BlockPool::check_fill(std::int64_t count, std::int64_t num_tokens) const {
-  const std::int64_t wanted = count * blocks_.block_size;
+  const std::int64_t wanted = count * nodes_.block_size;
   if (num_tokens != wanted)
     throw Error(ErrorKind::kValue, "tokens must fill the blocks, " + std::to_string(wanted) +
                                        " of them, got " + std::to_string(num_tokens));
@@ -242,15 +243,15 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
   const int partition = partition_of_chain(key);
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
-    const BlockId b = checked(ids[i], i);
-    if (!blocks_[b].ref_count) throw WrongBlockState(b, "cannot promote it: it is not held");
-    if (named_before(b))
+    if (!listed(ids[i], i).ref_count)
+      throw WrongBlockState(ids[i], "cannot promote it: it is not held");
+    if (named_before(ids[i]))
       throw Error(ErrorKind::kValue,
-                  "blocks must be distinct, got " + std::to_string(b) + " twice");
-    if (pool_.partition_of(b) != partition)
+                  "blocks must be distinct, got " + std::to_string(ids[i]) + " twice");
+    if (pool_.partition_of(nodes_.owner(ids[i])) != partition)
       throw Error(ErrorKind::kValue,
                   "blocks must be of the share that the namespace has, or the parent; got " +
-                      std::to_string(b) + " of another at index " + std::to_string(i));
+                      std::to_string(ids[i]) + " of another at index " + std::to_string(i));
   }
 }
 
@@ -258,66 +259,66 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
 // Returns how many are cached: they are the first ones, since a fresh block has no children.
 std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t count,
                                        const Token* tokens, NodeId node, const ExtrasIds& extras,
-                                       std::uint8_t* digest, BlockId* out) {
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+                                       std::uint8_t* digest, NodeId* out) {
+  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   const std::uint8_t* before = index_.digest_of(node);
   std::int64_t num_cached = 0;
   for (std::int64_t i = 0; i < count; ++i, before = digest, digest += digest_size) {
-    const auto b = static_cast<BlockId>(ids[i]);
-    const Block& block = blocks_[b];
-    const Key key{node, extras_at(&extras, i), tokens + i * blocks_.block_size};
-    const BlockId known = index_.find_or_digest(key, before, digest);
-    if (block.keyed() && known != b)
-      throw WrongBlockState(b, "cannot promote it: it is cached already, with another content");
+    const NodeId b = nodes_.owner(ids[i]);
+    const Node& record = nodes_[b];
+    const Key key{node, extras_at(&extras, i), tokens + i * nodes_.block_size};
+    const NodeId known = index_.find_or_digest(key, before, digest);
+    if (record.keyed() && known != b)
+      throw WrongBlockState(ids[i], "cannot promote it: it is cached already, with another content");
     if (known >= 0) {
       node = known;
       out[num_cached++] = known;
-    } else if (block.copy_source != kNoBlock || block.in_flight) {
-      throw WrongBlockState(b, "cannot promote it: it waits for a copy");
+    } else if (record.copy_source != kNoNode || record.in_flight) {
+      throw WrongBlockState(ids[i], "cannot promote it: it waits for a copy");
     } else {
-      node = kNoBlock;
+      node = kNoNode;
     }
   }
   return num_cached;
 }
 
 void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key,
-                        BlockId* out, const Announce& announce) {
+                        std::int32_t* out, const Announce& announce) {
   const Held held(monitor_);
   check_promotion(ids, count, key);
   if (!count) return;
   if (!digester_) {
-    if (announce) announce(static_cast<BlockId>(ids[0]));
-    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<BlockId>(ids[i]);
+    if (announce) announce(static_cast<std::int32_t>(ids[0]));
+    for (std::int64_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(ids[i]);
     return;
   }
   // A copy: a digest function may change the caller's array, and what was compared must be what is
   // cached.
   tokens_room_.assign(key.tokens, key.tokens + key.num_tokens);
   const Token* const tokens = tokens_room_.data();
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   digests_room_.resize(static_cast<std::size_t>(count) * digest_size);
   const RootReference root(index_, key.name);
   const ExtrasMap extras(index_.extras(), key.extras);
-  NodeId node = key.parent == kNoBlock ? root.node() : static_cast<NodeId>(key.parent);
+  NodeId node = key.parent == kNoNode ? root.node() : nodes_.owner(key.parent);
   const std::int64_t num_cached =
       plan_promotion(ids, count, tokens, node, extras.ids(), digests_room_.data(), out);
-  if (announce) announce(num_cached ? out[0] : static_cast<BlockId>(ids[0]));
+  if (announce) announce(num_cached ? nodes_.name(out[0]) : static_cast<std::int32_t>(ids[0]));
 
   // What continues a block is of the same request; what begins a prompt begins one.
   Context who = kNobody;
-  if (contexts_ && key.parent != kNoBlock) who = context(static_cast<BlockId>(key.parent));
-  if (contexts_ && key.parent == kNoBlock)
+  if (contexts_ && key.parent != kNoNode) who = context(nodes_.owner(key.parent));
+  if (contexts_ && key.parent == kNoNode)
     who = pool_.admitted(partition_of_chain(key), {nullptr, 0}, count);
   const Context request = who;
   RetainingPolicy* retention = pool_.partition(partition_of_chain(key)).retention;
   for (std::int64_t i = 0; i < num_cached; ++i) {
-    const BlockId twin = out[i];
+    const NodeId twin = out[i];
     index_.set_hint(node, twin);
-    if (twin != ids[i]) {
-      if (retention) retention->inherit(static_cast<BlockId>(ids[i]), twin);
+    if (const NodeId own = nodes_.owner(ids[i]); twin != own) {
+      if (retention) retention->inherit(own, twin);
       pool_.acquire(twin);
-      drop_reference(static_cast<BlockId>(ids[i]), who);
+      drop_reference(own, who);
     }
     node = twin;
   }
@@ -326,33 +327,35 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   for (std::int64_t i = num_cached; i < count; ++i, digest += digest_size) {
     if (i + kInsertAhead < count)
       index_.prefetch_bucket(digest + static_cast<std::size_t>(kInsertAhead) * digest_size);
-    const auto b = static_cast<BlockId>(ids[i]);
-    std::copy_n(tokens + i * blocks_.block_size, blocks_.block_size, blocks_.tokens(b));
-    make_findable(b, {node, extras_at(&extras.ids(), i), blocks_.tokens(b)}, digest, out, i);
+    const NodeId b = nodes_.owner(ids[i]);
+    std::copy_n(tokens + i * nodes_.block_size, nodes_.block_size, nodes_.tokens(b));
+    make_findable(b, {node, extras_at(&extras.ids(), i), nodes_.tokens(b)}, digest, out, i);
     out[i] = node = b;
   }
   pool_.tell_cached({out + num_cached, count - num_cached}, who);
   note_request({out, count}, request);
+  name_blocks(out, count);
 }
 
-BlockId BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
-                                 const Announce& announce) {
+std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
+                                      const Announce& announce) {
   const Held held(monitor_);
-  const BlockId shared = checked(id, -1);
-  if (!blocks_[shared].ref_count)
+  if (!view(id).ref_count)
     throw WrongBlockState(id, "cannot make it writable: it is not held");
-  if (num_tokens < 0 || num_tokens > blocks_.block_size)
+  if (num_tokens < 0 || num_tokens > nodes_.block_size)
     throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
-                                       std::to_string(blocks_.block_size) + "], got " +
+                                       std::to_string(nodes_.block_size) + "], got " +
                                        std::to_string(num_tokens));
+  const NodeId shared = nodes_.owner(id);
   const bool in_place = !is_shared(shared);
   const int partition = pool_.partition_of(shared);
   if (!in_place) check_available(1, partition);
-  const BlockId chosen = in_place ? shared : pool_.next(partition);
-  if (announce) announce(chosen);
-  if (in_place) return shared;
+  const BlockId chosen = in_place ? nodes_.block(shared) : pool_.next(partition);
+  if (announce) announce(number(chosen));
+  if (in_place) return number(chosen);
   Context who = context(shared);
-  return move_to_fresh(shared, pool_.take_next(partition, chosen), 0, num_tokens, who).block;
+  const NodeId fresh = pool_.take_next(partition, chosen, std::max(nodes_[shared].parent, kNoNode));
+  return nodes_.name(move_to_fresh(shared, fresh, 0, num_tokens, who).node);
 }
 
 void BlockPool::check_evict(std::int64_t count, std::string_view name) const {
@@ -362,50 +365,51 @@ void BlockPool::check_evict(std::int64_t count, std::string_view name) const {
   if (count > idle) throw OutOfBlocks(count, idle, 0);
 }
 
-void BlockPool::evict(std::int64_t count, std::string_view name, BlockId* out) {
+void BlockPool::evict(std::int64_t count, std::string_view name, std::int32_t* out) {
   const Held held(monitor_);
   check_evict(count, name);
   const int partition = partition_of(name);
-  for (std::int64_t i = 0; i < count; ++i) out[i] = pool_.take_idle(partition);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = nodes_.name(pool_.take_idle(partition));
 }
 
-void BlockPool::forget(std::int64_t count, std::string_view name, BlockId* out) {
+void BlockPool::forget(std::int64_t count, std::string_view name, std::int32_t* out) {
   const Held held(monitor_);
   check_evict(count, name);
   const int partition = partition_of(name);
   for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = pool_.victim(partition);  // has no cached child
-    pool_.forget(out[i]);
+    const NodeId victim = pool_.victim(partition);  // has no cached child
+    out[i] = nodes_.name(victim);
+    pool_.forget(victim);
   }
 }
 
 void BlockPool::reset() {
   const Held held(monitor_);
   if (pool_.num_used()) {
-    BlockId b = first_;
-    while (!blocks_[b].used()) ++b;
+    std::int64_t b = first_;
+    while (!view(b).used()) ++b;
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
   const PrefixIndex::Clearing clearing(index_);
   for (int i = 0; i < pool_.num_partitions(); ++i) {
-    const BlockList& idle = pool_.idle_list(i);
+    const NodeList& idle = pool_.idle_list(i);
     while (!idle.empty()) pool_.forget(idle.front());  // has no cached child
     if (ReuseTracker* past = pool_.past(i)) past->forget_ghosts();
   }
 }
 
-std::vector<BlockId> BlockPool::children(std::int64_t parent, std::string_view name) const {
-  std::vector<BlockId> result;
+std::vector<std::int32_t> BlockPool::children(std::int64_t parent, std::string_view name) const {
+  std::vector<std::int32_t> result;
   const NodeId node = parent_node(parent, name);
-  if (node == kNoBlock) return result;
-  for (BlockId b = index_.first_child(node); b >= 0; b = blocks_[b].next_sibling)
-    result.push_back(b);
+  if (node == kNoNode) return result;
+  for (NodeId b = index_.first_child(node); b >= 0; b = nodes_[b].next_sibling)
+    result.push_back(nodes_.name(b));
   return result;
 }
 
 std::size_t BlockPool::memory() const {
   return store_memory() + digests_room_.capacity() + tokens_room_.capacity() * sizeof(Token) +
-         marks_.bytes() + run_room_.capacity() * sizeof(BlockId) +
+         marks_.bytes() + run_room_.capacity() * sizeof(NodeId) +
          ghosts_room_.capacity() * sizeof(std::int32_t) + (contexts_ ? contexts_->bytes() : 0);
 }
 

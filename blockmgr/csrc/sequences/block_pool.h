@@ -35,36 +35,38 @@ class BlockPool : public Store {
 
   // Blocks are of one share each: the namespace's, where a call takes its name.
   void check_take(std::int64_t count, std::string_view name) const;
-  void take(std::int64_t count, std::string_view name, BlockId* out);
+  void take(std::int64_t count, std::string_view name, std::int32_t* out);
   // found: by a request, of which policies are notified; else a further reference to what it has.
   void acquire(const std::int64_t* ids, std::int64_t count, bool found);
   void release(const std::int64_t* ids, std::int64_t count);
   // Makes blocks the most recently used ones, as if acquired and released.
   void touch(const std::int64_t* ids, std::int64_t count);
 
-  std::vector<BlockId> find(const ChainKey& key);
+  std::vector<std::int32_t> find(const ChainKey& key);
   // Finds and acquires, as one request: it counts for what pools of other sizes would have found.
   // Begins at the root of a namespace. Unless so many are found, nothing is done; whether it was.
   // num_asked: tokens of the prompt, of which the key may lack those that no pool of this size holds.
-  bool acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count, BlockId* out);
+  bool acquire_prefix(const ChainKey& key, std::int64_t num_asked, std::int64_t count,
+                      std::int32_t* out);
   // The blocks that stand for the chain afterwards, into out: the given ones, or cached twins to
   // which one reference each has moved.
   //
   // Here and below, announce gets the (first) result at the end of the plan, when it may still
   // throw: a caller that needs memory to pass it on takes it there. It must not call back.
-  using Announce = std::function<void(BlockId)>;
-  void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, BlockId* out,
+  using Announce = std::function<void(std::int32_t)>;
+  void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, std::int32_t* out,
                const Announce& announce = {});
   // What promote would refuse for the numbers alone, to be asked before anything is read.
   void check_distinct(std::int64_t count) const;
   void check_fill(std::int64_t count, std::int64_t num_tokens) const;
-  BlockId make_writable(std::int64_t id, std::int64_t num_tokens, const Announce& announce = {});
+  std::int32_t make_writable(std::int64_t id, std::int64_t num_tokens,
+                             const Announce& announce = {});
 
   void check_evict(std::int64_t count, std::string_view name) const;
   // The idle blocks that are next in the eviction order, with one reference each.
-  void evict(std::int64_t count, std::string_view name, BlockId* out);
+  void evict(std::int64_t count, std::string_view name, std::int32_t* out);
   // Makes them free instead.
-  void forget(std::int64_t count, std::string_view name, BlockId* out);
+  void forget(std::int64_t count, std::string_view name, std::int32_t* out);
   void reset();
 
   // block_pool_levels.cc. A level of kNoLevel withdraws; ttl is in seconds.
@@ -72,15 +74,20 @@ class BlockPool : public Store {
   // Pins a cached block with all that it continues.
   std::int64_t pin(std::int64_t id, const std::function<void(std::int64_t)>& announce = {});
 
-  // The record of a block.
-  const Block& view(std::int64_t id) const { return blocks_[checked(id, -1)]; }
+  // The record of the node that has this block; of a free block, one that says so.
+  const Node& view(std::int64_t id) const { return listed(id, -1); }
   // The same of a block that stands in a list.
-  const Block& listed(std::int64_t id, std::int64_t position) const {
-    return blocks_[checked(id, position)];
+  const Node& listed(std::int64_t id, std::int64_t position) const {
+    const NodeId n = checked(id, position);
+    return n < 0 ? free_ : nodes_[n];
+  }
+  std::uint32_t generation(std::int64_t id) const {
+    checked(id, -1);
+    return pool_.generation(id);
   }
   // The same of a block that must be cached.
-  const Block& cached(std::int64_t id) const;
-  std::vector<BlockId> children(std::int64_t parent, std::string_view name) const;
+  const Node& cached(std::int64_t id) const;
+  std::vector<std::int32_t> children(std::int64_t parent, std::string_view name) const;
 
   std::size_t memory() const;
   // Every broken invariant, one sentence each, recomputed from scratch.
@@ -89,45 +96,51 @@ class BlockPool : public Store {
   std::string fingerprint() const;
 
  private:
-  // The id as a block. position: in a list, for the message; -1: it stands alone.
-  BlockId checked(std::int64_t id, std::int64_t position) const;
+  // The node that has this block; kNoNode: it is free. position: in a list, for the message; -1: it
+  // stands alone.
+  NodeId checked(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
   NodeId parent_node(std::int64_t parent, std::string_view name) const;
   // The partition whose blocks a chain may be made of.
   int partition_of_chain(const ChainKey& key) const {
-    return key.parent == kNoBlock ? partition_of(key.name)
-                                  : pool_.partition_of(static_cast<BlockId>(key.parent));
+    return key.parent == kNoNode ? partition_of(key.name)
+                                  : pool_.partition_of(nodes_.owner(key.parent));
   }
   // The part of the list that is a run of cached blocks from this position on; 0: not even one.
   std::int64_t run_from(const std::int64_t* ids, std::int64_t count, std::int64_t first) noexcept;
   void acquire_run(Run run) noexcept;
   void note_request(Run run, Context who) noexcept {
-    for (const BlockId b : run)
+    for (const NodeId b : run)
       if (contexts_) (*contexts_)[static_cast<std::size_t>(b)] = who;
   }
-  Context context(BlockId b) const {
+  Context context(NodeId b) const {
     return contexts_ ? (*contexts_)[static_cast<std::size_t>(b)] : kNobody;
   }
   void begin_list() noexcept;
   // Whether this list has named the block before.
-  bool named_before(BlockId b) noexcept {
-    return std::exchange(marks_[static_cast<std::size_t>(b)], mark_) == mark_;
+  bool named_before(std::int64_t block) noexcept {
+    return std::exchange(marks_[static_cast<std::size_t>(block)], mark_) == mark_;
+  }
+  // Puts the blocks in the place of the nodes that have them.
+  void name_blocks(std::int32_t* nodes, std::int64_t count) const noexcept {
+    nodes_.name_all(nodes, count, nodes);
   }
   void check_held(const std::int64_t* ids, std::int64_t count);
   void check_counted(const std::int64_t* ids, std::int64_t count) const;
   void check_promotion(const std::int64_t* ids, std::int64_t count, const ChainKey& key);
   std::int64_t plan_promotion(const std::int64_t* ids, std::int64_t count, const Token* tokens,
                               NodeId node, const ExtrasIds& extras, std::uint8_t* digest,
-                              BlockId* out);
+                              NodeId* out);
 
-  BlockId first_;  // id that is not kept back
+  std::int32_t first_;  // block that is not kept back
+  const Node free_;
 
   // Memory that plans lie in, kept so that calls seldom allocate.
   std::vector<std::uint8_t> digests_room_;
   std::vector<Token> tokens_room_;
   ZeroedArray<std::uint32_t> marks_;  // of each block, the last list that named it
   std::uint32_t mark_ = 0;
-  std::vector<BlockId> run_room_;
+  std::vector<NodeId> run_room_;
   std::vector<std::int32_t> ghosts_room_;
   // What the policy knows of the request that found or promoted a block last. nullptr: there is no
   // policy.

@@ -17,24 +17,24 @@ void check_resolved(bool in_flight, std::int64_t last) {
                                       " is not resolved; call copies_applied or copies_aborted");
 }
 
-void CopyTracker::plan(BlockId source, BlockId destination, std::int32_t num_tokens) noexcept {
+void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_tokens) noexcept {
   num_tokens = reach(source, num_tokens);
-  const BlockId root =
-      blocks_[source].copy_source == kNoBlock ? source : blocks_[source].copy_source;
+  const NodeId root =
+      nodes_[source].copy_source == kNoNode ? source : nodes_[source].copy_source;
   pool_.pin(root);
-  blocks_[destination].copy_source = root;
-  blocks_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);
+  nodes_[destination].copy_source = root;
+  nodes_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);
   pending_.push_back(destination);
   ++num_planned_;
 }
 
-void CopyTracker::drop(BlockId destination) noexcept {
-  Block& block = blocks_[destination];
-  if (block.copy_source == kNoBlock) return;
+void CopyTracker::drop(NodeId destination) noexcept {
+  Node& record = nodes_[destination];
+  if (record.copy_source == kNoNode) return;
   pending_.remove(destination);
-  const BlockId root = block.copy_source;
-  block.copy_source = kNoBlock;
-  block.copy_tokens = 0;
+  const NodeId root = record.copy_source;
+  record.copy_source = kNoNode;
+  record.copy_tokens = 0;
   ++num_cancelled_;
   pool_.unpin(root);
 }
@@ -42,13 +42,13 @@ void CopyTracker::drop(BlockId destination) noexcept {
 const std::vector<Copy>& CopyTracker::take() noexcept {
   flight_.clear();
   while (!pending_.empty()) {
-    const BlockId b = pending_.front();
+    const NodeId b = pending_.front();
     pending_.remove(b);
-    Block& block = blocks_[b];
-    flight_.push_back({block.copy_source, b, block.copy_tokens});
-    block.copy_source = kNoBlock;
-    block.copy_tokens = 0;
-    block.in_flight = 1;
+    Node& record = nodes_[b];
+    flight_.push_back({record.copy_source, b, record.copy_tokens});
+    record.copy_source = kNoNode;
+    record.copy_tokens = 0;
+    record.in_flight = 1;
     pool_.pin(b);  // the copy will write this block even if its table is gone by then
   }
   open_ = true;
@@ -57,7 +57,7 @@ const std::vector<Copy>& CopyTracker::take() noexcept {
 
 void CopyTracker::applied() noexcept {
   for (const Copy& copy : flight_) {
-    blocks_[copy.destination].in_flight = 0;
+    nodes_[copy.destination].in_flight = 0;
     pool_.unpin(copy.source);
     pool_.unpin(copy.destination);
   }
@@ -67,25 +67,25 @@ void CopyTracker::applied() noexcept {
 
 void CopyTracker::aborted() noexcept {
   for (const Copy& copy : flight_) {
-    blocks_[copy.destination].copy_source = copy.source;
-    blocks_[copy.destination].copy_tokens = static_cast<std::uint16_t>(copy.num_tokens);
+    nodes_[copy.destination].copy_source = copy.source;
+    nodes_[copy.destination].copy_tokens = static_cast<std::uint16_t>(copy.num_tokens);
   }
   // What was recorded since may read a block whose own copy has not happened after all.
-  for (BlockId b = pending_.front(); b != pending_.end(); b = pending_.after(b)) {
-    Block& block = blocks_[b];
-    const BlockId source = block.copy_source;
-    if (!blocks_[source].in_flight) continue;
-    const std::int32_t reached = reach(source, block.copy_tokens);
-    block.copy_tokens = static_cast<std::uint16_t>(reached);
-    block.copy_source = blocks_[source].copy_source;
-    pool_.pin(block.copy_source);
+  for (NodeId b = pending_.front(); b != pending_.end(); b = pending_.after(b)) {
+    Node& record = nodes_[b];
+    const NodeId source = record.copy_source;
+    if (!nodes_[source].in_flight) continue;
+    const std::int32_t reached = reach(source, record.copy_tokens);
+    record.copy_tokens = static_cast<std::uint16_t>(reached);
+    record.copy_source = nodes_[source].copy_source;
+    pool_.pin(record.copy_source);
     pool_.unpin(source);
   }
   for (std::size_t i = flight_.size(); i-- > 0;) {
-    const BlockId destination = flight_[i].destination;
-    blocks_[destination].in_flight = 0;
+    const NodeId destination = flight_[i].destination;
+    nodes_[destination].in_flight = 0;
     pending_.push_front(destination);
-    if (blocks_[destination].ref_count == 0) drop(destination);
+    if (nodes_[destination].ref_count == 0) drop(destination);
     pool_.unpin(destination);
   }
   flight_.clear();

@@ -24,30 +24,36 @@ void check_ticket(bool in_flight, std::int64_t ticket, std::int64_t last);
 void check_resolved(bool in_flight, std::int64_t last);
 
 struct Copy {
-  BlockId source;
-  BlockId destination;
+  NodeId source;
+  NodeId destination;
+  std::int32_t num_tokens;
+};
+// The same for who carries it out.
+struct BlockCopy {
+  std::int32_t source;
+  std::int32_t destination;
   std::int32_t num_tokens;
 };
 
 class CopyTracker {
  public:
-  CopyTracker(Blocks& blocks, Pool& pool)
-      : blocks_(blocks), pool_(pool), pending_(blocks, pool.copies_sentinel()) {}
+  CopyTracker(Nodes& nodes, Pool& pool)
+      : nodes_(nodes), pool_(pool), pending_(nodes, pool.copies_sentinel()) {}
 
   int num_pending() const { return pending_.size(); }
   bool in_flight() const { return open_; }
 
   // Tokens that a copy of the source can bring: fewer than num_tokens when the source itself is
   // still waiting for a shorter copy.
-  std::int32_t reach(BlockId source, std::int32_t num_tokens) const {
-    const Block& block = blocks_[source];
-    if (block.copy_source == kNoBlock) return num_tokens;
-    return num_tokens < block.copy_tokens ? num_tokens : block.copy_tokens;
+  std::int32_t reach(NodeId source, std::int32_t num_tokens) const {
+    const Node& record = nodes_[source];
+    if (record.copy_source == kNoNode) return num_tokens;
+    return num_tokens < record.copy_tokens ? num_tokens : record.copy_tokens;
   }
   // Records a copy of the leading num_tokens > 0 tokens into a fresh block.
-  void plan(BlockId source, BlockId destination, std::int32_t num_tokens) noexcept;
+  void plan(NodeId source, NodeId destination, std::int32_t num_tokens) noexcept;
   // Cancels the copy into a block, if there is one pending.
-  void drop(BlockId destination) noexcept;
+  void drop(NodeId destination) noexcept;
 
   // Room for take(): the only part of it that can fail.
   void reserve() { flight_.reserve(static_cast<std::size_t>(pending_.size())); }
@@ -59,8 +65,8 @@ class CopyTracker {
 
   template <class Visit>
   void each_pending(Visit visit) const {
-    for (BlockId b = pending_.front(); b != pending_.end(); b = pending_.after(b))
-      visit(Copy{blocks_[b].copy_source, b, blocks_[b].copy_tokens});
+    for (NodeId b = pending_.front(); b != pending_.end(); b = pending_.after(b))
+      visit(Copy{nodes_[b].copy_source, b, nodes_[b].copy_tokens});
   }
   const std::vector<Copy>& flight() const { return flight_; }
   std::size_t memory() const { return flight_.capacity() * sizeof(Copy); }
@@ -68,9 +74,9 @@ class CopyTracker {
   std::int64_t num_cancelled() const { return num_cancelled_; }
 
  private:
-  Blocks& blocks_;
+  Nodes& nodes_;
   Pool& pool_;
-  BlockList pending_;
+  NodeList pending_;
   std::vector<Copy> flight_;
   bool open_ = false;
   std::int64_t num_planned_ = 0;

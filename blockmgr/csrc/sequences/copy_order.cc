@@ -105,10 +105,10 @@ std::int64_t CopyChecker::pack(std::int64_t start, std::int32_t* out, std::int64
 
 namespace {
 
-// The blocks of a list, numbered in the order in which they first appear: node 0, 1, ...
-class Nodes {
+// The blocks of a list, numbered in the order in which they first appear: vertex 0, 1, ...
+class Vertices {
  public:
-  explicit Nodes(std::int64_t size) {
+  explicit Vertices(std::int64_t size) {
     numbers_.reserve(at(2 * size));
     blocks.reserve(at(2 * size));
   }
@@ -126,16 +126,16 @@ class Nodes {
 
 constexpr std::int32_t kNone = -1;
 
-// root[x]: whose content node x ends with. Only nodes with root[x] != x are written.
+// root[x]: whose content vertex x ends with. Only vertices with root[x] != x are written.
 std::vector<std::int32_t> collapse(const std::int64_t* sources, const std::int64_t* destinations,
                                    std::int64_t size, std::int64_t num_blocks, bool sequential,
-                                   Nodes& nodes) {
+                                   Vertices& vertices) {
   std::vector<std::int32_t> root;
-  std::vector<std::int32_t> writer;  // last pair that wrote the node
+  std::vector<std::int32_t> writer;  // last pair that wrote the vertex
   root.reserve(at(2 * size));
   writer.reserve(at(2 * size));
-  const auto node = [&](std::int64_t block) {
-    const std::int32_t x = nodes.number(block);
+  const auto vertex = [&](std::int64_t block) {
+    const std::int32_t x = vertices.number(block);
     if (at(x) == root.size()) {
       root.push_back(x);
       writer.push_back(kNone);
@@ -145,8 +145,8 @@ std::vector<std::int32_t> collapse(const std::int64_t* sources, const std::int64
   for (std::int64_t i = 0; i < size; ++i) {
     check_id(i, "source", sources[i], num_blocks);
     check_id(i, "destination", destinations[i], num_blocks);
-    const std::size_t source = node(sources[i]);
-    const std::size_t destination = node(destinations[i]);
+    const std::size_t source = vertex(sources[i]);
+    const std::size_t destination = vertex(destinations[i]);
     if (!sequential && writer[destination] != kNone)
       throw CopyFault(
           i, also_written_by("destination", destinations[i], writer[destination]) + " too");
@@ -160,13 +160,13 @@ std::vector<std::int32_t> collapse(const std::int64_t* sources, const std::int64
 
 MoveGroups order_copies(const std::int64_t* sources, const std::int64_t* destinations,
                         std::int64_t size, std::int64_t num_blocks, bool sequential) {
-  Nodes nodes(size);
+  Vertices vertices(size);
   const std::vector<std::int32_t> root =
-      collapse(sources, destinations, size, num_blocks, sequential, nodes);
+      collapse(sources, destinations, size, num_blocks, sequential, vertices);
   const auto count = static_cast<std::int32_t>(root.size());
   const auto written = [&](std::int32_t x) { return root[at(x)] != x; };
 
-  // Nodes without further readers first; the rest are cycles, each node read by the next.
+  // Vertices without further readers first; the rest are cycles, each read by the next.
   std::vector<std::int32_t> readers(at(count));
   for (std::int32_t x = 0; x < count; ++x)
     if (written(x)) ++readers[at(root[at(x)])];
@@ -179,11 +179,11 @@ MoveGroups order_copies(const std::int64_t* sources, const std::int64_t* destina
     if (written(source) && --readers[at(source)] == 0) order.push_back(source);
   }
 
-  // A node goes into the group of its source if that is written, for the source has to wait; else
+  // A vertex goes into the group of its source if that is written, for the source has to wait; else
   // it starts a group. Sources come after their readers, so backwards.
   std::vector<std::int32_t> group(at(count), kNone);
   std::vector<std::int32_t> length;  // moves of each group
-  std::vector<std::int32_t> cycles;  // one node of each
+  std::vector<std::int32_t> cycles;  // one vertex of each
   for (std::int32_t x = 0; x < count; ++x) {
     if (!written(x) || !readers[at(x)] || group[at(x)] != kNone) continue;
     cycles.push_back(x);
@@ -210,7 +210,7 @@ MoveGroups order_copies(const std::int64_t* sources, const std::int64_t* destina
   result.moves.resize(at(result.starts.back()));
   std::vector<std::int32_t> next(result.starts.begin(), result.starts.end() - 1);
   const auto add = [&](std::int32_t g, std::int32_t source, std::int32_t destination) {
-    const auto block = [&](std::int32_t x) { return x < 0 ? kRegister : nodes.blocks[at(x)]; };
+    const auto block = [&](std::int32_t x) { return x < 0 ? kRegister : vertices.blocks[at(x)]; };
     result.moves[at(next[at(g)]++)] = {block(source), block(destination)};
   };
   for (const std::int32_t x : order) add(group[at(x)], root[at(x)], x);

@@ -27,10 +27,10 @@ class Sequences::Elsewhere {
     const Token* tokens = prompt_.tokens + logical * size;
     next_.clear();
     for (const NodeId node : nodes)
-      for (BlockId child = core_.index_.first_child(node); child >= 0;
-           child = core_.blocks_[child].next_sibling)
-        if (core_.blocks_[child].key_tokens == size &&
-            same_tokens(core_.blocks_.tokens(child), tokens, size))
+      for (NodeId child = core_.index_.first_child(node); child >= 0;
+           child = core_.nodes_[child].next_sibling)
+        if (core_.nodes_[child].key_tokens == size &&
+            same_tokens(core_.nodes_.tokens(child), tokens, size))
           next_.push_back(child);
     nodes.swap(next_);
   }
@@ -55,7 +55,7 @@ std::int64_t Sequences::num_uncommitted(const Prompt& prompt, std::int64_t limit
     std::int64_t i = 0;
     while (i < end && extras_at(s.extras_ids(), i) == extras_at(&extras, i) &&
            ((i < found.num_full && t[i] == found.full[i]) ||
-            same_tokens(blocks_.tokens(t[i]), prompt.tokens + i * size, size)))
+            same_tokens(nodes_.tokens(t[i]), prompt.tokens + i * size, size)))
       ++i;
     most = std::max(most, i);
   }
@@ -66,11 +66,11 @@ std::int64_t Sequences::num_uncommitted(const Prompt& prompt, std::int64_t limit
 std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t extras,
                                              NodeId node) const {
   std::int64_t most = 0;
-  for (BlockId child = index_.first_child(node); child >= 0; child = blocks_[child].next_sibling) {
-    const Block& block = blocks_[child];
-    if (block.extras != extras) continue;
+  for (NodeId child = index_.first_child(node); child >= 0; child = nodes_[child].next_sibling) {
+    const Node& record = nodes_[child];
+    if (record.extras != extras) continue;
     std::int64_t n = 0;
-    while (n < block.key_tokens && blocks_.tokens(child)[n] == tokens[n]) ++n;
+    while (n < record.key_tokens && nodes_.tokens(child)[n] == tokens[n]) ++n;
     most = std::max(most, n);
   }
   return most;
@@ -109,7 +109,7 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   if (missing && reuse) {
     if (root != kUnknownId) {
       std::memcpy(digest, index_.digest_of(found.node),
-                  static_cast<std::size_t>(blocks_.digest_size));
+                  static_cast<std::size_t>(nodes_.digest_size));
     } else {
       index_.digest_root(prompt.name, digest);
     }

@@ -6,11 +6,11 @@
 namespace blockmgr {
 
 // Takes a cached block and all that continues it out of the cache, children first, and marks them.
-std::int64_t Sequences::forget_chain(BlockId b, std::vector<bool>* gone) noexcept {
+std::int64_t Sequences::forget_chain(NodeId b, std::vector<bool>* gone) noexcept {
   std::int64_t count = 0;
   for (NodeId node = b;;) {
-    while (blocks_[node].first_child >= 0) node = blocks_[node].first_child;
-    const NodeId parent = blocks_[node].parent;
+    while (nodes_[node].first_child >= 0) node = nodes_[node].first_child;
+    const NodeId parent = nodes_[node].parent;
     pool_.forget(node);
     if (gone) (*gone)[static_cast<std::size_t>(node)] = true;
     ++count;
@@ -23,7 +23,7 @@ std::int64_t Sequences::forget_chain(BlockId b, std::vector<bool>* gone) noexcep
 // compute, is to be found. Whether that marks more blocks as wrong.
 bool Sequences::forget_table(Sequence& s, std::vector<bool>& wrong,
                              std::int64_t& forgotten) noexcept {
-  const auto is_wrong = [&wrong](BlockId b) { return wrong[static_cast<std::size_t>(b)]; };
+  const auto is_wrong = [&wrong](NodeId b) { return wrong[static_cast<std::size_t>(b)]; };
   const std::int32_t* t = table(s);
   const std::int32_t* end = t + s.num_blocks;
   const std::int32_t* at = std::find_if(t, end, is_wrong);
@@ -32,7 +32,7 @@ bool Sequences::forget_table(Sequence& s, std::vector<bool>& wrong,
   bool more = false;
   for (; at != end; ++at) {
     more |= !is_wrong(*at);
-    if (blocks_[*at].keyed()) {
+    if (nodes_[*at].keyed()) {
       forgotten += forget_chain(*at, &wrong);
     } else {
       pool_.drop_twin(*at);
@@ -48,7 +48,7 @@ void Sequences::mend_chains() noexcept {
   for (Sequence& s : sequences_) {
     const std::int32_t* t = table(s);
     for (std::int32_t i = 0; i < s.num_chained; ++i)
-      if (!blocks_[t[i]].keyed() && blocks_[t[i]].parent < 0) s.num_chained = i;
+      if (!nodes_[t[i]].keyed() && nodes_[t[i]].parent < 0) s.num_chained = i;
   }
 }
 
@@ -57,12 +57,13 @@ std::int64_t Sequences::forget(const std::int64_t* ids, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) checked_block(ids[i], i);
   // The mark of what is not written yet would go with its key.
   for (const Sequence& s : sequences_) refuse_ahead(s, "forget blocks around");
-  std::vector<bool> wrong(static_cast<std::size_t>(blocks_.count));
+  std::vector<bool> wrong(static_cast<std::size_t>(nodes_.count));
   std::int64_t forgotten = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto b = static_cast<BlockId>(ids[i]);
-    wrong[static_cast<std::size_t>(b)] = true;
-    if (blocks_[b].keyed()) forgotten += forget_chain(b, &wrong);
+    const NodeId n = nodes_.owner(ids[i]);  // none: it has been forgotten with another
+    if (n < 0) continue;
+    wrong[static_cast<std::size_t>(n)] = true;
+    if (nodes_[n].keyed()) forgotten += forget_chain(n, &wrong);
   }
   // Where tables are append-only, another sequence may name what this one computed after a block
   // that only this one has.

@@ -8,19 +8,17 @@ namespace blockmgr {
 
 namespace {
 
-// Copies a table to two places, a cache line at a time. Rows start at any multiple of four bytes,
+// Copies entries of a table, a cache line at a time. Rows start at any multiple of four bytes,
 // where the library's copy of some kilobytes (rep movsb) takes six times as long.
-void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to,
-                std::int32_t* also_to) {
+void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) {
   constexpr std::int64_t kLine = 16;
   std::int64_t i = 0;
   for (; i + kLine <= count; i += kLine) {
     std::int32_t line[kLine];
     std::memcpy(line, from + i, sizeof line);
     std::memcpy(to + i, line, sizeof line);
-    std::memcpy(also_to + i, line, sizeof line);
   }
-  for (; i < count; ++i) to[i] = also_to[i] = from[i];
+  for (; i < count; ++i) to[i] = from[i];
 }
 
 }  // namespace
@@ -55,9 +53,10 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
   const std::int32_t* from = table(parent);
   constexpr std::int32_t kAhead = 16;
   for (std::int32_t i = 0; i < model.num_blocks; ++i) {
-    if (i + kAhead < model.num_blocks) prefetch(&blocks_[from[i + kAhead]]);
-    blocks_[from[i]].ref_count += static_cast<std::uint32_t>(count);
+    if (i + kAhead < model.num_blocks) prefetch(&nodes_[from[i + kAhead]]);
+    nodes_[from[i]].ref_count += static_cast<std::uint32_t>(count);
   }
+  const std::int32_t* shown = nullptr;
   for (std::int64_t c = 0; c < count; ++c) {
     const std::int32_t index = unused_rows_.back();
     unused_rows_.pop_back();
@@ -68,7 +67,14 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
     child = model;
     child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
     index_.retain_root(child.root);
-    copy_table(from, model.num_blocks, table_at(index), shown_at(index));
+    copy_table(from, model.num_blocks, table_at(index));
+    // The blocks are looked up for the first child only: nothing was written to its row since.
+    if (c) {
+      copy_table(shown, model.num_blocks, shown_at(index));
+    } else {
+      show(index, 0, model.num_blocks);
+      shown = shown_at(index);
+    }
     show_length(child);
   }
   counters_.forks += count;
@@ -79,7 +85,7 @@ namespace {
 
 struct Successor {
   Sequence state;               // what the sequence will be
-  std::vector<BlockId> blocks;  // its table
+  std::vector<NodeId> table;
   std::int64_t num_kept = 0;    // leading blocks that it has already
 };
 
@@ -118,7 +124,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
         std::min<std::int64_t>(parent.num_blocks, blocks_for(parent.num_tokens)));
     const std::int32_t* from = table(parent);
     const std::int32_t* old = table(s);
-    next.blocks.assign(from, from + next.state.num_blocks);
+    next.table.assign(from, from + next.state.num_blocks);
     const std::int64_t both = std::min(next.state.num_blocks, s.num_blocks);
     while (next.num_kept < both && from[next.num_kept] == old[next.num_kept]) ++next.num_kept;
     changed.push_back(&s);
@@ -127,8 +133,8 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
 
   // Every new reference before any release: a block may pass from one beam to another.
   for (const Successor& next : successors) {
-    for (auto i = static_cast<std::size_t>(next.num_kept); i < next.blocks.size(); ++i)
-      ++blocks_[next.blocks[i]].ref_count;
+    for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
+      ++nodes_[next.table[i]].ref_count;
     index_.retain_root(next.state.root);
   }
   for (std::size_t c = 0; c < changed.size(); ++c) {
@@ -137,8 +143,9 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     release_blocks(s, next.num_kept);
     index_.release_root(s.root);
     s = std::move(next.state);
-    copy_table(next.blocks.data(), static_cast<std::int64_t>(next.blocks.size()), table(s),
-               shown_at(row_of(s)));
+    copy_table(next.table.data() + next.num_kept, s.num_blocks - next.num_kept,
+               table(s) + next.num_kept);
+    show(row_of(s), next.num_kept, s.num_blocks - next.num_kept);
     show_length(s);
   }
 }

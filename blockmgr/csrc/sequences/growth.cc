@@ -13,7 +13,7 @@ bool Sequences::must_copy(const Sequence& s, std::int64_t logical) const {
 // Moves the sequence to a block that only it names, in front of a write. Of k sharers k - 1 move;
 // the last finds itself alone and writes in place.
 void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept {
-  const BlockId shared = table(s)[logical];
+  const NodeId shared = table(s)[logical];
   if (!must_copy(s, logical)) {
     pool_.drop_twin(shared);  // about to differ from it
     return;
@@ -22,11 +22,11 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config_.block_size);
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
   Context who = s.context;
-  const BlockId fresh = pool_.take(s.partition);
+  const NodeId fresh = pool_.take(s.partition, before(s, logical));
   const Writable own = move_to_fresh(shared, fresh, known, valid, who);
   // Whatever the copy cannot bring has to be computed again.
   limit_computed(s, start + own.num_copied);
-  set_entry(row_of(s), logical, own.block);
+  set_entry(row_of(s), logical, own.node);
 }
 
 // What it takes to have this many slots, and to write up to num_tokens: with more than the present
@@ -50,8 +50,10 @@ inline void Sequences::grow(Sequence& s, const GrowthPlan& plan) noexcept {
   if (plan.writes) make_private(s, s.num_tokens / config_.block_size, written(s));
   const std::int64_t had_slots = num_slots(s);
   const std::int64_t row = row_of(s);
-  for (std::int64_t i = 0; i < plan.num_fresh; ++i)
-    set_entry(row, s.num_blocks++, pool_.take(s.partition));
+  for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
+    set_entry(row, s.num_blocks, pool_.take(s.partition, before(s, s.num_blocks)));
+    ++s.num_blocks;
+  }
   const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
   if (moved > 0) {
     store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
@@ -92,9 +94,9 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
 // has to bring them.
 void Sequences::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
   refuse_unwritten(s, logical, "decode");
-  const Block& block = blocks_[table(s)[logical]];
+  const Node& record = nodes_[table(s)[logical]];
   const std::int64_t offset = s.num_tokens - logical * config_.block_size;
-  if (block.copy_source == kNoBlock || block.copy_tokens >= offset) return;
+  if (record.copy_source == kNoNode || record.copy_tokens >= offset) return;
   throw Error(ErrorKind::kStep, "cannot decode sequence " + std::to_string(handle_of(row_of(s))) +
                                     ": its last tokens are not computed, for a copy into their "
                                     "block is pending; take and apply the step's copies first");
@@ -108,7 +110,7 @@ class Sharers {
  public:
   Sharers(Tally& counts, std::int64_t most) : counts_(counts), most_(most) {}
   // Counts one more sharer of this block; whether all that share it have been counted now.
-  bool is_last(BlockId b, std::uint32_t num_sharers) {
+  bool is_last(NodeId b, std::uint32_t num_sharers) {
     if (!begun_) counts_.begin(most_);
     begun_ = true;
     return counts_.add(b) == num_sharers;
@@ -136,7 +138,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   for (std::int64_t i = 0; i < count; ++i) {
     if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
       const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
-      if (ahead.num_blocks > 0) prefetch(&blocks_[table(ahead)[ahead.num_blocks - 1]]);
+      if (ahead.num_blocks > 0) prefetch(&nodes_[table(ahead)[ahead.num_blocks - 1]]);
     }
     Sequence& s = running(handles[i]);
     if (s.mark == batch_mark_)
@@ -152,11 +154,11 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     const std::int64_t logical = s.num_tokens / size;
     bool takes = true;
     if (logical < s.num_blocks) {
-      const BlockId b = table(s)[logical];
-      const Block& block = blocks_[b];
-      takes = block.keyed() || (block.ref_count > 1 && !sharers.is_last(b, block.ref_count));
+      const NodeId b = table(s)[logical];
+      const Node& record = nodes_[b];
+      takes = record.keyed() || (record.ref_count > 1 && !sharers.is_last(b, record.ref_count));
       if (takes) refuse_uncopied(s, logical);
-      if (!takes && block.parent >= 0) plan.rewritten.push_back(b);
+      if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= longest(s.partition)) {
       throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
@@ -186,7 +188,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
 
   // First: another of the batch may release a cached block, whose key would pass to its
   // twin. That was counted as written in place.
-  for (const BlockId b : plan.rewritten) pool_.drop_twin(b);
+  for (const NodeId b : plan.rewritten) pool_.drop_twin(b);
   const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
@@ -196,14 +198,15 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
-      const Block& block = blocks_[t[logical]];
-      if (block.ref_count > 1 || block.keyed() || block.parent >= 0)
+      const Node& record = nodes_[t[logical]];
+      if (record.ref_count > 1 || record.keyed() || record.parent >= 0)
         make_private(s, logical, s.num_tokens);
     } else {
-      set_entry(row_of(s), s.num_blocks++, pool_.take(s.partition));
+      set_entry(row_of(s), logical, pool_.take(s.partition, before(s, logical)));
+      ++s.num_blocks;
     }
-    blocks_.tokens(t[logical])[offset] = tokens[i];
-    slots[i] = static_cast<std::int64_t>(t[logical]) * size + offset;
+    nodes_.tokens(t[logical])[offset] = tokens[i];
+    slots[i] = nodes_.name(t[logical]) * size + offset;
     ++s.num_tokens;
     show_length(s);
   }

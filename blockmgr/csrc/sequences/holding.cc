@@ -3,11 +3,11 @@
 
 namespace blockmgr {
 
-BlockId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
+NodeId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
   const int first = config_.null_block ? 1 : 0;
-  if (id >= first && id < blocks_.count) return static_cast<BlockId>(id);
+  if (id >= first && id < nodes_.num_blocks) return nodes_.owner(id);
   const std::string bound =
-      "[" + std::to_string(first) + ", " + std::to_string(blocks_.count) + ")";
+      "[" + std::to_string(first) + ", " + std::to_string(nodes_.num_blocks) + ")";
   if (position < 0)
     throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
   throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +
@@ -17,16 +17,16 @@ BlockId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
 // A block that only a copy keeps holds nothing that a caller may refer to.
 void Sequences::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
-    const BlockId b = checked_block(ids[i], i);
-    if (!blocks_[b].ref_count && !blocks_[b].keyed() && !num_holds(b))
+    const NodeId n = checked_block(ids[i], i);
+    if (n < 0 || (!nodes_[n].ref_count && !nodes_[n].keyed() && !num_holds(n)))
       throw WrongBlockState(
-          b, std::string("cannot ") + call + " it: it is not held, and it is not cached");
+          ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
 }
 
 std::int64_t Sequences::ref_count(std::int64_t id) const {
-  const BlockId b = checked_block(id, -1);
-  return blocks_[b].ref_count + num_holds(b);
+  const NodeId n = checked_block(id, -1);
+  return n < 0 ? 0 : nodes_[n].ref_count + num_holds(n);
 }
 
 // A hold is a pin: it keeps the block and its ancestors, and does not cause a copy before a write.
@@ -34,10 +34,11 @@ void Sequences::acquire(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "acquire");
   if (!holds_)
-    holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(blocks_.count));
+    holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes_.count));
   for (std::int64_t i = 0; i < count; ++i) {
-    pool_.pin(static_cast<BlockId>(ids[i]));
-    ++(*holds_)[static_cast<std::size_t>(ids[i])];
+    const NodeId n = nodes_.owner(ids[i]);
+    pool_.pin(n);
+    ++holds_of(n);
   }
 }
 
@@ -50,21 +51,23 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
     const std::int64_t* ids;
     std::int64_t counted = 0;
     ~Restore() {
-      while (counted > 0) ++(*core.holds_)[static_cast<std::size_t>(ids[--counted])];
+      while (counted > 0) ++core.holds_of(core.nodes_.owner(ids[--counted]));
     }
   };
   {
     Restore counted_off{*this, ids};
     for (std::int64_t i = 0; i < count; ++i) {
-      const BlockId b = checked_block(ids[i], i);
-      if (!num_holds(b)) throw WrongBlockState(b, "it is released more often than it is held");
-      --(*holds_)[static_cast<std::size_t>(b)];
+      const NodeId n = checked_block(ids[i], i);
+      if (n < 0 || !num_holds(n))
+        throw WrongBlockState(ids[i], "it is released more often than it is held");
+      --holds_of(n);
       ++counted_off.counted;
     }
   }
   for (std::int64_t i = 0; i < count; ++i) {
-    --(*holds_)[static_cast<std::size_t>(ids[i])];
-    pool_.unpin(static_cast<BlockId>(ids[i]));
+    const NodeId n = nodes_.owner(ids[i]);
+    --holds_of(n);
+    pool_.unpin(n);
   }
 }
 
@@ -73,7 +76,7 @@ void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "touch");
   for (std::int64_t i = 0; i < count; ++i)
-    for (auto b = static_cast<NodeId>(ids[i]); b >= 0 && !blocks_[b].used(); b = blocks_[b].parent)
+    for (NodeId b = nodes_.owner(ids[i]); b >= 0 && !nodes_[b].used(); b = nodes_[b].parent)
       if (pool_.counts_as_available(b)) {
         pool_.touch(b);
         ++counters_.touched_blocks;

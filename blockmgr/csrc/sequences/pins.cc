@@ -29,7 +29,7 @@ RetainingPolicy& Store::pinning(const char* call, std::int64_t pin) const {
   return policy;
 }
 
-std::int64_t Store::pin_chain(RetainingPolicy& policy, BlockId tail, std::int64_t num_blocks,
+std::int64_t Store::pin_chain(RetainingPolicy& policy, NodeId tail, std::int64_t num_blocks,
                               const std::function<void(std::int64_t)>& announce) {
   const std::int64_t needed = policy.count_unpinned(tail);
   const std::int64_t available = policy.max_pinned() - policy.num_cached(kPinned);

@@ -23,9 +23,9 @@ std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
     if (s.state == Sequence::kRunning) detach(s);
   const std::int64_t count = index_.num_keyed();
   const PrefixIndex::Clearing clearing(index_);
-  for (BlockId first = 0; first < blocks_.count; ++first)
-    for (NodeId b = first; b >= 0 && blocks_[b].keyed() && blocks_[b].first_child < 0;) {
-      const NodeId parent = blocks_[b].parent;
+  for (NodeId first = 0; first < nodes_.count; ++first)
+    for (NodeId b = first; b >= 0 && nodes_[b].keyed() && nodes_[b].first_child < 0;) {
+      const NodeId parent = nodes_[b].parent;
       pool_.forget(b);
       b = parent;
     }
@@ -82,7 +82,7 @@ void Sequences::block_digests(const Prompt& prompt, std::uint8_t* out) {
   index_.digest_root(prompt.name, root);
   const std::uint8_t* before = root;
   auto keys = prompt.extras.begin();
-  for (std::int64_t i = 0; i < count; ++i, before = out, out += blocks_.digest_size) {
+  for (std::int64_t i = 0; i < count; ++i, before = out, out += nodes_.digest_size) {
     while (keys != prompt.extras.end() && keys->first < i) ++keys;
     const bool has_keys = keys != prompt.extras.end() && keys->first == i;
     index_.digest(before, has_keys ? keys->second : std::string_view(),

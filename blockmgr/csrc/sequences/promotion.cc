@@ -8,8 +8,8 @@ namespace blockmgr {
 // The node that stands for everything before this logical block.
 NodeId Sequences::chain_node(const Sequence& s, std::int64_t logical) const {
   if (logical == 0) return root_node(s.root);
-  const BlockId b = table(s)[logical - 1];
-  return blocks_[b].keyed() ? b : blocks_[b].parent;
+  const NodeId b = table(s)[logical - 1];
+  return nodes_[b].keyed() ? b : nodes_[b].parent;
 }
 
 // Blocks that are full and computed, up to one whose content still waits for a copy.
@@ -17,7 +17,7 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
   const std::int64_t end = num_computed / config_.block_size;
   const std::int32_t* t = table(s);
   for (std::int64_t i = s.num_chained; i < end; ++i)
-    if (blocks_[t[i]].copy_source != kNoBlock || blocks_[t[i]].in_flight) return i;
+    if (nodes_[t[i]].copy_source != kNoNode || nodes_[t[i]].in_flight) return i;
   return end;
 }
 
@@ -29,27 +29,27 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
   if (!digester_ || s.outdated) return;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return;
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   const std::size_t offset = plan.digests.size();
   plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
   plan.promotions.push_back({&s, row_of(s), until, offset});
 
   const std::int32_t* t = table(s);
-  NodeId node = chain_node(s, s.num_chained);  // kNoBlock once the chain is not cached yet
+  NodeId node = chain_node(s, s.num_chained);  // kNoNode once the chain is not cached yet
   const std::uint8_t* before = index_.digest_of(node);
   std::uint8_t* out = plan.digests.data() + offset;
   for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
-    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(t[i])};
-    const bool cached_here = blocks_[t[i]].keyed();
+    const Key key{node, extras_at(s.extras_ids(), i), nodes_.tokens(t[i])};
+    const bool cached_here = nodes_[t[i]].keyed();
     if (cached_here) {
-      std::memcpy(out, blocks_.digest(t[i]), digest_size);
+      std::memcpy(out, nodes_.digest(t[i]), digest_size);
       node = t[i];
     } else {
       node = index_.find_or_digest(key, before, out);
     }
     // K/V in memory is not dropped for K/V that this step's forward has yet to write: as long as
     // it lasts, the sequence could not be copied from any more. A later commit merges them.
-    if (node >= 0 && node != t[i] && blocks_[node].unwritten &&
+    if (node >= 0 && node != t[i] && nodes_[node].unwritten &&
         (i + 1) * config_.block_size <= written_now) {
       plan.promotions.back().until = i;
       return;
@@ -64,7 +64,7 @@ void Sequences::promote_all(const PromotionPlan& plan) noexcept {
 
 void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) noexcept {
   Sequence& s = *promotion.sequence;
-  const auto digest_size = static_cast<std::size_t>(blocks_.digest_size);
+  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   const std::int32_t* t = table(s);
   Context who = s.context;
   NodeId node = chain_node(s, s.num_chained);
@@ -76,27 +76,27 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
   for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
     if (i + kInsertAhead < promotion.until) {
       index_.prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
-      prefetch(&blocks_[t[i + kInsertAhead]]);
+      prefetch(&nodes_[t[i + kInsertAhead]]);
     }
-    const BlockId b = t[i];
-    Block& block = blocks_[b];
-    if (block.keyed()) {  // a fork of this sequence has promoted it
+    const NodeId b = t[i];
+    Node& record = nodes_[b];
+    if (record.keyed()) {  // a fork of this sequence has promoted it
       tell(i);
       node = b;
       continue;
     }
-    if (block.parent >= 0) {  // likewise, and found its twin
+    if (record.parent >= 0) {  // likewise, and found its twin
       tell(i);
-      node = block.parent;
+      node = record.parent;
       continue;
     }
-    const Key key{node, extras_at(s.extras_ids(), i), blocks_.tokens(b)};
-    const BlockId cached = index_.find_continuing(key, digest);
+    const Key key{node, extras_at(s.extras_ids(), i), nodes_.tokens(b)};
+    const NodeId cached = index_.find_continuing(key, digest);
     if (cached >= 0) {
       tell(i);
       index_.set_hint(node, cached);
       deduplicate(promotion, i, cached);
-      node = blocks_[b].keyed() ? b : cached;
+      node = nodes_[b].keyed() ? b : cached;
       continue;
     }
     if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
@@ -110,11 +110,11 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
 }
 
 // The forward of this step fills the block if its sequence was committed early.
-void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept {
+void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept {
   const std::int64_t size = config_.block_size;
   const std::int64_t filled = std::clamp<std::int64_t>(written(s) - logical * size, 0, size);
   if (filled == size) return;
-  blocks_[b].unwritten = static_cast<std::uint16_t>(size - filled);
+  nodes_[b].unwritten = static_cast<std::uint16_t>(size - filled);
   unwritten_.push_back(b);
 }
 
@@ -135,8 +135,8 @@ void Sequences::reserve_remaps(const PromotionPlan& plan) {
 }
 
 void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
-                            BlockId cached) noexcept {
-  const BlockId own = table_at(promotion.row)[logical];
+                            NodeId cached) noexcept {
+  const NodeId own = table_at(promotion.row)[logical];
   ++counters_.deduplicated_blocks;
   if (RetainingPolicy* retention = pool_.partition(promotion.sequence->partition).retention)
     retention->inherit(own, cached);
@@ -147,7 +147,8 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
   }
   set_entry(promotion.row, logical, cached);
   ++remaps_version_;
-  remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical), own, cached});
+  remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical),
+                     nodes_.name(own), nodes_.name(cached)});
   pool_.exchange(own, cached);  // a copy into it would have kept it from being promoted
 }
 
@@ -158,7 +159,7 @@ Sequences::Remaps Sequences::remaps() {
   for (const Sequence& s : sequences_) {
     const std::int64_t index = row_of(s);
     for (std::int32_t i = 0; i < s.num_blocks; ++i)
-      all.records.push_back({handle_of(index), i, kNoBlock, table_at(index)[i]});
+      all.records.push_back({handle_of(index), i, kNoNode, nodes_.name(table_at(index)[i])});
   }
   return all;
 }

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "memory/block.h"
+#include "memory/node.h"
 
 namespace blockmgr {
 

@@ -19,8 +19,8 @@ std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t s
   if (announce) announce(end - first);
   // The last first, for a block's level reaches those before it.
   for (std::int64_t i = end; i-- > first;) {
-    const BlockId b = table(s)[i];
-    const BlockId twin = blocks_[b].keyed() ? kNoBlock : blocks_[b].parent;
+    const NodeId b = table(s)[i];
+    const NodeId twin = nodes_[b].keyed() ? kNoNode : nodes_[b].parent;
     policy.retain(twin >= 0 ? twin : b, level, policy.now() + ttl);
   }
   return end - first;
@@ -52,7 +52,7 @@ std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
   RetainingPolicy& policy = retaining("pin", partition_of(prompt.name));
   const Found found = find_cached(prompt);
-  const BlockId tail = found.num_full ? found.node : kNoBlock;
+  const NodeId tail = found.num_full ? found.node : kNoNode;
   return pin_chain(policy, tail, found.num_full, announce);
 }
 
@@ -72,14 +72,14 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   const auto each_idle = [&](const auto& visit) {
     if (found.partial >= 0 && pool_.counts_as_available(found.partial)) visit(found.partial);
     for (std::int64_t i = found.num_full; i-- > 0;) {
-      const BlockId b = found.full[i];
+      const NodeId b = found.full[i];
       if (pool_.counts_as_available(b)) visit(b);
     }
   };
   std::int64_t count = 0;
-  each_idle([&](BlockId) { ++count; });
+  each_idle([&](NodeId) { ++count; });
   if (announce) announce(count);
-  each_idle([&](BlockId b) { pool_.touch(b); });
+  each_idle([&](NodeId b) { pool_.touch(b); });
   counters_.touched_blocks += count;
   return count;
 }
@@ -89,17 +89,17 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
 // has promised to use.
 void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
   RetainingPolicy& policy = *pool_.partition(s.partition).retention;
-  BlockId below = kNoBlock;
+  NodeId below = kNoNode;
   for (std::int64_t i = s.num_blocks; i-- > 0;) {
-    const BlockId own = table(s)[i];
-    const bool keyed = blocks_[own].keyed();
-    const NodeId node = keyed ? own : blocks_[own].parent;
+    const NodeId own = table(s)[i];
+    const bool keyed = nodes_[own].keyed();
+    const NodeId node = keyed ? own : nodes_[own].parent;
     if (node < 0) continue;
     if (!expect_reuse) {
-      const Block& block = blocks_[node];
-      const bool in_use = block.ref_count > (keyed ? 1 : 0);
-      const bool branches = block.first_child >= 0 &&
-                            (block.first_child != below || blocks_[below].next_sibling >= 0);
+      const Node& record = nodes_[node];
+      const bool in_use = record.ref_count > (keyed ? 1 : 0);
+      const bool branches = record.first_child >= 0 &&
+                            (record.first_child != below || nodes_[below].next_sibling >= 0);
       if (in_use || branches || policy.is_expected(node)) return;
     }
     policy.hint(node, expect_reuse);

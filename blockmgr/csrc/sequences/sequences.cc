@@ -245,9 +245,16 @@ void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t sto
   const std::int32_t* t = table(s);
   for (std::int64_t position = start; position < stop;) {
     const std::int64_t end = std::min(stop, (position / size + 1) * size);
-    std::int64_t slot = t[position / size] * size + position % size;
+    std::int64_t slot = nodes_.name(t[position / size]) * size + position % size;
     for (; position < end; ++position) *slots++ = slot++;
   }
+}
+
+std::vector<std::int32_t> Sequences::block_ids(Handle handle, std::int64_t start) const {
+  const Sequence& s = live(handle);
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = start; i < s.num_blocks; ++i) ids.push_back(nodes_.name(table(s)[i]));
+  return ids;
 }
 
 void Sequences::copy_tokens(Handle handle, Token* out) const {
@@ -256,7 +263,7 @@ void Sequences::copy_tokens(Handle handle, Token* out) const {
   std::int64_t left = std::min(s.num_tokens, num_slots(s));
   for (const std::int32_t* b = t; left > 0; ++b) {
     const std::int64_t count = std::min<std::int64_t>(left, config_.block_size);
-    out = std::copy_n(blocks_.tokens(*b), count, out);
+    out = std::copy_n(nodes_.tokens(*b), count, out);
     left -= count;
   }
   std::copy(s.waiting.begin() + static_cast<std::ptrdiff_t>(s.waiting_start), s.waiting.end(), out);
@@ -284,7 +291,7 @@ std::size_t Sequences::memory() const {
   total += found_room_.bytes() + ghosts_room_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += decode_room_.promotions.memory() + decode_room_.sharers.memory();
   total += decode_room_.needed_by.capacity() * sizeof(std::int64_t);
-  total += decode_room_.rewritten.capacity() * sizeof(BlockId);
+  total += decode_room_.rewritten.capacity() * sizeof(NodeId);
   total += remaps_.capacity() * sizeof(RemapRecord);
   total += recent_hits_.bytes();
   total += unused_rows_.capacity() * sizeof(std::int32_t);

@@ -49,15 +49,15 @@ enum class Admission { kNow, kLater, kNever };
 struct RemapRecord {
   Handle handle;
   std::int32_t index;
-  BlockId old_block;
-  BlockId new_block;
+  std::int32_t old_block;
+  std::int32_t new_block;
 };
 
 struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
-  std::vector<BlockId> blocks;
+  std::vector<std::int32_t> blocks;
 };
 
 // Why a block of a prompt, or what is left after its blocks, is not found. In the order of
@@ -212,7 +212,10 @@ class Sequences : public Store {
   void release(const std::int64_t* ids, std::int64_t count);
   // Makes cached blocks, and what they continue, the ones that were used last.
   void touch_blocks(const std::int64_t* ids, std::int64_t count);
-  bool is_cached(std::int64_t id) const { return blocks_[checked_block(id, -1)].keyed(); }
+  bool is_cached(std::int64_t id) const {
+    const NodeId n = checked_block(id, -1);
+    return n >= 0 && nodes_[n].keyed();
+  }
   // Block tables that name it, and holds.
   std::int64_t ref_count(std::int64_t id) const;
 
@@ -237,10 +240,10 @@ class Sequences : public Store {
                     std::int64_t* slots) const;
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
-  // The blocks of a row, as many as its sequence has; what follows them means nothing.
-  std::int32_t* table_at(std::int64_t row) const {
-    return tables_.data() + row * config_.row_width;
-  }
+  // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
+  NodeId* table_at(std::int64_t row) const { return tables_.data() + row * config_.row_width; }
+  // Its blocks, from this one on, as many as it has.
+  std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
   static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
 
   const Config& config() const { return config_; }
@@ -266,12 +269,12 @@ class Sequences : public Store {
   friend class Audit;
   // What of a prompt is cached. The lists lie in memory of the manager's, until the next look-up.
   struct Found {
-    const BlockId* full = nullptr;  // leading blocks found
+    const NodeId* full = nullptr;  // leading blocks found
     std::int64_t num_full = 0;
     std::int64_t num_unused = 0;  // of those, blocks that count as available now
-    NodeId node = kNoBlock;       // the last of them, or the root
+    NodeId node = kNoNode;       // the last of them, or the root
     bool strayed = false;         // hints led elsewhere at some of them
-    BlockId partial = kNoBlock;   // child that continues with num_partial of the next tokens
+    NodeId partial = kNoNode;   // child that continues with num_partial of the next tokens
     std::int32_t num_partial = 0;
     bool take_over = false;
     const std::int32_t* ghosts = nullptr;  // evicted blocks that continue the full ones
@@ -295,7 +298,7 @@ class Sequences : public Store {
   };
   // Who asks for blocks, and where what it asks for may be found.
   struct Applicant {
-    NodeId root;  // kNoBlock: nothing was ever cached in its namespace
+    NodeId root;  // kNoNode: nothing was ever cached in its namespace
     const ExtrasIds* extras;
     int partition;
     std::int64_t held_back;  // blocks of the partition it may not take
@@ -331,7 +334,7 @@ class Sequences : public Store {
   };
   struct DecodePlan {
     std::vector<std::int64_t> needed_by;  // blocks by partition; empty without quotas
-    std::vector<BlockId> rewritten;       // written in place, and twins until then
+    std::vector<NodeId> rewritten;       // written in place, and twins until then
     Tally sharers;                        // of the batch that write into a shared block
     PromotionPlan promotions;             // of what the forward before has computed
   };
@@ -351,7 +354,11 @@ class Sequences : public Store {
     return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
-  std::int32_t* table(const Sequence& s) const { return table_at(row_of(s)); }
+  NodeId* table(const Sequence& s) const { return table_at(row_of(s)); }
+  // What a new node behind these blocks is to continue.
+  NodeId before(const Sequence& s, std::int64_t logical) const {
+    return logical ? table(s)[logical - 1] : kNoNode;
+  }
   bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
   std::int64_t settled(const Sequence& s) const {
     return s.early_step == step_ ? s.num_settled : s.num_computed;
@@ -364,16 +371,17 @@ class Sequences : public Store {
   void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
   void refuse_open_ticket(const char* call) const;
   void check_fork(const Sequence& parent, std::int64_t count) const;
-  void set_entry(std::int64_t row, std::int64_t logical, BlockId b) noexcept {
-    const std::int64_t at = row * config_.row_width + logical;
-    tables_[static_cast<std::size_t>(at)] = shown_tables_[static_cast<std::size_t>(at)] = b;
+  void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
+    const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
+    tables_[at] = n;
+    shown_tables_[at] = nodes_.name(n);
   }
   std::int32_t* shown_at(std::int64_t row) const {
     return shown_tables_.data() + row * config_.row_width;
   }
   // Shows callers these entries of a row.
   void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
-    std::copy_n(table_at(row) + from, count, shown_at(row) + from);
+    nodes_.name_all(table_at(row) + from, count, shown_at(row) + from);
   }
   void show_length(const Sequence& s) noexcept;
   // Blocks that a sequence can have at most.
@@ -423,14 +431,16 @@ class Sequences : public Store {
                            std::int64_t common) const;
 
   // holding.cc
-  BlockId checked_block(std::int64_t id, std::int64_t position) const;
+  // The node that has this block; kNoNode: it is free. Throws for what is no block.
+  NodeId checked_block(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
-  std::int64_t num_holds(BlockId b) const {
+  std::uint32_t& holds_of(NodeId n) { return (*holds_)[static_cast<std::size_t>(n)]; }
+  std::int64_t num_holds(NodeId b) const {
     return holds_ ? (*holds_)[static_cast<std::size_t>(b)] : 0;
   }
 
   // forgetting.cc
-  std::int64_t forget_chain(BlockId b, std::vector<bool>* gone = nullptr) noexcept;
+  std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
   bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;
 
@@ -460,9 +470,9 @@ class Sequences : public Store {
                       PromotionPlan& plan);
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
-  void note_unwritten(const Sequence& s, std::int64_t logical, BlockId b) noexcept;
+  void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
   void reserve_remaps(const PromotionPlan& plan);
-  void deduplicate(const Promotion& promotion, std::int64_t logical, BlockId cached) noexcept;
+  void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
   Config config_;
   std::int64_t fits_anyway_ = 0;  // both constant, so that no call has to be waited for
@@ -470,16 +480,16 @@ class Sequences : public Store {
 
   std::vector<Sequence> sequences_;
   std::vector<std::int32_t> unused_rows_;
-  ZeroedArray<std::int32_t> tables_;         // [max_seqs, row_width]
-  ZeroedArray<std::int32_t> shown_tables_;   // the same, but 0 past a sequence's blocks
+  ZeroedArray<NodeId> tables_;               // [max_seqs, row_width]
+  ZeroedArray<std::int32_t> shown_tables_;   // their blocks, and 0 past a sequence's last one
   ZeroedArray<std::int32_t> shown_lengths_;  // [max_seqs]
 
-  // By block, references that no table has; nullptr: there never were any.
+  // By node, references that no table has; nullptr: there never were any.
   std::unique_ptr<ZeroedArray<std::uint32_t>> holds_;
 
   // Memory that plans lie in, kept so that calls seldom allocate. Each call passes its plan on;
   // what an earlier one left here means nothing.
-  ZeroedArray<BlockId> found_room_;
+  ZeroedArray<NodeId> found_room_;
   ZeroedArray<std::int32_t> ghosts_room_;
   DecodePlan decode_room_;
   std::vector<RemapRecord> remaps_;

@@ -5,36 +5,40 @@
 
 namespace blockmgr {
 
+std::vector<int> Store::apart(const StoreConfig& config) {
+  std::vector<int> blocks;
+  for (const Quota& quota : config.quotas) blocks.push_back(quota.blocks);
+  return blocks;
+}
+
 Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
              const PolicyMaker& make)
     : digester_(std::move(digester)),
-      blocks_(config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
-              Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
-      index_(blocks_, digester_.get()),
-      pool_(blocks_, index_, config.null_block ? 1 : 0, config.steps_in_flight),
-      copies_(blocks_, pool_),
-      unwritten_(blocks_, pool_.unwritten_sentinel()),
+      nodes_(Pool::num_nodes(config.num_blocks, config.null_block, apart(config)),
+             config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
+             Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
+      index_(nodes_, digester_.get()),
+      pool_(nodes_, index_, config.null_block ? 1 : 0, config.steps_in_flight, apart(config)),
+      copies_(nodes_, pool_),
+      unwritten_(nodes_, pool_.unwritten_sentinel()),
       steps_in_flight_(config.steps_in_flight),
       retains_(config.retention),
       monitor_(what) {
   open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
-    index_.follow(std::make_unique<EventLog>(blocks_, config.event_blocks));
-  set_apart(config);
+    index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks));
+  name_partitions(config);
   observe(config, make);
 }
 
 // The namespaces with blocks of their own are the first to be known, and stay so: a look-up by the
 // number of the root tells them from all others.
-void Store::set_apart(const StoreConfig& config) {
+void Store::name_partitions(const StoreConfig& config) {
   if (config.quotas.empty()) return;
   partitions_.resize(1 + config.quotas.size());
-  for (std::size_t i = 0; i < config.quotas.size(); ++i) {
-    const Quota& quota = config.quotas[i];
-    partitions_[index_.acquire_root(quota.name)] = static_cast<std::uint16_t>(1 + i);
-    pool_.set_apart(quota.blocks);
-  }
+  for (std::size_t i = 0; i < config.quotas.size(); ++i)
+    partitions_[index_.acquire_root(config.quotas[i].name)] = static_cast<std::uint16_t>(1 + i);
 }
 
 int Store::share_of_pins(const StoreConfig& config, int capacity) {
@@ -53,15 +57,15 @@ int Store::share_of_ghosts(const StoreConfig& config, int capacity) {
 void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
   std::int32_t first_pin = 0;
   for (int i = 0; i < pool_.num_partitions(); ++i) {
-    const Range range = pool_.partition(i).range();
+    const Range range = pool_.partition(i).range;
     std::unique_ptr<Policy> policy;
     if (range.count)
-      policy = make ? make(blocks_, index_, range)
-                    : make_policy(config.eviction, blocks_, index_, range);
+      policy = make ? make(nodes_, index_, range)
+                    : make_policy(config.eviction, nodes_, index_, range);
     RetainingPolicy* retention = nullptr;
     if (config.retention) {
-      const int pins = share_of_pins(config, range.count);
-      auto retaining = std::make_unique<RetainingPolicy>(blocks_, index_, range, std::move(policy),
+      const int pins = share_of_pins(config, range.num_blocks);
+      auto retaining = std::make_unique<RetainingPolicy>(nodes_, index_, range, std::move(policy),
                                                          pins, first_pin);
       first_pin += pins;
       retention = retaining.get();
@@ -69,20 +73,20 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     }
     std::unique_ptr<ReuseTracker> past;
     if (config.ghost_blocks && digester_ && range.count)
-      past = std::make_unique<ReuseTracker>(blocks_, range, share_of_ghosts(config, range.count),
+      past = std::make_unique<ReuseTracker>(nodes_, range, share_of_ghosts(config, range.num_blocks),
                                             !policy && !config.evicts_on_demand);
     pool_.observe(i, std::move(policy), retention, std::move(past));
   }
 }
 
 // One reference to what a copy is pending into goes.
-void Store::release_destination(BlockId b) noexcept {
-  if (blocks_[b].ref_count == 1) copies_.drop(b);
+void Store::release_destination(NodeId b) noexcept {
+  if (nodes_[b].ref_count == 1) copies_.drop(b);
 }
 
-Store::Writable Store::move_to_fresh(BlockId shared, BlockId fresh, std::int64_t num_known,
+Store::Writable Store::move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
                                      std::int64_t num_tokens, Context& who) noexcept {
-  std::copy_n(blocks_.tokens(shared), num_known, blocks_.tokens(fresh));
+  std::copy_n(nodes_.tokens(shared), num_known, nodes_.tokens(fresh));
   const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (brought > 0) copies_.plan(shared, fresh, brought);
   drop_reference(shared, who);
@@ -96,7 +100,7 @@ std::int64_t Store::find_ghosts(const ReuseTracker& past, const Token* tokens, s
   const std::uint8_t* before = index_.digest_of(node);
   std::int64_t count = 0;
   for (std::int64_t i = from; i < limit; ++i, ++count, before = digest) {
-    index_.digest(before, extras_at(extras, i), tokens + i * blocks_.block_size, digest);
+    index_.digest(before, extras_at(extras, i), tokens + i * nodes_.block_size, digest);
     const std::int32_t ghost = past.find(digest);
     if (ghost < 0) break;
     out[count] = ghost;
@@ -112,12 +116,14 @@ void Store::check_launch() const {
                                       "call complete first");
 }
 
-std::int64_t Store::take_copies(std::vector<Copy>& copies) {
+std::int64_t Store::take_copies(std::vector<BlockCopy>& copies) {
   const Held held(monitor_);
   check_launch();
   copies_.reserve();
-  copies.reserve(static_cast<std::size_t>(copies_.num_pending()));
-  copies = copies_.take();
+  copies.resize(static_cast<std::size_t>(copies_.num_pending()));
+  auto out = copies.begin();
+  for (const Copy& copy : copies_.take())
+    *out++ = {nodes_.name(copy.source), nodes_.name(copy.destination), copy.num_tokens};
   ++last_ticket_;
   if (steps_in_flight_) {
     const int fence = open_steps_.empty() ? 1 : open_steps_.back().fence % steps_in_flight_ + 1;
@@ -131,8 +137,8 @@ void Store::copies_applied(std::int64_t ticket) {
   const Held held(monitor_);
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   copies_.applied();
-  for (BlockId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
-    blocks_[b].unwritten = 0;
+  for (NodeId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))
+    nodes_[b].unwritten = 0;
   unwritten_.clear();
   ++step_;
   if (EventLog* log = index_.log()) log->set_step(step_);
@@ -184,7 +190,7 @@ void Store::complete(std::int64_t ticket) {
 }
 
 std::size_t Store::store_memory() const {
-  return blocks_.bytes() + index_.memory() + pool_.memory() + copies_.memory() +
+  return nodes_.bytes() + index_.memory() + pool_.memory() + copies_.memory() +
          open_steps_.capacity() * sizeof(OpenStep) + partitions_.capacity() * sizeof partitions_[0];
 }
 

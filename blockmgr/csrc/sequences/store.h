@@ -15,7 +15,7 @@
 #include "identity/digest.h"
 #include "identity/event_columns.h"
 #include "identity/index.h"
-#include "memory/block.h"
+#include "memory/node.h"
 #include "memory/errors.h"
 #include "places/pool.h"
 #include "policies/retention.h"
@@ -52,7 +52,7 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  const Blocks& blocks() const { return blocks_; }
+  const Nodes& nodes() const { return nodes_; }
   const Pool& pool() const { return pool_; }
   const PrefixIndex& index() const { return index_; }
   const CopyTracker& copies() const { return copies_; }
@@ -66,7 +66,7 @@ class Store {
     return total;
   }
   // The level of a block; kNormal without retention.
-  Level level(BlockId b) const {
+  Level level(NodeId b) const {
     return retains_ ? pool_.partition(pool_.partition_of(b)).retention->level(b) : kNormal;
   }
   // The pins that a partition may have at a time, and the blocks they may cover.
@@ -89,7 +89,7 @@ class Store {
   Monitor& monitor() const { return monitor_; }
 
   // The plan's copies stay valid until the ticket is resolved.
-  std::int64_t take_copies(std::vector<Copy>& copies);
+  std::int64_t take_copies(std::vector<BlockCopy>& copies);
   void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
   // For a caller that could not pass the plan on: as if it had never been taken.
@@ -98,8 +98,8 @@ class Store {
 
   // What became findable and what stopped being so since the last drop, and what is findable now.
   // The caller holds the monitor.
-  EventColumns events() const { return pending_events(index_, blocks_); }
-  EventColumns residents() const { return resident_events(index_, blocks_, step_); }
+  EventColumns events() const { return pending_events(index_, nodes_); }
+  EventColumns residents() const { return resident_events(index_, nodes_, step_); }
   // Once they are passed on. False: there are others by now, and nothing is dropped.
   bool drop_events(std::int64_t version);
 
@@ -124,27 +124,29 @@ class Store {
   }
 
   // Whether a write into this block would be seen by others.
-  bool is_shared(BlockId b) const { return blocks_[b].ref_count > 1 || blocks_[b].keyed(); }
+  bool is_shared(NodeId b) const { return nodes_[b].ref_count > 1 || nodes_[b].keyed(); }
   // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
   // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it.
   struct Writable {
-    BlockId block;
+    NodeId node;
     std::int32_t num_copied;
   };
-  Writable move_to_fresh(BlockId shared, BlockId fresh, std::int64_t num_known,
+  Writable move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
                          std::int64_t num_tokens, Context& who) noexcept;
+  // Blocks that are set apart, by quota.
+  static std::vector<int> apart(const StoreConfig& config);
   // A table's reference goes, and with the last one what was to be copied into the block.
-  void drop_reference(BlockId b, Context& who) noexcept {
-    if (blocks_[b].copy_source != kNoBlock) [[unlikely]]
+  void drop_reference(NodeId b, Context& who) noexcept {
+    if (nodes_[b].copy_source != kNoNode) [[unlikely]]
       release_destination(b);
     pool_.release(b, who);
   }
   // Makes block i of a chain findable, the blocks before it being chain[0, i). The caller that promotes
   // a run tells of it when it is whole: Pool::tell_cached.
-  void make_findable(BlockId b, const Key& key, const std::uint8_t* digest, const BlockId* chain,
+  void make_findable(NodeId b, const Key& key, const std::uint8_t* digest, const NodeId* chain,
                      std::int64_t i) noexcept {
     pool_.promote(b, key, digest);
-    if (i >= kSkip) blocks_[chain[i - kSkip]].skip = b;
+    if (i >= kSkip) nodes_[chain[i - kSkip]].skip = b;
   }
   std::size_t store_memory() const;
   // checks/holders.cc
@@ -161,15 +163,15 @@ class Store {
   // The partition that a pin is of. Throws for none that is known.
   RetainingPolicy& pinning(const char* call, std::int64_t pin) const;
   // Makes a pin of these blocks, the last of which is the deepest; announce is told its number.
-  std::int64_t pin_chain(RetainingPolicy& policy, BlockId tail, std::int64_t num_blocks,
+  std::int64_t pin_chain(RetainingPolicy& policy, NodeId tail, std::int64_t num_blocks,
                          const std::function<void(std::int64_t)>& announce);
 
   std::unique_ptr<Digester> digester_;
-  Blocks blocks_;
+  Nodes nodes_;
   PrefixIndex index_;
   Pool pool_;
   CopyTracker copies_;
-  BlockList unwritten_;                    // what was promoted ahead of this step's forward
+  NodeList unwritten_;                    // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
 
   std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
@@ -186,8 +188,8 @@ class Store {
 
  private:
   friend class Audit;
-  void release_destination(BlockId b) noexcept;
-  void set_apart(const StoreConfig& config);
+  void release_destination(NodeId b) noexcept;
+  void name_partitions(const StoreConfig& config);
   void observe(const StoreConfig& config, const PolicyMaker& make);
   void check_launch() const;
   void abort_copies(std::int64_t ticket) noexcept;

@@ -13,10 +13,10 @@ void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* cal
   refuse_open_ticket(call);
   const std::int32_t* t = table(s);
   for (std::int64_t i = settled(s) / config_.block_size; i < s.num_chained; ++i)
-    if (blocks_[t[i]].unwritten && blocks_[t[i]].ref_count > 1)
+    if (nodes_[t[i]].unwritten && nodes_[t[i]].ref_count > 1)
       throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                         std::to_string(handle_of(row_of(s))) + ": block " +
-                                        std::to_string(t[i]) +
+                                        std::to_string(nodes_.name(t[i])) +
                                         ", which this step's forward writes for it, is shared");
 }
 
@@ -27,12 +27,12 @@ void Sequences::withdraw(Sequence& s) noexcept {
   const std::int64_t kept = settled(s) / config_.block_size;
   const std::int32_t* t = table(s);
   for (std::int64_t i = s.num_chained; i-- > kept;) {
-    Block& block = blocks_[t[i]];
-    if (!block.unwritten) continue;
+    Node& record = nodes_[t[i]];
+    if (!record.unwritten) continue;
     unwritten_.remove(t[i]);
-    block.unwritten = 0;
+    record.unwritten = 0;
     // To a twin, which the same forward writes for another, the key passes with the release.
-    if (!block.keyed()) {
+    if (!record.keyed()) {
       pool_.drop_twin(t[i]);
     } else if (pool_.first_twin(t[i]) < 0) {
       forget_chain(t[i]);

@@ -1,0 +1,116 @@
+// How long runs of neighbours are when they are hit, after churn: see benchmarks/runs.py.
+//
+//   runs NUM_BLOCKS < requests
+//
+// A request is a line: its time, the steps it decodes for, how many blocks its prompt has, and a
+// number for each of those blocks. A block is one token here, which changes nothing about ids.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <queue>
+#include <tuple>
+#include <vector>
+
+#include "sequences/sequences.h"
+
+namespace {
+
+using namespace blockmgr;
+
+constexpr std::int64_t kStepTime = 64 * 30;  // ms for a block of 64 tokens
+constexpr int kMaxSeqs = 4096;
+
+// Blocks are told apart by their tokens, and few digests are ever needed.
+class Mixer : public Digester {
+ public:
+  int size() const override { return 16; }
+  std::uint8_t* message(std::size_t length) override {
+    message_.resize(length);
+    return message_.data();
+  }
+  void digest(std::size_t length, std::uint8_t* out) override {
+    std::uint64_t a = 0x9e3779b97f4a7c15u, b = 0xc2b2ae3d27d4eb4fu;
+    for (std::size_t i = 0; i < length; ++i) {
+      a = (a ^ message_[i]) * 0x100000001b3u;
+      b = (b + message_[i]) * 0xff51afd7ed558ccdu;
+      b ^= b >> 29;
+    }
+    std::memcpy(out, &a, 8);
+    std::memcpy(out + 8, &b, 8);
+  }
+
+ private:
+  std::vector<std::uint8_t> message_;
+};
+
+struct Runs {
+  std::int64_t blocks = 0;
+  std::int64_t runs = 0;
+  void count(const NodeId* nodes, std::int64_t size) {
+    blocks += size;
+    for (std::int64_t i = 0; i < size; ++i) runs += i == 0 || nodes[i] != nodes[i - 1] + 1;
+  }
+  double mean() const {
+    return static_cast<double>(blocks) / static_cast<double>(std::max<std::int64_t>(runs, 1));
+  }
+};
+
+}  // namespace
+
+int main(int, char** argv) {
+  Config config;
+  config.num_blocks = std::atoi(argv[1]);
+  config.block_size = 1;
+  config.max_seqs = kMaxSeqs;
+  config.row_width = std::min(config.num_blocks, 1 << 14);
+  Sequences core(config, std::make_unique<Mixer>());
+  Runs hits, outputs;
+  std::int64_t refused = 0;
+  using Turn = std::tuple<std::int64_t, Handle, std::int64_t>;  // when, who, steps left
+  std::priority_queue<Turn, std::vector<Turn>, std::greater<>> turns;
+  Token fresh = 1u << 31;
+  const auto end = [&](Handle handle) {
+    const Sequence& s = core.view(handle);
+    outputs.count(core.table_at(Sequences::row_of(handle)), s.num_blocks);
+    core.commit(handle, s.num_tokens);
+    core.free(handle);
+  };
+  std::int64_t now, steps, count;
+  while (std::scanf("%ld %ld %ld", &now, &steps, &count) == 3) {
+    std::vector<Token> tokens(static_cast<std::size_t>(count));
+    for (Token& token : tokens)
+      if (std::scanf("%u", &token) != 1) return 2;
+    while (!turns.empty() && std::get<0>(turns.top()) <= now) {
+      const auto [when, handle, left] = turns.top();
+      turns.pop();
+      std::int64_t slot;
+      ++fresh;
+      try {
+        if (left) core.decode(&handle, &fresh, 1, &slot);
+      } catch (const OutOfBlocks&) {
+        ++refused;
+        end(handle);
+        continue;
+      }
+      if (left) turns.emplace(when + kStepTime, handle, left - 1);
+      if (!left) end(handle);
+    }
+    const Prompt prompt{tokens.data(), count, {}, {}, 0};
+    try {
+      const Handle handle = core.admit(prompt);
+      hits.count(core.table_at(Sequences::row_of(handle)), core.view(handle).num_cached);
+      core.commit(handle, count);
+      turns.emplace(now + kStepTime, handle, steps);
+    } catch (const std::exception&) {
+      ++refused;
+    }
+  }
+  std::printf("%ld %.2f %ld %.2f %ld %ld\n", static_cast<long>(hits.blocks), hits.mean(),
+              static_cast<long>(outputs.blocks), outputs.mean(),
+              static_cast<long>(core.pool().num_evicted()), static_cast<long>(refused));
+  return 0;
+}

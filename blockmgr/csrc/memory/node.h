@@ -1,0 +1,363 @@
+// The node record, its states, and the arrays that hold everything a node has.
+//
+// A node is identity: block_size tokens after one parent, or fewer. A block is place: memory for
+// the K/V of one node. Ids of nodes come in runs: where one prompt goes on, the next node has the
+// next id as a rule, so that its tokens and facts lie in the order in which they are read. Which
+// block a node has says nothing about either id.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace blockmgr {
+
+using Token = std::uint32_t;
+// A node of the tree of prefixes, or (negative) the root of a namespace.
+using NodeId = std::int32_t;
+inline constexpr NodeId kNoNode = -1;
+
+// A block. Callers and tensors know blocks and no nodes; here it is the other way round, so the
+// two are different types.
+enum class BlockId : std::int32_t {};
+inline constexpr BlockId kNoBlock{-1};
+inline constexpr std::int32_t number(BlockId b) { return static_cast<std::int32_t>(b); }
+
+inline constexpr bool is_root(NodeId node) { return node < kNoNode; }
+inline constexpr NodeId root_node(std::uint32_t root) { return -2 - static_cast<NodeId>(root); }
+inline constexpr std::uint32_t root_index(NodeId node) {
+  return static_cast<std::uint32_t>(-2 - node);
+}
+
+// The state of a node, read off its record. There is no state field: two facts are the state,
+// so nothing can disagree with them. Used means ref_count + pins > 0; keyed means key_tokens > 0.
+// An id that is free is that of no node, and has no block.
+//
+// clang-format off
+//           used  keyed  findable  queue                    left by
+//   owned    yes   no      no      none                     promote -> cached; release -> gone
+//   cached   yes   yes     yes     none                     last release -> idle
+//   idle     no    yes     yes     idle, in eviction order  acquire -> cached; evicted -> gone
+// clang-format on
+//
+// Only an owned node with ref_count 1 may be written: every other one is shared with another
+// sequence or promised to a future one.
+//
+// ref_count counts block tables. Pins are every other reason to keep a node: it is the root of a
+// pending copy, an end of a copy in flight, or the parent of a used cached node. So a pin never
+// makes a node look shared, and since a used node pins its parent, a parent becomes idle after
+// its last child does: the idle queue has children before parents, and evicting its head never
+// orphans a cached node.
+//
+// With append-only deduplication an owned node can have a cached twin: the node with the same
+// content that stands for it in the chain. Both are named by a table. When the last table drops
+// of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
+struct alignas(64) Node {
+  std::uint32_t ref_count = 0;
+  std::uint32_t pins = 0;
+  // Links of the one list the node is in: idle or a fence when unused, the pending copies when it
+  // is the destination of one, the unwritten nodes when unwritten is not 0.
+  NodeId prev = kNoNode;
+  NodeId next = kNoNode;
+  NodeId hint = kNoNode;  // child last registered or matched; a guess that is always verified
+  NodeId skip = 0;        // a descendant some generations on; only ever prefetched
+  // Keyed: the node before this one in its prefix. Owned: the cached twin, or kNoNode.
+  NodeId parent = kNoNode;
+  std::uint32_t parent_generation = 0;
+
+  std::uint32_t generation = 0;  // grows whenever the node loses its content
+  NodeId first_child = kNoNode;
+  NodeId prev_sibling = kNoNode;  // keyed: among the children of its parent; owned and with a
+  NodeId next_sibling = kNoNode;  // cached twin: among that node's twins
+  std::uint32_t extras = 0;       // interned extra keys of this node
+  NodeId copy_source = kNoNode;   // root of the pending copy into this node's block
+  std::uint16_t key_tokens = 0;   // tokens the key covers; fewer than block_size: a cached tail
+  std::uint16_t copy_tokens = 0;  // leading tokens of the pending copy
+  std::uint16_t unwritten = 0;    // trailing tokens of a full node that the forward of this step
+                                  // has yet to write: it was committed early
+  std::uint8_t fence = 0;         // number of the fence list the node waits in; 0: none
+  std::uint8_t in_flight = 0;     // destination of a copy that was taken and not resolved
+
+  bool used() const { return (ref_count | pins) != 0; }
+  bool keyed() const { return key_tokens != 0; }
+};
+static_assert(sizeof(Node) == 64, "one record, one cache line");
+
+// Zeroed memory, aligned to cache lines. Pages that are never touched stay unmapped, which is
+// what makes a wide block table array affordable.
+template <class T>
+class ZeroedArray {
+ public:
+  explicit ZeroedArray(std::size_t size) : size_(size) {
+    if (size > (SIZE_MAX - kAlignment) / sizeof(T)) throw std::bad_alloc();
+    memory_.reset(std::calloc(size * sizeof(T) + kAlignment, 1), std::free);
+    if (!memory_) throw std::bad_alloc();
+    auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+    data_ = reinterpret_cast<T*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  T* data() const { return data_; }
+  T& operator[](std::size_t i) const { return data_[i]; }
+  std::size_t size() const { return size_; }
+  std::size_t bytes() const { return size_ * sizeof(T); }
+  // For views that may outlive this array.
+  const std::shared_ptr<void>& memory() const { return memory_; }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
+  std::size_t size_;
+  std::shared_ptr<void> memory_;
+  T* data_;
+};
+
+inline void prefetch(const void* address) {
+#if defined(__GNUC__) || defined(__clang__)
+  __builtin_prefetch(address);
+#else
+  (void)address;
+#endif
+}
+
+#if defined(__GNUC__) || defined(__clang__)
+typedef std::uint64_t FourTokens __attribute__((vector_size(16)));
+
+// Through memcpy, for a caller's tokens lie at any multiple of four bytes.
+inline FourTokens load_four(const Token* tokens) {
+  FourTokens four;
+  std::memcpy(&four, tokens, sizeof four);
+  return four;
+}
+#endif
+
+inline bool same_tokens(const Token* a, const Token* b, int count) {
+#if defined(__GNUC__) || defined(__clang__)
+  if (count == 16) {
+    // The usual block size, without a call: four vector comparisons and no exit before the end,
+    // for a candidate is rarely wrong.
+    const FourTokens differs =
+        (load_four(a) ^ load_four(b)) | (load_four(a + 4) ^ load_four(b + 4)) |
+        (load_four(a + 8) ^ load_four(b + 8)) | (load_four(a + 12) ^ load_four(b + 12));
+    return (differs[0] | differs[1]) == 0;
+  }
+#endif
+  return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(Token)) == 0;
+}
+
+// The nodes of a pool: records, the tokens each holds, the digest of each keyed one, and which
+// block each has.
+struct Nodes {
+  Nodes(int count, int num_blocks, int block_size, int digest_size, int num_lists)
+      : count(count),
+        num_blocks(num_blocks),
+        block_size(block_size),
+        digest_size(digest_size),
+        records(static_cast<std::size_t>(count + num_lists)),
+        token_data(static_cast<std::size_t>(count) * static_cast<std::size_t>(block_size)),
+        digest_data(static_cast<std::size_t>(count) * static_cast<std::size_t>(digest_size)),
+        places(static_cast<std::size_t>(count)),
+        owners(static_cast<std::size_t>(num_blocks)) {
+    for (std::size_t i = 0; i < records.size(); ++i) new (&records[i]) Node();
+    for (std::size_t i = 0; i < places.size(); ++i) places[i] = kNoBlock;
+    for (std::size_t i = 0; i < owners.size(); ++i) owners[i] = kNoNode;
+  }
+
+  Node& operator[](NodeId n) { return records[static_cast<std::size_t>(n)]; }
+  const Node& operator[](NodeId n) const { return records[static_cast<std::size_t>(n)]; }
+  Token* tokens(NodeId n) const {
+    return token_data.data() + static_cast<std::size_t>(n) * static_cast<std::size_t>(block_size);
+  }
+  std::uint8_t* digest(NodeId n) const {
+    return digest_data.data() + static_cast<std::size_t>(n) * static_cast<std::size_t>(digest_size);
+  }
+  // The block that a node has; kNoBlock: it is the id of no node now.
+  BlockId block(NodeId n) const { return places[static_cast<std::size_t>(n)]; }
+  // The node that has a block; kNoNode: the block is free, or kept back.
+  NodeId owner(std::int64_t block) const {
+    const NodeId n = owners[static_cast<std::size_t>(block)];
+    return n < 0 ? kNoNode : n;
+  }
+  // As callers name what a node stands for: its block, kNoNode, or a root.
+  std::int32_t name(NodeId n) const { return n < 0 ? n : number(block(n)); }
+  // The same of many nodes, which are neighbours more often than not.
+  void name_all(const NodeId* nodes, std::int64_t count, std::int32_t* out) const {
+    const BlockId* const blocks = places.data();
+    std::int64_t i = 0;
+#if defined(__GNUC__) || defined(__clang__)
+    typedef std::int32_t Four __attribute__((vector_size(16)));
+    const auto load = [](const void* from) {
+      Four four;
+      std::memcpy(&four, from, sizeof four);
+      return four;
+    };
+    for (; i + 4 <= count; i += 4) {
+      const Four apart = load(nodes + i) ^ (nodes[i] + Four{0, 1, 2, 3});
+      typedef std::int64_t Two __attribute__((vector_size(16)));
+      const Two halves = reinterpret_cast<const Two&>(apart);
+      if ((halves[0] | halves[1]) == 0) {
+        std::memcpy(out + i, blocks + nodes[i], sizeof(Four));
+        continue;
+      }
+      for (std::int64_t j = i; j < i + 4; ++j) out[j] = number(blocks[nodes[j]]);
+    }
+#endif
+    for (; i < count; ++i) out[i] = number(blocks[nodes[i]]);
+  }
+  void bind(NodeId n, BlockId b) noexcept {
+    places[static_cast<std::size_t>(n)] = b;
+    owners[static_cast<std::size_t>(number(b))] = n;
+  }
+  // The block that it had is free or gets another node next.
+  BlockId unbind(NodeId n) noexcept {
+    const BlockId b = block(n);
+    places[static_cast<std::size_t>(n)] = kNoBlock;
+    return b;
+  }
+  std::size_t bytes() const {
+    return records.bytes() + token_data.bytes() + digest_data.bytes() + places.bytes() +
+           owners.bytes();
+  }
+
+  int count;
+  int num_blocks;
+  int block_size;
+  int digest_size;
+  ZeroedArray<Node> records;  // then one sentinel for each list
+  ZeroedArray<Token> token_data;
+  ZeroedArray<std::uint8_t> digest_data;
+  ZeroedArray<BlockId> places;  // by node
+  ZeroedArray<NodeId> owners;   // by block; of a free one: see FreeBlocks
+};
+
+// Blocks that no node has. The one that came free last is handed out first, so that the blocks of
+// a released table, which come free last to first, are handed out in the order of the table.
+// Threaded through the owners: -2 - b where block b is handed out next.
+class FreeBlocks {
+ public:
+  // These blocks, the first of which is handed out first.
+  FreeBlocks(Nodes& nodes, std::int32_t first, int count) : nodes_(&nodes) {
+    for (int i = count; i-- > 0;) push(BlockId{first + i});
+  }
+  bool empty() const { return size_ == 0; }
+  int size() const { return size_; }
+  // What is handed out next. There must be one.
+  BlockId next() const { return next_; }
+  BlockId pop() noexcept {
+    const BlockId b = next_;
+    next_ = after(b);
+    --size_;
+    return b;
+  }
+  void push(BlockId b) noexcept {
+    nodes_->owners[static_cast<std::size_t>(number(b))] = -2 - number(next_);
+    next_ = b;
+    ++size_;
+  }
+  // In the order in which they will be handed out.
+  template <class Visit>
+  void each(Visit visit) const {
+    int left = size_;
+    for (BlockId b = next_; left-- > 0 && number(b) >= 0; b = after(b)) visit(b);
+  }
+
+ private:
+  BlockId after(BlockId b) const {
+    return BlockId{-2 - nodes_->owners[static_cast<std::size_t>(number(b))]};
+  }
+
+  Nodes* nodes_;
+  BlockId next_ = kNoBlock;
+  int size_ = 0;
+};
+
+// A circular list threaded through the records' prev and next, so that membership costs nothing
+// and removal from the middle is O(1). The sentinel is a record past the last node.
+class NodeList {
+ public:
+  NodeList(Nodes& nodes, NodeId sentinel) : nodes_(&nodes), sentinel_(sentinel) { clear(); }
+
+  void push_front(NodeId b) { link(b, sentinel_, (*nodes_)[sentinel_].next); }
+  void push_back(NodeId b) { link(b, (*nodes_)[sentinel_].prev, sentinel_); }
+  void remove(NodeId b) {
+    Node& record = (*nodes_)[b];
+    (*nodes_)[record.prev].next = record.next;
+    (*nodes_)[record.next].prev = record.prev;
+    --size_;
+  }
+  // Takes out the first count members; after is the one that follows them, or end().
+  void remove_front(int count, NodeId after) {
+    (*nodes_)[sentinel_].next = after;
+    (*nodes_)[after].prev = sentinel_;
+    size_ -= count;
+  }
+  // Takes out these members, given in the reverse of the list's order. Of each run of neighbours
+  // only the ends are written to.
+  template <class Visit>
+  void remove_reversed(const NodeId* members, std::int64_t count, Visit visit) {
+    Node* const records = nodes_->records.data();
+    for (std::int64_t i = 0; i < count;) {
+      const NodeId after = records[members[i]].next;
+      NodeId before;
+      do {
+        // Found by the array, not by the link before, so that the processor may read ahead.
+        Node& record = records[members[i]];
+        before = record.prev;
+        visit(record);
+      } while (++i < count && members[i] == before);
+      records[before].next = after;
+      records[after].prev = before;
+    }
+    size_ -= static_cast<int>(count);
+  }
+  // Adds nodes at the end, which is written down only after the last of them.
+  class Appending {
+   public:
+    explicit Appending(NodeList& list)
+        : list_(list),
+          records_(list.nodes_->records.data()),
+          last_(records_[list.sentinel_].prev) {}
+    ~Appending() {
+      records_[last_].next = list_.sentinel_;
+      records_[list_.sentinel_].prev = last_;
+      list_.size_ += count_;
+    }
+    Appending(const Appending&) = delete;
+    Appending& operator=(const Appending&) = delete;
+    void push_back(NodeId b) {
+      records_[b].prev = last_;
+      records_[last_].next = b;
+      last_ = b;
+      ++count_;
+    }
+
+   private:
+    NodeList& list_;
+    Node* records_;
+    NodeId last_;
+    int count_ = 0;
+  };
+  void clear() {
+    (*nodes_)[sentinel_].prev = (*nodes_)[sentinel_].next = sentinel_;
+    size_ = 0;
+  }
+  bool empty() const { return size_ == 0; }
+  int size() const { return size_; }
+  NodeId front() const { return (*nodes_)[sentinel_].next; }
+  NodeId after(NodeId b) const { return (*nodes_)[b].next; }
+  NodeId end() const { return sentinel_; }
+
+ private:
+  void link(NodeId b, NodeId before, NodeId after) {
+    (*nodes_)[b].prev = before;
+    (*nodes_)[b].next = after;
+    (*nodes_)[before].next = b;
+    (*nodes_)[after].prev = b;
+    ++size_;
+  }
+  Nodes* nodes_;
+  NodeId sentinel_;
+  int size_ = 0;
+};
+
+}  // namespace blockmgr

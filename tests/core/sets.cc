@@ -1,0 +1,140 @@
+#include "sets.h"
+
+#include <algorithm>
+#include <deque>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "identity/node_ids.h"
+#include "memory/bit_tree.h"
+
+namespace blockmgr::testing {
+
+namespace {
+
+void expect(bool holds, const char* otherwise) {
+  if (!holds) throw Violation(otherwise);
+}
+
+// Members come and go in heaps: whole words fill up and run empty, on every level.
+void check_bits(std::uint32_t bound, std::mt19937_64& rng) {
+  BitTree tree(bound);
+  std::set<std::uint32_t> due;
+  if (rng() % 2) {
+    tree.fill(bound);
+    for (std::uint32_t i = 0; i < bound; ++i) due.insert(due.end(), i);
+  }
+  for (int turn = 0; turn < 40; ++turn) {
+    const auto from = static_cast<std::uint32_t>(rng() % bound);
+    const auto length = static_cast<std::uint32_t>(rng() % (rng() % 4 ? 90 : bound) + 1);
+    const bool adds = rng() % 3 == 0;
+    for (std::uint32_t i = from; i < std::min(from + length, bound); ++i) {
+      adds ? tree.insert(i) : tree.erase(i);
+      if (adds) {
+        due.insert(i);
+      } else {
+        due.erase(i);
+      }
+    }
+    expect(tree.first() == (due.empty() ? BitTree::kNone : *due.begin()), "another first member");
+    expect(tree.last() == (due.empty() ? BitTree::kNone : *due.rbegin()), "another last member");
+    for (int i = 0; i < 20; ++i) {
+      const auto some = static_cast<std::uint32_t>(rng() % bound);
+      expect(tree.contains(some) == (due.count(some) == 1), "a member that is none, or is missing");
+      const auto next = due.lower_bound(some & ~63u);
+      expect(tree.next_word(some >> 6) == (next == due.end() ? BitTree::kNone : *next >> 6),
+             "another word with members");
+    }
+  }
+}
+
+// Sequences that grow and end, in a range that is nearly used up most of the time.
+void check_ids(Range range, std::mt19937_64& rng) {
+  NodeIds ids(range);
+  std::vector<std::vector<NodeId>> runs;
+  std::set<NodeId> used;
+  const auto most = static_cast<std::size_t>(range.count);
+  for (int turn = 0; turn < 400; ++turn) {
+    const std::size_t left = most - used.size();
+    if (left == 0 || (!runs.empty() && rng() % 4 == 0)) {
+      std::vector<NodeId> gone = std::move(runs[rng() % runs.size()]);
+      for (auto run = runs.begin(); run != runs.end();)
+        run = run->empty() ? runs.erase(run) : run + 1;
+      for (const NodeId n : gone) {
+        ids.give(n);
+        used.erase(n);
+        expect(ids.is_free(n), "an id that was given back is not free");
+      }
+    } else {
+      const bool goes_on = !runs.empty() && rng() % 2;
+      if (!goes_on) runs.emplace_back();
+      std::vector<NodeId>& run = goes_on ? runs[rng() % runs.size()] : runs.back();
+      const std::size_t count = std::min<std::size_t>(left, rng() % 150 + 1);
+      NodeId before = run.empty() ? kNoNode : run.back();
+      const auto take = [&](std::int64_t, NodeId n) {
+        expect(range.holds(n) && used.insert(n).second, "an id was handed out twice, or is none");
+        const bool next = before >= 0 && range.holds(before + 1) &&
+                          (used.count(before + 1) == 0 || before + 1 == n);
+        expect(!next || n == before + 1, "a run does not go on though the next id is free");
+        run.push_back(before = n);
+      };
+      if (rng() % 2) {
+        ids.take_run(before, static_cast<std::int64_t>(count), take);
+      } else {
+        for (std::size_t i = 0; i < count; ++i) take(0, ids.take(before));
+      }
+    }
+    expect(ids.adds_up(), "the words of free ids are miscounted");
+  }
+  for (const NodeId n : range) expect(ids.is_free(n) == (used.count(n) == 0), "an id is lost");
+}
+
+// How long runs of ids are in a full pool, where each id that is taken is one that an eviction gave
+// back: prompts of one length come and go, sequences grow by turns, and what ended first goes
+// first.
+void check_wear(std::mt19937_64& rng) {
+  constexpr int kBlocks = 4000;
+  NodeIds ids({0, NodeIds::count_for(kBlocks), kBlocks});
+  std::deque<NodeId> idle;
+  std::vector<std::vector<NodeId>> running;
+  int used = 0;
+  std::int64_t blocks = 0, runs = 0;
+  const auto grow = [&](std::vector<NodeId>& table, int count) {
+    for (; used + count > kBlocks; --used) {
+      ids.give(idle.front());
+      idle.pop_front();
+    }
+    used += count;
+    const NodeId before = table.empty() ? kNoNode : table.back();
+    ids.take_run(before, count, [&](std::int64_t, NodeId n) { table.push_back(n); });
+  };
+  for (int turn = 0; turn < 600; ++turn) {
+    running.emplace_back();
+    grow(running.back(), 20 + static_cast<int>(rng() % 40));
+    for (std::vector<NodeId>& table : running) grow(table, 1);
+    if (running.size() < 20) continue;
+    const std::vector<NodeId> ended = std::move(running[rng() % running.size()]);
+    std::erase_if(running, [](const auto& table) { return table.empty(); });
+    idle.insert(idle.end(), ended.rbegin(), ended.rend());
+    if (turn < 300) continue;
+    blocks += static_cast<std::int64_t>(ended.size());
+    for (std::size_t i = 0; i < ended.size(); ++i) runs += i == 0 || ended[i] != ended[i - 1] + 1;
+  }
+  // About six; one where each run begins at the first free id, or where there are no spare ids.
+  expect(blocks > 3 * runs, "runs of ids are short in a full pool");
+}
+
+}  // namespace
+
+void check_sets(std::uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  for (const std::uint32_t bound : {1u, 63u, 64u, 65u, 4096u, 4097u, 20000u})
+    check_bits(bound, rng);
+  for (const int count : {1, 5, 64, 65, 640, 5000}) check_ids({3, count, count}, rng);
+  check_wear(rng);
+}
+
+}  // namespace blockmgr::testing
