@@ -37,7 +37,7 @@ from blockmgr.blocks import (
     Remap,
 )
 from blockmgr.config import ManagerConfig
-from blockmgr.digest import KeyedDigest, namespace_key
+from blockmgr.digest import KeyedDigest, VllmDigest, namespace_key
 from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
@@ -116,6 +116,7 @@ __all__ = [
     "UnknownPinError",
     "UnknownSequenceError",
     "UnsupportedModelError",
+    "VllmDigest",
     "namespace_key",
     "vllm_extras",
 ]

@@ -166,8 +166,8 @@ class ManagerConfig:
             address space and no memory.
         prefix_caching: False matches, hashes and keeps nothing, behind the same interface.
         digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
-            same tokens; see ``vllm_extras``), a ``KeyedDigest``, or any function from the bytes of
-            a block to a digest of constant length, 8 to 64 bytes.
+            same tokens; see ``vllm_extras``), a ``VllmDigest``, a ``KeyedDigest``, or any function
+            from the bytes of a block to a digest of constant length, 8 to 64 bytes.
         dedup: What ``commit`` does when an equal block is cached already. ``"remap"`` replaces the
             sequence's block by it; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns

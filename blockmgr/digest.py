@@ -6,7 +6,8 @@ The digest of a full block is::
 
 where the parent of a first block is as many zero bytes as a digest has, or the digest of the
 namespace if there is one. ``sha256_cbor`` is laid out as vLLM has it instead: SHA-256 of the
-canonical CBOR of ``[parent digest, [tokens], extra keys]``, with vLLM's root. A digest finds a
+canonical CBOR of ``[parent digest, [tokens], extra keys]``, with vLLM's root; ``VllmDigest`` is the
+same with the root of another seed. A digest finds a
 candidate and is never trusted: a hit is proved on parent, tokens and extra keys, so the choice
 decides speed and who else can compute the same digests, not whether an answer is right.
 """
@@ -18,6 +19,7 @@ import functools
 import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +28,7 @@ import xxhash
 __all__ = [
     "DIGESTS",
     "KeyedDigest",
+    "VllmDigest",
     "digest_function",
     "digest_options",
     "digest_size",
@@ -92,6 +95,42 @@ class KeyedDigest:
 
     def __repr__(self) -> str:
         return f"<KeyedDigest: {_KEYED_SIZE} bytes>"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmDigest:
+    """vLLM's digests in a fleet that runs with a seed of its own: for ``ManagerConfig.digest``.
+
+    If ``PYTHONHASHSEED`` is set, vLLM takes the root of its digests from that, and from a fixed
+    text otherwise. ``digest="sha256_cbor"`` is the digest with the fixed text, whatever the
+    environment says.
+
+    Args:
+        seed: The value of ``PYTHONHASHSEED`` in vLLM's processes.
+
+    Raises:
+        ValueError: UTF-8 cannot encode the seed.
+        TypeError: The seed is no text.
+
+    Source: ``resolve_none_hash_seed`` in vLLM 0.33, ``v1/core/kv_cache_utils.py``.
+
+    >>> VllmDigest("0")
+    VllmDigest(seed='0')
+    """
+
+    seed: str = "vllm-none-hash"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, str):
+            raise TypeError(f"seed must be a str, got {type(self.seed).__name__}")
+        try:
+            self.seed.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"seed must be UTF-8 text, got {self.seed!r}") from None
+
+    def __call__(self, message: bytes) -> bytes:
+        """SHA-256 of a message: the core makes the CBOR of a block."""
+        return _sha256(message)
 
 
 def digest_function(digest: str | DigestFunction) -> DigestFunction:
@@ -201,13 +240,15 @@ def _evp_addresses() -> tuple[int, ...] | None:
 def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[str, Any]:
     """What the core has to know of a digest."""
     function = digest_function(digest)
+    vllm = VllmDigest() if isinstance(digest, str) and digest == "sha256_cbor" else digest
+    seed = vllm.seed.encode() if isinstance(vllm, VllmDigest) else None
     return {
         "digest": function,
-        "digest_is_trusted": isinstance(digest, str | KeyedDigest),
+        "digest_is_trusted": isinstance(digest, str | KeyedDigest | VllmDigest),
         "digest_size": digest_size(function) if prefix_caching else 0,
-        "digest_is_cbor": isinstance(digest, str) and digest == "sha256_cbor",
+        "cbor_seed": seed,
         "xxh3_address": _xxh3_address() if digest == "xxh3_128" else 0,
-        "evp": _evp_addresses() if function is _sha256 else None,
+        "evp": _evp_addresses() if function is _sha256 or seed is not None else None,
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from blockmgr import BlockManager, BlockMgrError, Priority
 from blockmgr._core import order_copies
 from blockmgr.config import EVICTION_POLICIES
-from blockmgr.digest import KeyedDigest
+from blockmgr.digest import KeyedDigest, VllmDigest
 from blockmgr.pool import BlockPool
 from tests.faults.worlds import (
     PROMPT,
@@ -194,6 +194,11 @@ MANAGER_CALLS = [
     Call(
         "admit, keyed digest",
         partial(managed, digest=KeyedDigest(b"sixteen bytes ..")),
+        _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
+    ),
+    Call(
+        "admit, seeded digest",
+        partial(managed, digest=VllmDigest("0")),
         _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
     ),
     Call("num_available", managed, _by(lambda w: w.subject.num_available)),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockmgr import BlockManager, _core, namespace_key, vllm_extras
+from blockmgr import BlockManager, VllmDigest, _core, namespace_key, vllm_extras
 from blockmgr import digest as digest_module
 from blockmgr.vllm_keys import Keys, vllm_keys
 from tests.unit.engine import cache, serve
@@ -32,9 +32,11 @@ def sha256_cbor(value: Any) -> bytes:
     return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
 
 
-def chain(prompt: list[int], size: int, keys: dict[int, Keys]) -> list[bytes]:
+def chain(
+    prompt: list[int], size: int, keys: dict[int, Keys], seed: str = "vllm-none-hash"
+) -> list[bytes]:
     """The digests that vLLM's ``hash_block_tokens`` makes of a prompt."""
-    parent = sha256_cbor("vllm-none-hash")
+    parent = sha256_cbor(seed)
     digests = []
     for block in range(len(prompt) // size):
         part = tuple(prompt[block * size : (block + 1) * size])
@@ -64,6 +66,56 @@ def test_the_digests_are_those_of_canonical_cbor(
             patch.setattr(digest_module, "_evp_addresses", lambda: None)
         manager = BlockManager(4, size, digest="sha256_cbor")
     assert manager.block_digests(prompt) == chain(prompt, size, {})
+
+
+# Of vLLM 0.33.0 with PYTHONHASHSEED set: the first block of the tokens 0 to 15.
+SEEDED = {
+    "0": "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c",
+    "42": "63876f948a5f9ef88191c7d6554fbeeea5c622d4da15d0d527bd352623590b0d",
+    "vllm-none-hash": FIRST,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDED)
+def test_the_golden_values_of_vllm_with_a_seed(seed: str) -> None:
+    manager = BlockManager(8, 16, digest=VllmDigest(seed))
+    [digest] = manager.block_digests(list(range(16)))
+    assert digest.hex() == SEEDED[seed]
+
+
+@given(seed=st.text(max_size=300), prompt=st.lists(tokens, min_size=1, max_size=40))
+def test_a_seed_is_the_root_of_all_digests(seed: str, prompt: list[int]) -> None:
+    try:
+        seed.encode()
+    except UnicodeEncodeError:
+        with pytest.raises(ValueError, match="seed must be UTF-8 text"):
+            VllmDigest(seed)
+        return
+    manager = BlockManager(4, SIZE, digest=VllmDigest(seed))
+    assert manager.block_digests(prompt) == chain(prompt, SIZE, {}, seed)
+
+
+def test_the_environment_does_not_choose_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    [digest] = BlockManager(8, 16, digest="sha256_cbor").block_digests(list(range(16)))
+    assert digest.hex() == FIRST
+
+
+def test_a_seed_changes_only_digests_and_not_namespaces() -> None:
+    """A namespace is a root of its own; what is cached is found all the same."""
+    name, prompt = namespace_key(salt=b"tenant"), list(range(SIZE))
+    plain, seeded = (BlockManager(8, SIZE, digest=d) for d in ("sha256_cbor", VllmDigest("7")))
+    assert plain.block_digests(prompt) != seeded.block_digests(prompt)
+    named = [each.block_digests(prompt, namespace=name) for each in (plain, seeded)]
+    assert named[0] == named[1]
+    cache(seeded, [*prompt, 1])
+    assert seeded.match([*prompt, 2]).num_cached_tokens == SIZE
+
+
+@pytest.mark.parametrize("seed", [0, b"0", None], ids=repr)
+def test_a_seed_that_is_no_text_is_refused(seed: Any) -> None:
+    with pytest.raises(TypeError, match="seed must be a str, got"):
+        VllmDigest(seed)
 
 
 @given(

@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -176,8 +177,11 @@ DigestOption digest_option(const nb::dict& options, int block_size) {
     option.python = python.get();
     option.digester = std::move(python);
   }
-  if (nb::cast<bool>(options["digest_is_cbor"]))
-    option.digester = std::make_unique<CborDigester>(std::move(option.digester));
+  if (const nb::object seed = options["cbor_seed"]; !seed.is_none()) {
+    const auto text = nb::cast<nb::bytes>(seed);
+    option.digester = std::make_unique<CborDigester>(std::move(option.digester),
+                                                     std::string(text.c_str(), text.size()));
+  }
   return option;
 }
 

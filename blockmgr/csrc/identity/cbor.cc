@@ -6,9 +6,6 @@ namespace blockmgr {
 
 namespace {
 
-// What vLLM's root digest is taken of, unless a fleet sets a seed of its own.
-constexpr std::string_view kRoot = "vllm-none-hash";
-
 std::uint8_t* put(std::string_view bytes, std::uint8_t* out) {
   if (!bytes.empty()) std::memcpy(out, bytes.data(), bytes.size());
   return out + bytes.size();
@@ -29,7 +26,7 @@ std::uint8_t* put_token(std::uint64_t token, std::uint8_t* out) {
 }  // namespace
 
 void CborDigester::digest_root(std::string_view name, std::uint8_t* out) {
-  if (name.empty()) return digest_item(cbor::kText, kRoot, out);
+  if (name.empty()) return digest_item(cbor::kText, seed_, out);
   digest_item(cbor::kBytes, name, out);
 }
 

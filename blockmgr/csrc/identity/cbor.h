@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -46,8 +47,9 @@ inline std::uint8_t* put_head(Major major, std::uint64_t number, std::uint8_t* o
 // Source: vLLM 0.33, v1/core/kv_cache_utils.py: hash_block_tokens, init_none_hash.
 class CborDigester : public Digester {
  public:
-  explicit CborDigester(std::unique_ptr<Digester> inner)
-      : Digester(true), inner_(std::move(inner)) {}
+  // The root digest is the digest of seed as a text.
+  CborDigester(std::unique_ptr<Digester> inner, std::string seed)
+      : Digester(true), inner_(std::move(inner)), seed_(std::move(seed)) {}
   int size() const override { return inner_->size(); }
   std::uint8_t* message(std::size_t length) override { return inner_->message(length); }
   void digest(std::size_t length, std::uint8_t* out) override { inner_->digest(length, out); }
@@ -62,6 +64,7 @@ class CborDigester : public Digester {
   void digest_item(cbor::Major major, std::string_view content, std::uint8_t* out);
 
   std::unique_ptr<Digester> inner_;
+  std::string seed_;
   std::vector<std::uint8_t> item_;
 };
 
