@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVEventsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -45,6 +52,7 @@ class Settings:
     budget: int = 24
     requests: int = 50
     calm: bool = False  # nothing is aborted, reset or lost, and requests do not depend on others
+    events: bool = False
 
 
 @dataclass
@@ -63,7 +71,14 @@ class Tally:
 
 
 def draw(
-    seed: int, model: str, policy: str, asynchronous: bool, options: Any, *, calm: bool = False
+    seed: int,
+    model: str,
+    policy: str,
+    asynchronous: bool,
+    options: Any,
+    *,
+    calm: bool = False,
+    events: bool = False,
 ) -> Settings:
     """A small world, where blocks run out."""
     rng = random.Random(seed)
@@ -78,6 +93,7 @@ def draw(
         max_seqs=rng.randint(2, 8),
         budget=rng.choice([8, 16, 32, 64]),
         calm=calm,
+        events=events,
     )
 
 
@@ -107,6 +123,7 @@ def make_scheduler(settings: Settings) -> Any:
         cache_config=caching,
         device_config=DeviceConfig("cpu"),
         additional_config=additional,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=settings.events, publisher="null"),
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size

@@ -78,6 +78,7 @@ def test_options_reach_the_managers_configuration() -> None:
 def test_salts_and_adapters_have_namespaces_of_their_own() -> None:
     names = {namespace_of(*pair) for pair in (("a", None), (None, "a"), ("a", "a"), (None, None))}
     assert len(names) == 4
+    assert namespace_of(None, "a", "/first") != namespace_of(None, "a", "/second")
 
 
 def manager() -> BlockManager:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from blockmgr import BlockManager
+    from blockmgr.ports.vllm.events import KVEvents
 
 __all__ = ["Block", "BlockPool", "Blocks"]
 
@@ -120,9 +121,9 @@ class BlockPool:
     at start-up.
     """
 
-    enable_kv_cache_events = False
-
-    def __init__(self, manager: BlockManager, enable_caching: bool) -> None:
+    def __init__(
+        self, manager: BlockManager, enable_caching: bool, events: KVEvents | None = None
+    ) -> None:
         self._manager = manager
         self.blocks = AllBlocks(manager)
         self.null_block = Block(manager, 0)
@@ -130,6 +131,8 @@ class BlockPool:
         self.hash_block_size = manager.config.block_size
         self.enable_caching = enable_caching
         self.kv_event_queue: list[Any] = []
+        self.enable_kv_cache_events = events is not None
+        self._events = events
 
     def get_num_free_blocks(self) -> int:
         """Blocks that could be handed out."""
@@ -152,5 +155,5 @@ class BlockPool:
         self._manager.forget(sorted(block for block in block_ids if block))
 
     def take_events(self) -> list[Any]:
-        """None: configurations with KV events are refused at start-up."""
-        return []
+        """What became findable and what stopped being so, if events are on."""
+        return [] if self._events is None else self._events.take()

@@ -123,6 +123,8 @@ METHODS: dict[str, tuple[str, ...]] = {
         "end_token_idx",
         "start_mm_idx",
     ),
+    "vllm.v1.core.kv_cache_utils:maybe_convert_block_hash": ("hash_bytes",),
+    "vllm.v1.core.kv_cache_utils:to_event_extra_keys": ("extra_keys",),
     "vllm.v1.metrics.stats:PrefixCacheStats.record": (
         "num_tokens",
         "num_hits",
@@ -155,9 +157,26 @@ ATTRIBUTES = {
         "mm_features",
         "prompt_embeds",
         "resumable",
+        "block_hashes",
+        "session_id",
         "sampling_params",
         "status",
     ),
+    "vllm.distributed.kv_events:BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "session_id",
+    ),
+    "vllm.distributed.kv_events:BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "vllm.lora.request:LoRARequest": ("adapter_id", "name", "lora_name", "lora_path"),
     "vllm.v1.kv_cache_interface:KVCacheConfig": (
         "num_blocks",
         "kv_cache_groups",
@@ -184,7 +203,11 @@ ATTRIBUTES = {
         "enable_caching",
         "kv_event_queue",
     ),
-    "vllm.v1.core.sched.scheduler:Scheduler": ("kv_cache_manager", "connector"),
+    "vllm.v1.core.sched.scheduler:Scheduler": (
+        "kv_cache_manager",
+        "connector",
+        "kv_event_publisher",
+    ),
     "vllm.config:VllmConfig": (
         "additional_config",
         "scheduler_config",
@@ -199,6 +222,9 @@ PLACES = (
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
     ("vllm.v1.kv_cache_interface", "get_kv_cache_spec_kind"),
     ("vllm.v1.kv_cache_interface", "KVCacheSpecKind"),
+    ("vllm.distributed.kv_events", "AllBlocksCleared"),
+    ("vllm.distributed.kv_events", "KVEventBatch"),
+    ("vllm.distributed.kv_events", "MEDIUM_GPU"),
 )
 """Names of modules that are exchanged or used."""
 

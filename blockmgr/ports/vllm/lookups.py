@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.blocks import BlockPool
+    from blockmgr.ports.vllm.events import KVEvents
     from blockmgr.ports.vllm.held import Held
 
 __all__ = ["Lookups"]
@@ -29,6 +30,7 @@ class Lookups:
     use_eagle: bool
     log_stats: bool
     prefix_cache_stats: PrefixCacheStats | None
+    kv_events: KVEvents | None
     empty_kv_cache_blocks: Blocks
     _held: dict[str, Held]
     _whole_only: set[str]
@@ -73,6 +75,8 @@ class Lookups:
         elif found.num_partial_tokens and request.request_id in self._whole_only:
             most -= found.num_partial_tokens
         blocks = found.block_ids[: most // self.block_size].tolist()
+        if self.kv_events is not None:
+            self.kv_events.reused_by(request, len(blocks))
         return Blocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
 
     def get_computed_blocks_for_connector(self, request: Request) -> tuple[Blocks, int, int, bool]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
@@ -27,12 +28,15 @@ from blockmgr import (
 )
 from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
 from blockmgr.ports.vllm.coordinator import Coordinator, SingleTypeManager
+from blockmgr.ports.vllm.events import KVEvents, waiting_blocks
 from blockmgr.ports.vllm.held import Held, Room
 from blockmgr.ports.vllm.lookups import Lookups
 from blockmgr.ports.vllm.report import Report
 from blockmgr.ports.vllm.wishes import expects_reuse, retain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.request import Request
 
     from blockmgr.ports.vllm.options import Options
@@ -56,7 +60,6 @@ class KVCacheManager(Lookups):
     mamba_shared_prefix_checkpoint = False
     num_kv_cache_groups = 1
     retained_hit_group_ids = ()
-    enable_kv_cache_events = False
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class KVCacheManager(Lookups):
         self.use_eagle = use_eagle
         self.log_stats = log_stats
         self.metrics_collector = metrics_collector
+        self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         self.block_size = group.kv_cache_spec.block_size * dcp_world_size
@@ -101,8 +105,17 @@ class KVCacheManager(Lookups):
                 max_seqs=max_seqs,
                 max_blocks_per_seq=-(-most_slots // self.block_size) + 1,
                 prefix_caching=enable_caching,
+                events=enable_kv_cache_events,
+                event_blocks=(
+                    waiting_blocks(kv_cache_config.num_blocks) if enable_kv_cache_events else None
+                ),
             )
         )
+        self.kv_events = None
+        if enable_kv_cache_events:
+            kind = get_kv_cache_spec_kind(group.kv_cache_spec).value
+            self.kv_events = KVEvents(self.manager, self.block_size, kind)
+        self.publish_events: Callable[[], None] | None = None  # of an engine that may be idle
         self._held: dict[str, Held] = {}
         self._whole_only: set[str] = set()  # requests whose copy of a part found no room
         self._in_step = False
@@ -110,7 +123,7 @@ class KVCacheManager(Lookups):
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
         self._report = Report(self.manager, options.report_every)
-        self.block_pool = BlockPool(self.manager, enable_caching)
+        self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
         single = SingleTypeManager(self.block_size, group.kv_cache_spec, self.block_pool)
         single.records_new_block_ids = self._zeroes
         self.coordinator = Coordinator(single, self._held, use_eagle)
@@ -168,7 +181,7 @@ class KVCacheManager(Lookups):
             if self._zeroes:
                 self._new_block_ids += new
         if not delay_cache_blocks:
-            self._publish(held, min(end, held.num_known))
+            self._publish(held, request, min(end, held.num_known))
         return Blocks(self.manager, new) if new else self.empty_kv_cache_blocks
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
@@ -259,13 +272,15 @@ class KVCacheManager(Lookups):
         held.num_slots = held.num_blocks * self.block_size
         held.next_full = min(held.next_full, (same // self.block_size + 1) * self.block_size)
 
-    def _publish(self, held: Held, num_computed: int) -> None:
+    def _publish(self, held: Held, request: Request, num_computed: int) -> None:
         """Whole blocks up to there can be found from here on."""
         if num_computed < held.next_full or not self.enable_caching:
             return
         full = num_computed - num_computed % self.block_size
         self.manager.commit(held.handle, full)
         held.next_full = full + self.block_size
+        if self.kv_events is not None:
+            self.kv_events.stored_by(request)
         self._committed_late |= not self._in_step
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -281,7 +296,7 @@ class KVCacheManager(Lookups):
         if known > held.num_known:
             self.manager.append(held.handle, tokens[held.num_known : known])
             held.num_known = known
-        self._publish(held, min(num_computed_tokens, held.num_known))
+        self._publish(held, request, min(num_computed_tokens, held.num_known))
 
     # Release.
 
@@ -314,6 +329,8 @@ class KVCacheManager(Lookups):
         if computed > self.manager.sequence(held.handle).num_computed_tokens:
             self.manager.commit(held.handle, computed)
             self._committed_late = True
+            if self.kv_events is not None:
+                self.kv_events.stored_by(request)
 
     def pop_blocks_for_free(self, request: Request) -> list[Block]:
         """Ends the request; its blocks are kept until ``block_pool.free_blocks`` has them."""
@@ -343,6 +360,8 @@ class KVCacheManager(Lookups):
         self.manager.reset_prefix_cache()
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
+        if self.publish_events is not None:
+            self.publish_events()
         return True
 
     # The step.
@@ -391,8 +410,8 @@ class KVCacheManager(Lookups):
             self._new_block_ids += self.manager.block_ids(self._held[request_id].handle, first)
 
     def take_events(self) -> list[Any]:
-        """None: configurations with KV events are refused at start-up."""
-        return []
+        """What became findable and what stopped being so, as vLLM's events."""
+        return self.block_pool.take_events()
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
         """None: there are no states, only keys and values."""

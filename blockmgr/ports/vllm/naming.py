@@ -18,9 +18,11 @@ MAX_KEY = 1024  # bytes
 
 
 def namespace(request: Request) -> bytes:
-    """By cache salt and adapter."""
-    adapter = request.lora_request.lora_name if request.lora_request else None
-    return namespace_of(request.cache_salt, adapter)
+    """By cache salt, and by the name and path of the adapter."""
+    if not request.lora_request:
+        return namespace_of(request.cache_salt, None)
+    adapter = request.lora_request
+    return namespace_of(request.cache_salt, adapter.lora_name, adapter.lora_path)
 
 
 def extras_of(request: Request, block_size: int) -> dict[int, bytes] | None:

@@ -42,7 +42,7 @@ class Options:
             with every reason, or leave it to vLLM's own manager (``"stock"``) with a line in the
             log.
         hash_requests: Whether vLLM goes on hashing each request's blocks though nothing reads it;
-            with a KV connector it always does.
+            with a KV connector or KV cache events it always does.
         report_every: Seconds between lines in the log on what the cache finds; 0 for none.
         eviction: As ``ManagerConfig`` has it, by name.
         min_partial_tokens: As ``ManagerConfig`` has it: parts of a block are reused from so many
@@ -146,8 +146,11 @@ class Options:
             raise OptionError(f"blockmgr: {error}") from error
 
 
-def namespace_of(salt: str | None, adapter: str | None) -> bytes:
-    """Whose cache a request of this salt and adapter is served from."""
-    parts = {"salt": salt, "lora": adapter}
+def namespace_of(salt: str | None, adapter: str | None, path: str | None = None) -> bytes:
+    """Whose cache a request of this salt and adapter is served from.
+
+    The path tells adapters apart that came under one name, one after the other.
+    """
+    parts = {"salt": salt, "lora": adapter, "path": path}
     named = {name: value.encode() for name, value in parts.items() if value}
     return namespace_key(**named) if named else b""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.ports.unsupported import UnsupportedConfigError
@@ -85,7 +86,7 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
                 original(self, vllm_config, *arguments, **named)
             finally:
                 scheduler.KVCacheManager = stock
-        _stop_hashing(self, options, vllm_config)
+        _settle(self, options, vllm_config)
         return None
 
     setattr(__init__, MARK, True)
@@ -122,10 +123,25 @@ def _manager(
     return ours
 
 
-def _stop_hashing(scheduler: Any, options: Options, vllm_config: Any) -> None:
-    """The engine makes its block hasher after the scheduler, if caching is on or a connector is."""
+def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
+    """Stops the hashing of requests where nothing reads it; otherwise ties events to the publisher.
+
+    The engine makes its block hasher after the scheduler, if caching is on or a connector is.
+    """
     from blockmgr.ports.vllm import manager  # noqa: PLC0415
 
-    ours = isinstance(scheduler.kv_cache_manager, manager.KVCacheManager)
-    if ours and scheduler.connector is None and not options.hash_requests:
+    ours = scheduler.kv_cache_manager
+    if not isinstance(ours, manager.KVCacheManager):
+        return
+    if ours.enable_kv_cache_events:
+        ours.publish_events = functools.partial(_publish_events, scheduler)
+    elif scheduler.connector is None and not options.hash_requests:
         vllm_config.cache_config.enable_prefix_caching = False
+
+
+def _publish_events(scheduler: Any) -> None:
+    """At once, for vLLM publishes events in steps alone, and an idle engine makes none."""
+    from vllm.distributed.kv_events import KVEventBatch  # noqa: PLC0415
+
+    if events := scheduler.kv_cache_manager.take_events():
+        scheduler.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))

@@ -52,8 +52,6 @@ def _of_groups(arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
-    if arguments.get("enable_kv_cache_events"):
-        yield "KV cache events (--kv-events-config) are not made"
     if arguments.get("metrics_collector") is not None:
         yield "KV cache residency metrics (--kv-cache-metrics) are not collected"
     if arguments.get("pcp_world_size", 1) > 1:

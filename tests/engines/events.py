@@ -1,0 +1,198 @@
+"""``python -m tests.engines.events MODEL``: the events of vLLM on blockmgr, read by a mirror.
+
+vLLM's scheduler takes the events and hands them to its publisher, which here keeps them. After each
+step the mirror has to have the hashes of exactly the blocks that can be found, as vLLM's own
+functions compute them from their tokens. What is told of a block has to be what vLLM's own manager
+tells of it. In the end a whole engine publishes over ZMQ, to a ``Subscriber`` with an index. Exit
+code 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+import msgspec
+from vllm import LLM, SamplingParams
+from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockStored, KVEventBatch
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import hash_block_tokens, maybe_convert_block_hash
+
+from blockmgr import EventKind
+from blockmgr.events import Subscriber
+from blockmgr.index import WorkerIndex
+from blockmgr.ports.vllm.options import namespace_of
+from tests.engines.fuzz import ARMS
+from tests.engines.serve import free_port
+from tests.engines.world import World, draw
+
+HASH = get_hash_fn_by_name("sha256")
+
+
+class Published:
+    """Takes the place of vLLM's publisher: a mirror, and what was told of each block."""
+
+    def __init__(self) -> None:
+        self.mirror: set[Any] = set()
+        self.told: dict[Any, set[tuple[Any, ...]]] = {}
+        self.twice = 0
+        self.unknown = 0
+        self.blocks = 0
+        self.encoder = msgspec.msgpack.Encoder()
+        self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
+
+    def publish(self, batch: Any) -> None:
+        decoded = self.decoder.decode(self.encoder.encode(batch))
+        for event in decoded.events:
+            if isinstance(event, BlockStored):
+                self.twice += len(self.mirror.intersection(event.block_hashes))
+                self.mirror.update(event.block_hashes)
+                self.blocks += len(event.block_hashes)
+                self.note(event)
+            elif isinstance(event, AllBlocksCleared):
+                self.mirror.clear()
+            else:
+                self.unknown += len(set(event.block_hashes) - self.mirror)
+                self.mirror.difference_update(event.block_hashes)
+
+    def note(self, event: Any) -> None:
+        parent, size = event.parent_block_hash, event.block_size
+        for i, block in enumerate(event.block_hashes):
+            about = (
+                parent, tuple(event.token_ids[i * size : (i + 1) * size]), size, event.lora_id,
+                event.medium, event.lora_name, event.extra_keys[i], event.group_idx,
+                event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.session_id,
+            )  # fmt: skip
+            self.told.setdefault(block, set()).add(about)
+            parent = block
+
+    def shutdown(self) -> None:
+        """As vLLM's has."""
+
+
+class EventWorld(World):
+    """A world whose events are mirrored, and compared with the truth after each report."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.published = Published()
+        self.scheduler.kv_event_publisher = self.published
+        self.differing: list[int] = []
+
+    def report(self) -> None:
+        super().report()
+        if self.settings.options is not None and self.published.mirror != self.findable():
+            self.differing.append(self.tally.steps)
+
+    def findable(self) -> set[Any]:
+        """The hashes of all blocks that can be found, from their tokens and salts."""
+        manager = self.scheduler.kv_cache_manager.manager
+        salts = {b"": None, namespace_of("tenant", None): (("cache_salt", "tenant"),)}
+        hashes: dict[bytes, Any] = {}
+        waiting = manager.take_events()  # of what came after the scheduler took its own
+        assert not len(waiting), "vLLM's scheduler has left events"
+        for event in manager.resident_events():
+            if event.kind is not EventKind.STORED:
+                continue
+            parent = event.parent
+            for digest, tokens in zip(event.digests, event.tokens.tolist(), strict=True):
+                before = None if parent is None else hashes[parent]
+                salt = salts[event.namespace] if parent is None else None
+                hashes[digest] = hash_block_tokens(HASH, before, tokens, salt)
+                parent = digest
+        return {maybe_convert_block_hash(each) for each in hashes.values()}
+
+
+def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
+    """One arm over all seeds; the number of runs that went wrong."""
+    blocks = theirs = 0
+    bad: list[Any] = []
+    for seed in range(args.first, args.first + args.seeds):
+        ours = EventWorld(draw(seed, args.model, policy, asynchronous, ARMS[arm], events=True))
+        ours.run()
+        seen = ours.published
+        blocks += seen.blocks
+        if ours.differing or seen.twice or seen.unknown:
+            bad.append((seed, ours.differing[:1], seen.twice, seen.unknown))
+        if arm == "plain" and policy == "fcfs":
+            one, stock = (
+                EventWorld(draw(seed, args.model, policy, asynchronous, o, calm=True, events=True))
+                for o in (ARMS[arm], None)
+            )
+            one.run()
+            stock.run()
+            theirs += stock.published.twice
+            if one.published.told != stock.published.told:
+                bad.append((seed, "told otherwise than vLLM's own manager"))
+    print(
+        f"{arm}, {policy}, {'async' if asynchronous else 'sync'}: {args.seeds} seeds, {blocks} "
+        f"blocks stored (vLLM's own told {theirs} twice); {len(bad)} runs wrong {bad[:3]}",
+        flush=True,
+    )
+    return len(bad)
+
+
+def served(model: str) -> int:
+    """A whole engine with vLLM's ZMQ publisher, read by ``blockmgr.events``; 1 if it is wrong."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    publish, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    llm = LLM(
+        model=model,
+        enforce_eager=True,
+        dtype="float32",
+        block_size=32,
+        max_model_len=512,
+        additional_config={"blockmgr": {}},
+        kv_events_config=KVEventsConfig(
+            enable_kv_cache_events=True, endpoint=publish, replay_endpoint=replay
+        ),
+    )
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    index = WorkerIndex(max_workers=1)
+    index.announce("engine")
+    prompts = [{"prompt_token_ids": [7] * 100 + [n] * 50} for n in range(3, 11)]
+    with Subscriber("engine", publish, replay, index, retry_s=0.05) as reader:
+        llm.generate(prompts, SamplingParams(max_tokens=40, ignore_eos=True), use_tqdm=False)
+        known = {known.hash for known in manager.kv_events._known.values()}
+
+        def heard(count: int) -> bool:
+            end = time.monotonic() + 20
+            while index.num_blocks("engine") != count and time.monotonic() < end:
+                reader.poll(0.1)
+            return index.num_blocks("engine") == count
+
+        good = heard(len(known)) and all(index.found([each])[0, 0] for each in known)
+        llm.reset_prefix_cache()  # no step follows
+        flushed = heard(0)
+    print(
+        f"an engine with vLLM's ZMQ publisher: {len(known)} blocks, "
+        f"{'in' if good else 'NOT IN'} the index; a reset of the idle engine "
+        f"{'empties' if flushed else 'DOES NOT EMPTY'} it",
+        flush=True,
+    )
+    return int(not (good and known and flushed))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.engines.events", description=__doc__)
+    parser.add_argument("model", help="folder of a tiny model, of which the config is read")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--arms", nargs="*", default=list(ARMS))
+    args = parser.parse_args()
+    wrong = sum(
+        campaign(args, arm, policy, asynchronous)
+        for arm in args.arms
+        for policy in ("fcfs", "priority")
+        for asynchronous in (False, True)
+    )
+    wrong += served(args.model)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

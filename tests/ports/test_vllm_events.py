@@ -1,0 +1,189 @@
+"""The events of the vLLM port without vLLM: which hash each block is told of under.
+
+Stand-ins take the place of vLLM's structures and functions. ``tests/engines`` runs a real vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockmgr import BlockManager
+
+pytest.importorskip("msgspec", reason="the extra 'events'")
+
+from blockmgr.events import wire
+
+SIZE = 2
+
+
+def keys_of(request: Any, start: int, stop: int, index: int) -> tuple[Any, int]:
+    """As vLLM has it for adapters and salts."""
+    keys = [("lora", request.lora_request.name)] if request.lora_request else []
+    keys += [("cache_salt", request.cache_salt)] if request.cache_salt and not start else []
+    return tuple(keys) or None, index
+
+
+def untagged(keys: list[Any]) -> list[Any]:
+    return [None if each is None else tuple(key[1] for key in each) for each in keys]
+
+
+MODULES = {
+    "vllm": {},
+    "vllm.distributed": {},
+    "vllm.distributed.kv_events": {
+        "MEDIUM_GPU": "GPU",
+        "AllBlocksCleared": wire.AllBlocksCleared,
+        "BlockRemoved": wire.BlockRemoved,
+        "BlockStored": wire.BlockStored,
+    },
+    "vllm.v1": {},
+    "vllm.v1.core": {},
+    "vllm.v1.core.kv_cache_utils": {
+        "generate_block_hash_extra_keys": keys_of,
+        "maybe_convert_block_hash": lambda digest: digest.decode(),
+        "to_event_extra_keys": untagged,
+    },
+}
+
+
+@pytest.fixture
+def kv_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    for name, names in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield importlib.import_module("blockmgr.ports.vllm.events")
+    sys.modules.pop("blockmgr.ports.vllm.events")
+
+
+class Engine:
+    """A manager as the port builds it, and requests that commit what they have."""
+
+    def __init__(self, module: ModuleType, num_blocks: int = 9) -> None:
+        self.manager = BlockManager(
+            num_blocks, SIZE, dedup="append_only", null_block=True, early_commit=True, events=True,
+            event_blocks=module.waiting_blocks(num_blocks),
+        )  # fmt: skip
+        self.events = module.KVEvents(self.manager, SIZE, "full_attention")
+
+    def request(self, tokens: list[int], **named: Any) -> Any:
+        """With a hash for each block that says which tokens it stands for."""
+        hashes = [
+            "/".join(map(str, tokens[: end + SIZE])).encode()
+            for end in range(0, len(tokens) - SIZE + 1, SIZE)
+        ]
+        about = {"lora_request": None, "cache_salt": None, "mm_features": [], "session_id": None}
+        return SimpleNamespace(
+            _all_token_ids=tokens, block_hashes=hashes, prompt_embeds=None, **{**about, **named}
+        )
+
+    def serve(self, tokens: list[int], *upto: int, **named: Any) -> int:
+        """Admits a request and commits it in parts; the handle."""
+        request = self.request(tokens, **named)
+        handle = self.manager.admit(tokens, read_cache=False, num_slots=len(tokens))
+        for end in upto or (len(tokens) // SIZE * SIZE,):
+            self.manager.commit(handle, end)
+            self.events.stored_by(request)
+        self.manager.copies_applied(self.manager.take_copies().ticket)
+        return handle
+
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(kv_events: ModuleType) -> Make:
+    return lambda num_blocks=9: Engine(kv_events, num_blocks)
+
+
+def test_a_commit_is_told_with_the_hashes_of_its_request(make: Make) -> None:
+    engine = make()
+    engine.serve([1, 2, 3, 4, 5], 2, 4)
+    first, second = engine.events.take()
+    assert (first.block_hashes, first.parent_block_hash, first.token_ids) == (["1/2"], None, [1, 2])
+    assert (second.block_hashes, second.parent_block_hash) == (["1/2/3/4"], "1/2")
+    assert (second.token_ids, second.block_size, second.medium) == ([3, 4], 2, "GPU")
+    assert (second.group_idx, second.kv_cache_spec_kind) == (0, "full_attention")
+    assert (first.extra_keys, first.lora_id, first.session_id) == ([None], None, None)
+    assert engine.events.take() == []
+
+
+def test_what_another_request_has_cached_is_not_told_again(make: Make) -> None:
+    """Only its new block, which names the block of the other as its parent."""
+    engine = make()
+    engine.serve([1, 2, 3, 4, 5])
+    engine.events.take()
+    engine.serve([1, 2, 3, 4, 7, 8, 9])
+    [more] = engine.events.take()
+    assert (more.block_hashes, more.parent_block_hash) == (["1/2/3/4/7/8"], "1/2/3/4")
+    assert more.token_ids == [7, 8]
+
+
+def test_equal_blocks_at_two_places_of_a_prompt_are_told_apart(make: Make) -> None:
+    engine = make()
+    engine.serve([1, 1, 1, 1, 1])
+    [stored] = engine.events.take()
+    assert stored.block_hashes == ["1/1", "1/1/1/1"]
+
+
+def test_removed_and_cleared_blocks_are_told_as_they_were_stored(make: Make) -> None:
+    engine = make(4)  # one of them is the null block
+    engine.manager.free(engine.serve([1, 2, 3, 4, 5]))
+    engine.manager.free(engine.serve([6, 7, 8, 9, 10]))
+    told = engine.events.take()
+    assert [type(event).__name__ for event in told] == [
+        "BlockStored",
+        "BlockRemoved",
+        "BlockStored",
+    ]
+    assert sorted(told[1].block_hashes) == ["1/2", "1/2/3/4"]
+    assert told[1].group_idx == 0
+    engine.manager.reset_prefix_cache()
+    [cleared] = engine.events.take()
+    assert type(cleared).__name__ == "AllBlocksCleared"
+    engine.serve([1, 2, 3])
+    [again] = engine.events.take()
+    assert again.block_hashes == ["1/2"]
+
+
+def test_adapters_salts_and_sessions_are_told(make: Make) -> None:
+    engine = make()
+    adapter = SimpleNamespace(name="sql", adapter_id=3)
+    engine.serve([1, 2, 3, 4, 5], lora_request=adapter, cache_salt="tenant", session_id="s")
+    [stored] = engine.events.take()
+    assert (stored.lora_id, stored.lora_name, stored.session_id) == (3, "sql", "s")
+    assert stored.extra_keys == [("sql", "tenant"), ("sql",)]
+
+
+def test_a_request_that_wants_it_is_told_of_what_it_found(make: Make) -> None:
+    engine = make()
+    engine.events.reused_by(engine.request([1, 2, 3, 4, 5]), 2)
+    assert engine.events.take() == []
+    wanted = engine.request([1, 2, 3, 4, 5], kv_cache_report_mode="full")
+    engine.events.reused_by(wanted, 0)
+    engine.events.reused_by(wanted, 2)
+    [told] = engine.events.take()
+    assert (told.block_hashes, told.parent_block_hash) == (["1/2", "1/2/3/4"], None)
+
+
+def test_no_event_is_lost_between_two_commits(make: Make) -> None:
+    """All blocks are evicted and stored again before anybody takes the events."""
+    engine = make(33)
+    for first in range(1, 400, 70):
+        handle = engine.serve(list(range(first, first + 64)))
+        engine.manager.forget(engine.manager.block_ids(handle)[:1])
+        engine.manager.free(handle)
+        assert engine.manager.match(list(range(first, first + 64))).num_cached_tokens == 0
+    mirror: set[str] = set()
+    for event in engine.events.take():
+        if hasattr(event, "token_ids"):
+            mirror.update(event.block_hashes)
+        else:
+            mirror.difference_update(event.block_hashes)
+    assert mirror == set()
