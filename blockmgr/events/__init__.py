@@ -14,7 +14,7 @@ except ImportError as error:
     raise MissingExtraError("events", "blockmgr.events") from error
 
 from blockmgr.events.codec import Encoder, decode
-from blockmgr.events.dialects import DynamoEncoder, TrtllmEncoder
+from blockmgr.events.dialects import DynamoEncoder, SglangEncoder, TrtllmEncoder
 from blockmgr.events.publisher import Publisher
 from blockmgr.events.reader import Reader, Sink
 from blockmgr.events.subscriber import Subscriber
@@ -30,6 +30,7 @@ __all__ = [
     "Encoder",
     "Publisher",
     "Reader",
+    "SglangEncoder",
     "Sink",
     "Subscriber",
     "TrtllmEncoder",

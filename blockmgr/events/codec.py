@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from blockmgr.arguments import whole
 from blockmgr.event_columns import Event, EventKind
 from blockmgr.events import wire
 from blockmgr.vllm_keys import vllm_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LOW_BITS", "AnyBatch", "Encoder", "anonymous", "decode", "decode_hashes", "short"]
+__all__ = [
+    "LOW_BITS",
+    "AnyBatch",
+    "Encoder",
+    "Group",
+    "anonymous",
+    "decode",
+    "decode_hashes",
+    "pieces",
+    "short",
+]
 
 AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
+
+Group: TypeAlias = str | tuple[str, int]
+"""What a group of layers is: vLLM's word for it, or that and a window in tokens."""
 
 LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
@@ -58,9 +72,15 @@ class Encoder:
         layout: ``"maps"``, or ``"arrays"`` for the events of older versions.
         rank: Data-parallel rank; None for an engine without ranks.
         epoch: When the publisher started; None leaves out all that vLLM's batches do not have.
+        groups: What each group of layers is, by number, in vLLM's words (``"full_attention"``,
+            ``"sliding_window"``, ``"mamba"``); with a window, a pair of the word and the tokens.
+            Others are ``"unknown"``, and no index counts those. Events as arrays have no groups, so
+            ``"arrays"`` tells only of groups whose blocks stand for a whole prefix.
 
     Raises:
-        ValueError: ``hashes`` or ``layout`` is none of these.
+        ValueError: ``hashes``, ``layout`` or a word of ``groups`` is none of these, or a number is
+            out of its bounds.
+        TypeError: A value is of the wrong type.
     """
 
     def __init__(
@@ -71,16 +91,20 @@ class Encoder:
         layout: Literal["maps", "arrays"] = "maps",
         rank: int | None = None,
         epoch: int | None = None,
+        groups: Sequence[Group] = (wire.FULL_ATTENTION,),
     ) -> None:
         if hashes not in ("int", "bytes"):
             raise ValueError(f"hashes must be 'int' or 'bytes', got {hashes!r}")
         if layout not in ("maps", "arrays"):
             raise ValueError(f"layout must be 'maps' or 'arrays', got {layout!r}")
-        self.block_size = block_size
+        self.block_size = whole("block_size", block_size, 1, 2**16 - 1)
         self._int = hashes == "int"
         self._old = layout == "arrays"
-        self._rank = rank
-        self._epoch = epoch
+        self._rank = None if rank is None else whole("rank", rank, 0, 2**16)
+        self._epoch = None if epoch is None else whole("epoch", epoch, 0, 2**63 - 1)
+        if isinstance(groups, str):
+            raise TypeError("groups must be a sequence of words, got str")
+        self._groups = [_group(group) for group in groups]
         self._encoder = msgspec.msgpack.Encoder()
 
     def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
@@ -115,7 +139,9 @@ class Encoder:
         part: list[Any] = []
         size = 0
         for event in events:
-            for piece in _pieces(event):
+            if self._old and not self._is_whole_prefix(event):
+                continue
+            for piece in pieces(event):
                 if size + len(piece.digests) > MOST_BLOCKS and part:
                     yield part
                     part, size = [], 0
@@ -126,15 +152,16 @@ class Encoder:
 
     def event(self, event: Event) -> Any:
         """One event as the structure that is encoded."""
-        medium = wire.MEDIA[event.tier]
         old = self._old
+        medium = (wire.OLD_MEDIA if old else wire.MEDIA)[event.tier]
+        where = wire.LOCALITIES[event.tier]
         if event.kind is EventKind.CLEARED:
-            return wire.OldBlocksCleared(medium) if old else wire.AllBlocksCleared(medium)
+            return wire.OldBlocksCleared(medium) if old else wire.AllBlocksCleared(medium, where)
         hashes: list[Any] = self._hashes(event.digests)
         if event.kind is EventKind.REMOVED:
             if old:
                 return wire.OldBlockRemoved(hashes, medium)
-            return wire.BlockRemoved(hashes, medium, event.group)
+            return wire.BlockRemoved(hashes, medium, event.group, where)
         parent = None if event.parent is None else self._hashes([event.parent])[0]
         tokens = event.tokens.ravel().tolist()
         if old:
@@ -150,8 +177,16 @@ class Encoder:
             lora,
             keys,
             event.group,
-            wire.FULL_ATTENTION,
+            *self._kind(event.group),
+            where,
         )
+
+    def _kind(self, group: int) -> tuple[str, int | None]:
+        return self._groups[group] if group < len(self._groups) else (wire.UNKNOWN, None)
+
+    def _is_whole_prefix(self, event: Event) -> bool:
+        """Whether blocks of its group are all that a prefix needs; a clearing is of all groups."""
+        return event.kind is EventKind.CLEARED or self._kind(event.group)[0] in wire.WHOLE_PREFIX
 
     def _hashes(self, digests: Iterable[bytes]) -> list[Any]:
         if not self._int:
@@ -159,7 +194,18 @@ class Encoder:
         return [int.from_bytes(digest[-8:], "big") for digest in digests]
 
 
-def _pieces(event: Event) -> Iterator[Event]:
+def _group(group: Group) -> tuple[str, int | None]:
+    """What a group of layers is, and its window."""
+    pair = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
+    kind, window = pair
+    if not isinstance(kind, str):
+        raise TypeError(f"groups must be words of vLLM, got {type(kind).__name__}")
+    if kind not in wire.KINDS:
+        raise ValueError(f"groups must be some of {sorted(wire.KINDS)}, got {kind!r}")
+    return kind, None if window is None else whole("groups window", window, 1, 2**31 - 1)
+
+
+def pieces(event: Event) -> Iterator[Event]:
     """An event cut into ones of a bounded number of blocks."""
     count = len(event.digests)
     if count <= MOST_BLOCKS:

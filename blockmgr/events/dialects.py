@@ -1,6 +1,7 @@
-"""Events as two other systems write them: NVIDIA Dynamo's router, and TensorRT-LLM.
+"""Events as three other systems write them: NVIDIA Dynamo's router, TensorRT-LLM and SGLang.
 
-Both give each event a number, and name blocks by the low 64 bits of their digests.
+None of them has groups of layers, so each encoder tells of one group. A clearing of one tier is the
+removal of its blocks where a system has no event for it; the encoders keep the names for that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import xxhash
 
 from blockmgr.arguments import whole
 from blockmgr.event_columns import EventKind, Tier
-from blockmgr.events.codec import LOW_BITS, short
+from blockmgr.events.codec import LOW_BITS, MOST_BLOCKS, anonymous, pieces, short
+from blockmgr.events.wire import PlainBatch
 from blockmgr.vllm_keys import vllm_keys
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
     from blockmgr.event_columns import Event
 
-__all__ = ["DynamoEncoder", "TrtllmEncoder"]
+__all__ = ["DynamoEncoder", "SglangEncoder", "TrtllmEncoder"]
+
+_MOST_GROUPS: Final = 255
 
 _DYNAMO_SEED: Final = 1337
 _DYNAMO_TIERS: Final = {
@@ -30,10 +34,46 @@ _DYNAMO_TIERS: Final = {
     Tier.DISK: "disk",
     Tier.REMOTE: "external",
 }
+_TRTLLM_LEVELS: Final = {Tier.DEVICE: 0, Tier.HOST: 1}
 _TRTLLM_PRIORITY: Final = 35
 """TensorRT-LLM's default retention priority."""
+_SGLANG_MEDIA: Final = {
+    Tier.DEVICE: "GPU",
+    Tier.HOST: "CPU_PINNED",
+    Tier.DISK: "DISK",
+    Tier.REMOTE: "EXTERNAL",
+}
 
 _json = msgspec.json.Encoder()
+
+
+class _Told:
+    """Names of blocks that were told of, by tier: for events that others do not have."""
+
+    def __init__(self) -> None:
+        self.tiers: dict[Tier, dict[int, None]] = {tier: {} for tier in Tier}
+
+    def take(self, event: Event, names: list[int]) -> list[int]:
+        """Notes what an event says, and returns the names that it is about."""
+        known = self.tiers[event.tier]
+        if event.kind is EventKind.STORED:
+            known.update(dict.fromkeys(names))
+        elif event.kind is EventKind.CLEARED:
+            names = list(known)
+            known.clear()
+        else:
+            for name in names:
+                known.pop(name, None)
+        return names
+
+    def best(self, name: int) -> Tier | None:
+        """The first tier that has a block."""
+        return next((tier for tier, known in self.tiers.items() if name in known), None)
+
+
+def _is_of(group: int, event: Event) -> bool:
+    """Whether an event is of a group; a clearing is of all."""
+    return event.group == group or event.kind is EventKind.CLEARED
 
 
 class DynamoEncoder:
@@ -43,9 +83,13 @@ class DynamoEncoder:
     and adapter. The namespace is that of the event, as text; the adapter and images are those of
     ``vllm_extras``. A salt among the extra keys is unknown to it: use a namespace.
 
+    Its ``cleared`` is of all tiers and all ranks of a worker, so a cleared tier is told as the
+    removal of its blocks.
+
     Args:
         worker_id: Number of the worker.
         rank: Data-parallel rank.
+        group: Number of the group of layers whose events it writes.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -53,32 +97,37 @@ class DynamoEncoder:
     Source: ``lib/kv-router/src/protocols.rs`` of ai-dynamo/dynamo.
     """
 
-    def __init__(self, worker_id: int, *, rank: int = 0) -> None:
+    def __init__(self, worker_id: int, *, rank: int = 0, group: int = 0) -> None:
         self._worker = whole("worker_id", worker_id, 0, LOW_BITS)
         self._rank = whole("rank", rank, 0, 2**32 - 1)
+        self._group = whole("group", group, 0, _MOST_GROUPS)
+        self._told = _Told()
         self._next = 0
 
     def encode(self, events: Iterable[Event]) -> Iterator[bytes]:
-        """One document an event, in order.
+        """One document an event, in order; none for the clearing of an empty tier.
 
         Raises:
-            ValueError: A namespace is no UTF-8 text.
+            ValueError: A namespace is no UTF-8 text. No number was given to that event.
         """
         for event in events:
+            if not _is_of(self._group, event):
+                continue
+            hashes = [short(digest) for digest in event.digests]
+            stored = self._stored(event, hashes) if event.kind is EventKind.STORED else None
+            hashes = self._told.take(event, hashes)
+            if not hashes:
+                continue
             number, self._next = self._next, self._next + 1
+            data = stored or {"removed": {"block_hashes": hashes}}
             document = {
                 "worker_id": self._worker,
                 "storage_tier": _DYNAMO_TIERS[event.tier],
-                "event": {"event_id": number, "data": self._data(event), "dp_rank": self._rank},
+                "event": {"event_id": number, "data": data, "dp_rank": self._rank},
             }
             yield _json.encode(document)
 
-    def _data(self, event: Event) -> Any:
-        if event.kind is EventKind.CLEARED:
-            return "cleared"
-        hashes = [short(digest) for digest in event.digests]
-        if event.kind is EventKind.REMOVED:
-            return {"removed": {"block_hashes": hashes}}
+    def _stored(self, event: Event, hashes: list[int]) -> dict[str, Any]:
         blocks = []
         for index, (block, tokens) in enumerate(zip(hashes, event.tokens, strict=True)):
             lora, images = _adapter_and_images(event.extras.get(index))
@@ -107,16 +156,11 @@ def _seed(namespace: bytes, lora: str | None) -> int:
 
 def _adapter_and_images(extras: bytes | None) -> tuple[str | None, list[int]]:
     lora, images = None, []
-    try:
-        keys: Any = vllm_keys(extras) if extras else ()
-    except ValueError:
-        keys = ()
-    for key in keys:
-        if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], str):
-            if key[0] == "lora":
-                lora = key[1]
-            elif key[0] == "mm":
-                images.append(_image(key[1]))
+    for kind, value in _keys(extras):
+        if kind == "lora":
+            lora = value
+        elif kind == "mm":
+            images.append(_image(value))
     return lora, images
 
 
@@ -133,13 +177,16 @@ def _image(identifier: str) -> int:
 class TrtllmEncoder:
     """Encodes events as the JSON of TensorRT-LLM's ``KVCacheEvent``, one document an event.
 
-    It has no event for a tier that is cleared, so that is told as the removal of all blocks; the
-    encoder keeps their names for it.
+    A block is in one cache level: the device, or else the host. It is stored once, updated when its
+    level changes, and removed when neither has it. It has no event for a cleared tier, so that is
+    told block by block. Other tiers have no level, and no events.
 
     Args:
         num_blocks: Blocks on the device, for the first event.
         window_size: Attention window, in tokens; of full attention the longest sequence.
+        host_blocks: Blocks in host memory, likewise.
         rank: Attention data-parallel rank; None leaves it out.
+        group: Number of the group of layers whose events it writes.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -147,48 +194,77 @@ class TrtllmEncoder:
     Source: ``tensorrt_llm/_utils.py``, ``KVCacheEventSerializer``.
     """
 
-    def __init__(self, num_blocks: int, window_size: int, *, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        window_size: int,
+        *,
+        host_blocks: int = 0,
+        rank: int | None = None,
+        group: int = 0,
+    ) -> None:
         self._blocks = whole("num_blocks", num_blocks, 1, 2**31)
         self._window = whole("window_size", window_size, 1, 2**31)
+        self._host_blocks = whole("host_blocks", host_blocks, 0, 2**31)
         self._rank = None if rank is None else whole("rank", rank, 0, 2**16)
+        self._group = whole("group", group, 0, _MOST_GROUPS)
+        self._told = _Told()
         self._next = 0
-        self._resident: dict[int, Tier] = {}
 
     def created(self) -> bytes:
         """The event that comes before all others."""
-        return self._document({"type": "created", "num_blocks_per_cache_level": [self._blocks, 0]})
+        levels = [self._blocks, self._host_blocks]
+        return self._document({"type": "created", "num_blocks_per_cache_level": levels})
 
     def encode(self, events: Iterable[Event]) -> Iterator[bytes]:
-        """One document an event, in order; none for the clearing of an empty tier."""
+        """The documents of events, in order; none for what changes no level of a block."""
         for event in events:
-            hashes = [short(digest) for digest in event.digests]
-            if event.kind is EventKind.STORED:
-                yield self._document(self._stored(event, hashes))
-                continue
-            if event.kind is EventKind.CLEARED:
-                hashes = [block for block, tier in self._resident.items() if tier is event.tier]
-            for block in hashes:
-                self._resident.pop(block, None)
-            if hashes:
-                yield self._document({"type": "removed", "block_hashes": hashes})
+            if _is_of(self._group, event) and event.tier in _TRTLLM_LEVELS:
+                yield from self._documents(event)
 
-    def _stored(self, event: Event, hashes: list[int]) -> dict[str, Any]:
-        self._resident.update(dict.fromkeys(hashes, event.tier))
-        blocks = [
-            {
-                "type": "stored_block",
-                "block_hash": block,
-                "tokens": [
-                    {"type": "unique_token", "token_id": token, "token_extra_id": 0}
-                    for token in tokens
-                ],
-                "cache_level": int(event.tier),
-                "priority": _TRTLLM_PRIORITY,
-            }
-            for block, tokens in zip(hashes, event.tokens.tolist(), strict=True)
-        ]
-        parent = None if event.parent is None else short(event.parent)
-        return {"type": "stored", "parent_hash": parent, "blocks": blocks}
+    def _documents(self, event: Event) -> Iterator[bytes]:
+        names = [short(digest) for digest in event.digests]
+        if event.kind is EventKind.CLEARED:
+            names = list(self._told.tiers[event.tier])
+        before = [self._told.best(name) for name in names]
+        self._told.take(event, names)
+        after = [self._told.best(name) for name in names]
+        if event.kind is EventKind.STORED:
+            yield from self._stored(event, names, before)
+        gone = [n for n, a, b in zip(names, after, before, strict=True) if a is None is not b]
+        if gone:
+            yield self._document({"type": "removed", "block_hashes": gone})
+        for name, old, new in zip(names, before, after, strict=True):
+            if old is not None and new is not None and old is not new:
+                yield self._document(_updated(name, old, new))
+
+    def _stored(self, event: Event, names: list[int], before: list[Tier | None]) -> Iterator[bytes]:
+        """Runs of blocks that no level had before."""
+        start = 0
+        while start < len(names):
+            if before[start] is not None:
+                start += 1
+                continue
+            stop = next((i for i in range(start, len(names)) if before[i] is not None), len(names))
+            first = None if event.parent is None else short(event.parent)
+            parent = names[start - 1] if start else first
+            blocks = [
+                {
+                    "type": "stored_block",
+                    "block_hash": name,
+                    "tokens": [
+                        {"type": "unique_token", "token_id": token, "token_extra_id": 0}
+                        for token in tokens
+                    ],
+                    "cache_level": _TRTLLM_LEVELS[event.tier],
+                    "priority": _TRTLLM_PRIORITY,
+                }
+                for name, tokens in zip(
+                    names[start:stop], event.tokens[start:stop].tolist(), strict=True
+                )
+            ]
+            yield self._document({"type": "stored", "parent_hash": parent, "blocks": blocks})
+            start = stop
 
     def _document(self, data: dict[str, Any]) -> bytes:
         number, self._next = self._next, self._next + 1
@@ -196,3 +272,144 @@ class TrtllmEncoder:
         if self._rank is not None:
             document["attention_dp_rank"] = self._rank
         return _json.encode(document)
+
+
+def _updated(name: int, old: Tier, new: Tier) -> dict[str, Any]:
+    levels = {"new_value": _TRTLLM_LEVELS[new], "old_value": _TRTLLM_LEVELS[old]}
+    priorities = {"new_value": _TRTLLM_PRIORITY, "old_value": _TRTLLM_PRIORITY}
+    return {
+        "type": "updated",
+        "block_hash": name,
+        "cache_level": {"type": "event_diff", **levels},
+        "priority": {"type": "event_diff", **priorities},
+    }
+
+
+class _SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    lora_name: str | None = None
+
+
+class _SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class _SglangCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
+    pass
+
+
+class SglangEncoder:
+    """Encodes events as SGLang's batches: arrays of maps, as vLLM's with fewer fields.
+
+    Blocks are named by the first 64 bits of their digests as signed numbers. A namespace is
+    published as a part of its SHA-256, in place of the salt; a salt among the extra keys as it is,
+    as SGLang publishes its own. Its ``AllBlocksCleared`` is of all tiers, so it is told when no
+    tier has blocks any more; otherwise a cleared tier is told as the removal of its blocks.
+
+    Args:
+        block_size: Tokens per block.
+        rank: Attention data-parallel rank; None for an engine without ranks.
+        group: Number of the group of layers whose events it writes.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+
+    Source: ``srt/disaggregation/kv_events.py`` and ``srt/mem_cache/utils.py`` of SGLang 0.5.23.
+    """
+
+    def __init__(self, block_size: int, *, rank: int | None = None, group: int = 0) -> None:
+        self._block_size = whole("block_size", block_size, 1, 2**16 - 1)
+        self._rank = None if rank is None else whole("rank", rank, 0, 2**16)
+        self._group = whole("group", group, 0, _MOST_GROUPS)
+        self._told = _Told()
+        self._salts: dict[int, str] = {}  # of blocks that have one
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
+        """Encoded batches, each of a bounded number of blocks.
+
+        Args:
+            events: What to encode, in order.
+            ts: Time of the events, in seconds.
+        """
+        part: list[Any] = []
+        size = 0
+        for event in events:
+            if not _is_of(self._group, event):
+                continue
+            for piece in pieces(event):
+                for made, blocks in self._events(piece):
+                    if size + blocks > MOST_BLOCKS and part:
+                        yield self._encoder.encode(PlainBatch(ts, part, self._rank))
+                        part, size = [], 0
+                    part.append(made)
+                    size += blocks
+        if part:
+            yield self._encoder.encode(PlainBatch(ts, part, self._rank))
+
+    def _events(self, event: Event) -> Iterator[tuple[Any, int]]:
+        """The events of SGLang for an event, each with its number of blocks."""
+        medium = _SGLANG_MEDIA[event.tier]
+        names = self._told.take(event, [_head(digest) for digest in event.digests])
+        if event.kind is EventKind.STORED:
+            yield self._stored(event, names, medium), len(names)
+            return
+        for name in names:
+            if name in self._salts and self._told.best(name) is None:
+                del self._salts[name]
+        if event.kind is EventKind.CLEARED and not any(self._told.tiers.values()):
+            yield _SglangCleared(), 0
+            return
+        for start in range(0, len(names), MOST_BLOCKS):
+            part = names[start : start + MOST_BLOCKS]
+            yield _SglangRemoved(part, medium), len(part)
+
+    def _stored(self, event: Event, names: list[int], medium: str) -> _SglangStored:
+        parent = None if event.parent is None else _head(event.parent)
+        salt, lora = _salt_and_adapter(event.extras.get(0))
+        if event.namespace:
+            salt = anonymous(event.namespace)
+        elif parent is not None:
+            salt = self._salts.get(parent)
+        if salt is not None:
+            self._salts.update(dict.fromkeys(names, salt))
+        tokens = event.tokens.ravel().tolist()
+        return _SglangStored(
+            names, parent, tokens, self._block_size, None, medium, salt, None, lora
+        )
+
+
+def _head(digest: bytes) -> int:
+    """A digest as SGLang publishes it.
+
+    >>> _head(bytes.fromhex("ff" * 8 + "00" * 8))
+    -1
+    """
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _salt_and_adapter(extras: bytes | None) -> tuple[str | None, str | None]:
+    salt = lora = None
+    for kind, value in _keys(extras):
+        salt = value if kind == "cache_salt" else salt
+        lora = value if kind == "lora" else lora
+    return salt, lora
+
+
+def _keys(extras: bytes | None) -> Iterator[tuple[str, str]]:
+    """Kinds and texts of the keys that ``vllm_extras`` has made; none of any others."""
+    try:
+        keys: Any = vllm_keys(extras) if extras else ()
+    except ValueError:
+        return
+    for key in keys:
+        if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], str):
+            yield key[0], key[1]

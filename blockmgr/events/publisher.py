@@ -12,12 +12,14 @@ import zmq
 from blockmgr.arguments import positive, whole
 from blockmgr.events.codec import Encoder
 from blockmgr.events.endpoints import bind, endpoint_of_rank
+from blockmgr.events.wire import FULL_ATTENTION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from blockmgr.event_columns import Events
+    from blockmgr.events.codec import Group
 
 __all__ = ["END", "SNAPSHOT", "Publisher"]
 
@@ -63,6 +65,7 @@ class Publisher:
         rank: Data-parallel rank; None for an engine without ranks.
         hashes: As ``Encoder`` has it.
         layout: As ``Encoder`` has it.
+        groups: As ``Encoder`` has it.
         buffer_batches: Batches that are kept for replay.
         max_queued: Batches that wait for a slow reader, before it misses some.
         flush_s: Longest time that events wait without a call of ``publish``.
@@ -85,6 +88,7 @@ class Publisher:
         rank: int | None = None,
         hashes: Literal["int", "bytes"] = "int",
         layout: Literal["maps", "arrays"] = "maps",
+        groups: Sequence[Group] = (FULL_ATTENTION,),
         buffer_batches: int = 10_000,
         max_queued: int = 100_000,
         flush_s: float = 0.005,
@@ -101,6 +105,7 @@ class Publisher:
             layout=layout,
             rank=rank,
             epoch=self.epoch,
+            groups=groups,
         )
         self._kept: deque[tuple[int, bytes]] = deque(
             maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)

@@ -16,8 +16,13 @@ from blockmgr.event_columns import Tier
 
 __all__ = [
     "FULL_ATTENTION",
+    "KINDS",
+    "LOCALITIES",
     "MEDIA",
+    "OLD_MEDIA",
     "TIERS",
+    "UNKNOWN",
+    "WHOLE_PREFIX",
     "About",
     "AllBlocksCleared",
     "Batch",
@@ -33,13 +38,21 @@ __all__ = [
     "PlainBatch",
     "RemovedHashes",
     "StoredHashes",
+    "tier_of",
 ]
 
 BlockHash: TypeAlias = bytes | int
 """A digest, or the low 64 bits of one."""
 
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "STORAGE"}
-"""What vLLM calls each tier. It has one name for all storage."""
+"""What vLLM calls each tier. It has one name for all storage, and tells it apart by locality."""
+
+REMOTE = "REMOTE"
+LOCALITIES = {Tier.DEVICE: None, Tier.HOST: None, Tier.DISK: "LOCAL", Tier.REMOTE: REMOTE}
+"""Where storage is, seen from the publisher."""
+
+OLD_MEDIA = {**MEDIA, Tier.REMOTE: "EXTERNAL"}
+"""Likewise, where there is no locality."""
 
 TIERS = {
     "GPU": Tier.DEVICE,
@@ -52,6 +65,20 @@ TIERS = {
 """The tier behind each name that vLLM and SGLang use."""
 
 FULL_ATTENTION = "full_attention"
+UNKNOWN = "unknown"
+WHOLE_PREFIX = frozenset({FULL_ATTENTION, "mla_attention", "sink_full_attention"})
+"""Kinds of layers whose blocks stand for all tokens before them."""
+
+KINDS = WHOLE_PREFIX | {
+    "sliding_window",
+    "sliding_window_mla",
+    "chunked_local_attention",
+    "mamba",
+    "encoder_only_attention",
+    "cross_attention",
+    UNKNOWN,
+}
+"""What a group of layers can be, as vLLM names it."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -88,6 +115,7 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Nothing can be found any more: in the tier that is named, or in any."""
 
     medium: str | None = None
+    locality: str | None = None
 
 
 class About(msgspec.Struct, omit_defaults=True, gc=False):
@@ -137,6 +165,7 @@ class OldBlockStored(
     extra_keys: ClassVar[list[Any] | None] = None
     group_idx: ClassVar[int | None] = None
     kv_cache_spec_kind: ClassVar[str | None] = None
+    locality: ClassVar[str | None] = None
 
 
 class OldBlockRemoved(
@@ -148,6 +177,7 @@ class OldBlockRemoved(
     medium: str | None = None
 
     group_idx: ClassVar[int | None] = None
+    locality: ClassVar[str | None] = None
 
 
 class OldBlocksCleared(
@@ -156,6 +186,8 @@ class OldBlocksCleared(
     """Likewise."""
 
     medium: str | None = None
+
+    locality: ClassVar[str | None] = None
 
 
 class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -174,6 +206,7 @@ class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    locality: str | None = None
 
 
 class RemovedHashes(msgspec.Struct, gc=False, tag="BlockRemoved"):
@@ -182,12 +215,14 @@ class RemovedHashes(msgspec.Struct, gc=False, tag="BlockRemoved"):
     block_hashes: list[BlockHash]
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 class HashesCleared(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
     """Likewise."""
 
     medium: str | None = None
+    locality: str | None = None
 
 
 class HashBatch(msgspec.Struct, array_like=True, gc=False):
@@ -197,3 +232,14 @@ class HashBatch(msgspec.Struct, array_like=True, gc=False):
     events: list[StoredHashes | RemovedHashes | HashesCleared]
     data_parallel_rank: int | None = None
     about: About | None = None
+
+
+def tier_of(event: Any) -> Tier | None:
+    """The tier of an event in any layout; None for a medium without a known name.
+
+    >>> tier_of(BlockRemoved([1], "STORAGE", locality="REMOTE"))
+    <Tier.REMOTE: 3>
+    """
+    if event.locality == REMOTE:
+        return Tier.REMOTE
+    return Tier.DEVICE if event.medium is None else TIERS.get(event.medium)

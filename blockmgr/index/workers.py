@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
 
 _LOG = logging.getLogger(__name__)
-_WHOLE_PREFIX: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of layers whose blocks stand for all tokens before them."""
-
 _KINDS: Final[Mapping[type, EventKind]] = {
     **dict.fromkeys((wire.BlockStored, wire.OldBlockStored, wire.StoredHashes), EventKind.STORED),
     **dict.fromkeys(
@@ -114,7 +111,7 @@ class WorkerIndex:
         self._free = list(range(max_workers))[::-1]
         self._loads = np.zeros(max_workers)
         self._sizes: dict[str, int] = {}  # of the digests of a worker, in bytes; 0: numbers
-        self._partial: dict[str, set[int]] = {}  # groups that do not stand for a whole prefix
+        self._groups: dict[str, dict[int, bool]] = {}  # groups that stored, and whether they count
         self._logged: set[str] = set()
         self._lock = threading.RLock()
         self.counts: Counter[str] = Counter()
@@ -192,7 +189,7 @@ class WorkerIndex:
             for tier in Tier:
                 self._table.clear(self._slots[worker], int(tier))
             self._sizes.pop(worker, None)
-            self._partial.pop(worker, None)
+            self._groups.pop(worker, None)
 
     def clear(self, worker: str, tier: Tier) -> None:
         """Forgets what a worker has in one tier.
@@ -212,6 +209,7 @@ class WorkerIndex:
         with self._lock:
             slot = self._slot(worker)
             self.counts["refused"] += self._table.store(slot, int(tier), _keys(digests))
+            self._groups.setdefault(worker, {})[0] = True
 
     def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
         """Says that a worker has blocks in a tier no more.
@@ -232,15 +230,15 @@ class WorkerIndex:
                 self._apply(worker, event)
 
     def _apply(self, worker: str, event: Any) -> None:
-        tier: Tier | None = Tier.DEVICE if event.medium is None else wire.TIERS.get(event.medium)
+        tier = wire.tier_of(event)
         kind = _KINDS[type(event)]
         if tier is None:
             self._refuse("other_medium", worker, f"medium {event.medium!r} is unknown")
         elif kind is EventKind.CLEARED:
             # Without a name it is of all tiers, as vLLM's is.
-            for each in Tier if event.medium is None else (tier,):
+            for each in Tier if event.medium is None and event.locality is None else (tier,):
                 self._table.clear(self._slots[worker], int(each))
-        elif self._stands_for_prefix(worker, event):
+        elif self._stands_for_prefix(worker, event, kind):
             keys, size = _core.keys_of(event.block_hashes)
             if size < 0 or self._sizes.setdefault(worker, size) != size:
                 self._refuse("other_length", worker, "a digest has another length")
@@ -249,16 +247,20 @@ class WorkerIndex:
             else:
                 self._table.remove(self._slots[worker], int(tier), keys)
 
-    def _stands_for_prefix(self, worker: str, event: Any) -> bool:
-        group = event.group_idx or 0
-        partial = self._partial.setdefault(worker, set())
-        kind = getattr(event, "kv_cache_spec_kind", None)
-        if kind is not None:
-            (partial.discard if kind in _WHOLE_PREFIX else partial.add)(group)
-        if group not in partial:
-            return True
-        self.counts["other_group"] += 1
-        return False
+    def _stands_for_prefix(self, worker: str, event: Any, kind: EventKind) -> bool:
+        """Whether an event is of a group that counts; the first stored blocks of a group say so.
+
+        Before them, the group has no blocks here to remove, and blocks of other groups have the
+        same digests.
+        """
+        group, groups = event.group_idx or 0, self._groups.setdefault(worker, {})
+        if kind is EventKind.STORED:
+            of = event.kv_cache_spec_kind
+            groups[group] = of is None or of in wire.WHOLE_PREFIX
+        counts = groups.get(group)
+        if counts is False:
+            self.counts["other_group"] += 1
+        return bool(counts)
 
     def _refuse(self, what: str, worker: str, why: str) -> None:
         self.counts[what] += 1

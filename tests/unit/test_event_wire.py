@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,12 @@ from blockmgr.events import (
     BlockStored,
     DynamoEncoder,
     Encoder,
+    SglangEncoder,
     TrtllmEncoder,
     decode,
 )
-from blockmgr.events.codec import MOST_BLOCKS, anonymous, short
-from blockmgr.events.wire import OldBatch
+from blockmgr.events.codec import MOST_BLOCKS, anonymous, decode_hashes, short
+from blockmgr.events.wire import KINDS, OldBatch, tier_of
 
 PROMPT = list(range(8))
 
@@ -159,6 +163,60 @@ def test_a_truncated_batch_is_refused(cut: int) -> None:
         decode(payload[:-cut])
 
 
+@pytest.mark.parametrize("tier", Tier)
+@pytest.mark.parametrize("layout", ["maps", "arrays"])
+def test_a_reader_knows_the_tier_of_an_event(tier: Tier, layout: Any) -> None:
+    """Disk and another machine are one medium to vLLM, and two tiers here."""
+    stored, removed, cleared = (event._replace(tier=tier) for event in small_run())
+    [payload] = Encoder(2, layout=layout).batches([stored, removed, cleared], 0.0)
+    for read in (decode, decode_hashes):
+        assert [tier_of(event) for event in read(payload).events] == [tier] * 3
+
+
+def test_a_block_that_is_elsewhere_is_remote_whatever_it_lies_in() -> None:
+    """vLLM's tier of another machine's host memory."""
+    assert tier_of(BlockRemoved([1], "CPU", locality="REMOTE")) is Tier.REMOTE
+    assert tier_of(BlockRemoved([1], "CPU", locality="LOCAL")) is Tier.HOST
+    assert tier_of(BlockRemoved([1], None)) is Tier.DEVICE
+    assert tier_of(BlockRemoved([1], "TAPE")) is None
+
+
+def test_events_say_what_their_group_of_layers_is() -> None:
+    encoder = Encoder(2, groups=("full_attention", ("sliding_window", 128)))
+    stored, removed, cleared = small_run()
+    told = [encoder.event(event._replace(group=g)) for g in range(3) for event in (stored, removed)]
+    assert [event.group_idx for event in told] == [0, 0, 1, 1, 2, 2]
+    kinds = [(e.kv_cache_spec_kind, e.kv_cache_spec_sliding_window) for e in told[::2]]
+    assert kinds == [("full_attention", None), ("sliding_window", 128), ("unknown", None)]
+    assert encoder.event(cleared._replace(group=1)) == AllBlocksCleared("CPU")
+
+
+def test_arrays_tell_of_whole_prefixes_alone() -> None:
+    """They have no place for a group, and the digests of all groups are the same."""
+    encoder = Encoder(2, layout="arrays", groups=("full_attention", ("sliding_window", 128)))
+    events = [event._replace(group=g) for event in small_run() for g in range(3)]
+    [payload] = encoder.batches(events, 0.0)
+    names = [type(event).__name__ for event in decode(payload).events]
+    assert names == ["OldBlockStored", "OldBlockRemoved", *["OldBlocksCleared"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "match"),
+    [
+        (("window",), ValueError, "groups must be some of .* got 'window'"),
+        ((("sliding_window", 0),), ValueError, "groups window must be in"),
+        ((7,), TypeError, "groups must be words of vLLM, got int"),
+        (((7, 7),), TypeError, "groups must be words of vLLM, got int"),
+        (("mamba", ("mamba",)), TypeError, "groups must be words of vLLM, got tuple"),
+        ("mamba", TypeError, "groups must be a sequence of words, got str"),
+    ],
+)
+def test_a_group_that_is_none_is_refused(groups: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        Encoder(2, groups=groups)
+    assert Encoder(2, groups=sorted(KINDS)) is not None
+
+
 def test_wrong_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="hashes must be 'int' or 'bytes', got 'hex'"):
         Encoder(4, hashes="hex")  # type: ignore[arg-type]
@@ -168,38 +226,57 @@ def test_wrong_choices_are_refused() -> None:
 
 READ_BY_VLLM = """
 import sys, msgspec
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
-batch = msgspec.msgpack.Decoder(KVEventBatch).decode(bytes.fromhex(sys.stdin.read()))
-stored, removed, cleared = batch.events
-assert isinstance(stored, BlockStored) and isinstance(removed, BlockRemoved), batch
-assert isinstance(cleared, AllBlocksCleared), batch
-print(batch.data_parallel_rank, stored.block_hashes == [*stored.block_hashes[:1],
-      *removed.block_hashes], stored.token_ids, stored.block_size, stored.medium, stored.lora_name,
-      stored.extra_keys, stored.group_idx, stored.kv_cache_spec_kind)
+from importlib.metadata import version
+from vllm.distributed import kv_events
+decoder, encoder = msgspec.msgpack.Decoder(kv_events.KVEventBatch), msgspec.msgpack.Encoder()
+for line in sys.stdin.read().split():
+    batch = decoder.decode(bytes.fromhex(line))
+    for event in batch.events:
+        assert type(event) is getattr(kv_events, type(event).__name__), event
+    print("BATCH", encoder.encode(batch).hex())
+print("FIELDS", *kv_events.BlockStored.__struct_fields__, *kv_events.BlockRemoved.__struct_fields__)
 """
 
 
-def vllm_python() -> str | None:
-    """An interpreter that has vLLM: this one, or the one that VLLM_PYTHON names."""
-    import importlib.util
-    import os
-
-    named = os.environ.get("VLLM_PYTHON")
-    if named and Path(named).exists():
-        return named
-    return sys.executable if importlib.util.find_spec("vllm") else None
+def vllm_pythons() -> list[str]:
+    """Interpreters that have vLLM: those that VLLM_PYTHON names, or this one if it has."""
+    named = os.environ.get("VLLM_PYTHON", "")
+    if found := [each for each in named.split(os.pathsep) if Path(each).is_file()]:
+        return found
+    return [sys.executable] if importlib.util.find_spec("vllm") else []
 
 
-@pytest.mark.skipif(vllm_python() is None, reason="vLLM is not installed; VLLM_PYTHON names one")
-def test_vllms_own_structures_decode_it_and_do_not_see_what_is_added() -> None:
-    [payload] = Encoder(4, rank=2, epoch=7).batches(events_of_a_run(), 2.0)
+@pytest.mark.skipif(not vllm_pythons(), reason="VLLM_PYTHON names no interpreter that has vLLM")
+@pytest.mark.parametrize("python", vllm_pythons())
+def test_vllms_own_structures_decode_it_and_do_not_see_what_is_added(python: str) -> None:
+    """All that vLLM knows comes back from there as it was, whatever the hashes, groups, tiers."""
+    events = events_of_a_run()
+    events += [e._replace(tier=tier, group=1) for e in small_run() for tier in Tier]
+    groups = ("full_attention", ("sliding_window", 128))
+    payloads = [
+        payload
+        for options in ({"rank": 2, "epoch": 7}, {"hashes": "bytes"}, {"epoch": 7})
+        for payload in Encoder(4, groups=groups, **options).batches(events, 2.0)  # type: ignore[arg-type]
+    ]
+    payloads += Encoder(4, epoch=7).snapshot(events, 3.0)
     done = subprocess.run(
-        [str(vllm_python()), "-c", READ_BY_VLLM],
-        input=payload.hex(), capture_output=True, text=True, check=True,
+        [python, "-c", READ_BY_VLLM],
+        input="\n".join(payload.hex() for payload in payloads),
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == (
-        "2 True [0, 1, 2, 3, 4, 5, 6, 7] 4 GPU sql [('sql', 'tenant'), ('sql',)] 0 full_attention"
-    )
+    answers = [line.split() for line in done.stdout.splitlines() if line.startswith("BATCH ")]
+    assert len(answers) == len(payloads)
+    for payload, (_, answer) in zip(payloads, answers, strict=True):
+        told, seen = decode(payload), decode(bytes.fromhex(answer))
+        assert seen.about is None
+        told.about = None
+        for event in told.events:
+            if isinstance(event, AllBlocksCleared):
+                event.medium = event.locality = None
+        assert seen == told
+    [fields] = [line for line in done.stdout.splitlines() if line.startswith("FIELDS ")]
+    ours = {*BlockStored.__struct_fields__, *BlockRemoved.__struct_fields__}
+    assert set(fields.split()[1:]) <= ours
 
 
 def test_what_vllm_publishes_is_read() -> None:
@@ -224,7 +301,9 @@ def small_run() -> list[Event]:
 def test_dynamos_dialect() -> None:
     """Its hash of a block's tokens is XXH3 of them as little-endian words, with the seed 1337."""
     tokens = xxhash.xxh3_64_intdigest(b"\x01\0\0\0\x02\0\0\0", 1337)
-    stored, removed, cleared = DynamoEncoder(9, rank=1).encode(small_run())
+    stored, removed, cleared = DynamoEncoder(9, rank=1).encode(
+        [*small_run(), small_run()[2]._replace(tier=Tier.DEVICE)]
+    )
     assert stored == (
         b'{"worker_id":9,"storage_tier":"device","event":{"event_id":0,"data":{"stored":'
         b'{"parent_hash":3,"start_position":null,"blocks":[{"block_hash":5,"tokens_hash":'
@@ -235,7 +314,29 @@ def test_dynamos_dialect() -> None:
         b'{"worker_id":9,"storage_tier":"host_pinned","event":{"event_id":1,"data":{"removed":'
         b'{"block_hashes":[5]}},"dp_rank":1}}'
     )
-    assert cleared.endswith(b'"event":{"event_id":2,"data":"cleared","dp_rank":1}}')
+    assert cleared == (
+        b'{"worker_id":9,"storage_tier":"device","event":{"event_id":2,"data":{"removed":'
+        b'{"block_hashes":[5]}},"dp_rank":1}}'
+    )
+
+
+def test_dynamo_is_told_of_one_group_and_one_tier_at_a_time() -> None:
+    """Its own clearing would take the blocks of other tiers and ranks along."""
+    stored, removed, cleared = small_run()
+    events = [
+        stored,
+        stored._replace(tier=Tier.DISK),
+        stored._replace(group=1),
+        removed._replace(group=1, tier=Tier.DEVICE),
+        cleared._replace(tier=Tier.DEVICE),
+        cleared._replace(tier=Tier.DEVICE),
+        removed._replace(tier=Tier.DISK),
+    ]
+    told = [msgspec.json.decode(document) for document in DynamoEncoder(1).encode(events)]
+    assert [(each["storage_tier"], *each["event"]["data"]) for each in told] == [
+        ("device", "stored"), ("disk", "stored"), ("device", "removed"), ("disk", "removed"),
+    ]  # fmt: skip
+    assert [each["event"]["event_id"] for each in told] == [0, 1, 2, 3]
 
 
 def test_dynamos_hashes_tell_namespaces_adapters_and_images_apart() -> None:
@@ -284,3 +385,177 @@ def test_tensorrt_llms_dialect() -> None:
         b'{"event_id":2,"data":{"type":"removed","block_hashes":[5]},"window_size":4096,'
         b'"attention_dp_rank":0}'
     )
+
+
+def test_tensorrt_llm_is_told_of_the_best_level_of_a_block() -> None:
+    """Stored once, removed with the last copy; a copy on disk has no level."""
+    encoder = TrtllmEncoder(100, 4096, host_blocks=50)
+    assert b'"num_blocks_per_cache_level":[100,50]' in encoder.created()
+    stored, removed, cleared = small_run()
+
+    def told(event: Event) -> list[Any]:
+        documents = [msgspec.json.decode(each)["data"] for each in encoder.encode([event])]
+        return [(each["type"], each.get("cache_level", {}).get("new_value")) for each in documents]
+
+    host, device = {"tier": Tier.HOST}, {"tier": Tier.DEVICE}
+    assert told(stored) == [("stored", None)]
+    assert told(stored._replace(tier=Tier.DISK)) == told(stored._replace(group=1)) == []
+    assert told(stored._replace(**host)) == []
+    assert told(removed._replace(**device)) == [("updated", 1)]
+    assert told(stored) == [("updated", 0)]
+    assert told(removed._replace(**host)) == []
+    assert told(cleared._replace(**host)) == []
+    assert told(stored._replace(**host)) == []
+    assert told(cleared._replace(**device)) == [("updated", 1)]
+    assert told(removed._replace(**host)) == [("removed", None)]
+    assert told(removed._replace(**host)) == []
+
+
+def test_tensorrt_llms_update() -> None:
+    """As its ``KVCacheEventSerializer`` writes it."""
+    encoder = TrtllmEncoder(100, 4096)
+    stored, removed, _ = small_run()
+    list(encoder.encode([stored, stored._replace(tier=Tier.HOST)]))
+    [update] = encoder.encode([removed._replace(tier=Tier.DEVICE)])
+    assert update == (
+        b'{"event_id":1,"data":{"type":"updated","block_hash":5,"cache_level":{"type":"event_diff",'
+        b'"new_value":1,"old_value":0},"priority":{"type":"event_diff","new_value":35,"old_value":'
+        b'35}},"window_size":4096}'
+    )
+
+
+def test_tensorrt_llm_is_told_of_the_new_blocks_of_a_run_only() -> None:
+    encoder = TrtllmEncoder(100, 4096)
+    stored, *_ = small_run()
+    digests = [n.to_bytes(16, "big") for n in range(1, 6)]
+    tokens = np.arange(10, dtype=np.uint32).reshape(-1, 2)
+    run = stored._replace(digests=digests, tokens=tokens, parent=None)
+    list(encoder.encode([run._replace(digests=digests[2:3], tokens=tokens[2:3], tier=Tier.HOST)]))
+    told = [msgspec.json.decode(each)["data"] for each in encoder.encode([run])]
+    parents = [(each["parent_hash"], len(each["blocks"])) for each in told[:2]]
+    assert parents == [(None, 2), (3, 2)]
+    assert told[1]["blocks"][0]["tokens"][0]["token_id"] == 6
+    assert (told[2]["type"], told[2]["block_hash"]) == ("updated", 3)
+    assert len(told) == 3
+
+
+def sglang_run() -> list[Event]:
+    """Two blocks of a tenant's adapter, the second removed from the host, the device cleared."""
+    digests = [((5 << 64) + 1).to_bytes(16, "big"), ((2**64 - 3 << 64) + 2).to_bytes(16, "big")]
+    extras = vllm_extras(4, 2, lora="sql", salt="tenant")
+    tokens = np.array([[1, 2], [3, 300]], np.uint32)
+    stored = Event(EventKind.STORED, digests, None, tokens, extras, 0, Tier.DEVICE, b"", 0)
+    removed = stored._replace(
+        kind=EventKind.REMOVED, digests=digests[1:], tokens=tokens[:0], extras={}, tier=Tier.HOST
+    )
+    return [stored, removed, removed._replace(kind=EventKind.CLEARED, digests=[], tier=Tier.DEVICE)]
+
+
+# Written by SGLang 0.5.23's own structures, but for the annotations.
+SGLANG = (
+    "93cb3ff8000000000000"  # [1.5, ..., rank]
+    "93"
+    "89a474797065ab426c6f636b53746f726564"  # {"type": "BlockStored",
+    "ac626c6f636b5f6861736865739205fd"  # "block_hashes": [5, -3],
+    "b1706172656e745f626c6f636b5f68617368c0"  # "parent_block_hash": None,
+    "a9746f6b656e5f69647394010203cd012c"  # "token_ids": [1, 2, 3, 300],
+    "aa626c6f636b5f73697a6502"  # "block_size": 2,
+    "a76c6f72615f6964c0"  # "lora_id": None,
+    "a66d656469756da3475055"  # "medium": "GPU",
+    "aa63616368655f73616c74a674656e616e74"  # "cache_salt": "tenant",
+    "a96c6f72615f6e616d65a373716c"  # "lora_name": "sql"}
+    "83a474797065ac426c6f636b52656d6f766564"  # {"type": "BlockRemoved",
+    "ac626c6f636b5f68617368657391fd"  # "block_hashes": [-3],
+    "a66d656469756daa4350555f50494e4e4544"  # "medium": "CPU_PINNED"}
+    "81a474797065b0416c6c426c6f636b73436c6561726564"  # {"type": "AllBlocksCleared"}
+)
+
+
+@pytest.mark.parametrize(("rank", "end"), [(None, "c0"), (1, "01")])
+def test_sglangs_dialect(rank: int | None, end: str) -> None:
+    [payload] = SglangEncoder(2, rank=rank).batches(sglang_run(), 1.5)
+    assert payload.hex() == SGLANG + end
+
+
+def test_sglangs_dialect_is_read() -> None:
+    """As an index reads it, whose numbers are then those of SGLang."""
+    [payload] = SglangEncoder(2).batches(sglang_run(), 1.5)
+    stored, removed, cleared = decode_hashes(payload).events
+    assert (stored.block_hashes, removed.block_hashes) == ([5, -3], [-3])
+    assert [tier_of(event) for event in (stored, removed)] == [Tier.DEVICE, Tier.HOST]
+    assert cleared.medium is None
+
+
+def test_sglang_is_told_of_a_cleared_tier_block_by_block_if_others_have_any() -> None:
+    encoder = SglangEncoder(2, group=1)
+    stored, _, cleared = (event._replace(group=1) for event in sglang_run())
+
+    def told(*events: Event) -> list[Any]:
+        [payload] = encoder.batches(events, 0.0)
+        return [(e["type"], e.get("medium")) for e in msgspec.msgpack.decode(payload)[1]]
+
+    both = told(stored, stored._replace(tier=Tier.REMOTE), stored._replace(group=0))
+    assert both == [("BlockStored", "GPU"), ("BlockStored", "EXTERNAL")]
+    assert told(cleared) == [("BlockRemoved", "GPU")]
+    assert list(encoder.batches([cleared._replace(tier=Tier.HOST)], 0.0)) == []
+    assert told(cleared._replace(tier=Tier.REMOTE)) == [("AllBlocksCleared", None)]
+
+
+def test_sglangs_salts_follow_a_chain_and_a_namespace_stays_inside() -> None:
+    encoder = SglangEncoder(2)
+    stored, removed, _ = sglang_run()
+    more = stored._replace(
+        digests=[bytes(7) + b"\x09" + bytes(8)], parent=stored.digests[1],
+        tokens=stored.tokens[:1], extras={},
+    )  # fmt: skip
+
+    def salts(*events: Event) -> list[Any]:
+        return [
+            event.get("cache_salt")
+            for payload in encoder.batches(events, 0.0)
+            for event in msgspec.msgpack.decode(payload)[1]
+        ]
+
+    assert salts(stored, more) == ["tenant", "tenant"]
+    named = stored._replace(namespace=b"secret", extras={})
+    assert salts(named) == [anonymous(b"secret")]
+    gone = removed._replace(tier=Tier.DEVICE, digests=[*stored.digests, *more.digests])
+    assert salts(gone, stored._replace(extras={}), more) == [None, None, None]
+    assert encoder._salts == {}
+
+
+def test_batches_for_sglang_are_bounded_too() -> None:
+    encoder = SglangEncoder(1)
+    digests = [(i << 64).to_bytes(16, "big") for i in range(1, MOST_BLOCKS + 4)]
+    tokens = np.arange(len(digests), dtype=np.uint32).reshape(-1, 1)
+    stored = sglang_run()[0]._replace(digests=digests, tokens=tokens, extras={})
+    host = stored._replace(tier=Tier.HOST, digests=digests[:1], tokens=tokens[:1])
+    cleared = sglang_run()[2]
+    payloads = list(encoder.batches([stored, host, cleared], 0.0))
+    sizes = [
+        [len(event["block_hashes"]) for event in msgspec.msgpack.decode(payload)[1]]
+        for payload in payloads
+    ]
+    assert sizes == [[MOST_BLOCKS], [3, 1], [MOST_BLOCKS], [3]]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (partial(DynamoEncoder, 1), "group"),
+        (partial(TrtllmEncoder, 1, 1), "group"),
+        (partial(TrtllmEncoder, 1, 1), "host_blocks"),
+        (partial(SglangEncoder, 1), "rank"),
+        (partial(SglangEncoder, 1), "group"),
+        (Encoder, "block_size"),
+        (partial(Encoder, 1), "rank"),
+        (partial(Encoder, 1), "epoch"),
+    ],
+    ids=["dynamo", "trtllm", "host", "sglang-rank", "sglang", "size", "rank", "epoch"],
+)
+def test_numbers_out_of_bounds_are_refused(make: Any, name: str) -> None:
+    for wrong in (-1, 2**64):
+        with pytest.raises(ValueError, match=f"{name} must be in"):
+            make(**{name: wrong})
+    with pytest.raises(ValueError, match="block_size must be in"):
+        SglangEncoder(0)

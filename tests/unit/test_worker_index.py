@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockmgr import BlockManager, Tier, _core
+from blockmgr import BlockManager, Event, EventKind, Tier, _core
 from tests.unit.engine import cache, serve, step
 
 pytest.importorskip("msgspec", reason="the extra 'events'")
@@ -233,6 +233,72 @@ def test_report_6_groups_that_are_no_whole_prefix_do_not_count() -> None:
     index.apply("w", batch(removed([2], group_idx=0)))
     assert index.found([1, 2, 3])[0, 0] == 1
     assert index.counts["other_group"] == 2
+
+
+def test_a_removal_of_a_group_that_is_unknown_yet_takes_nothing() -> None:
+    """An index that came late has not heard what it is; its own blocks are of another group."""
+    index = index_of("w")
+    index.apply("w", batch(stored([1, 2], group_idx=0, kv_cache_spec_kind="full_attention")))
+    index.apply("w", batch(removed([1], group_idx=1)))
+    assert index.found([1, 2])[0, 0] == 2
+    assert index.counts["other_group"] == 0
+
+
+def test_a_copy_on_disk_goes_and_the_one_elsewhere_stays() -> None:
+    """One medium to vLLM; the locality tells them apart."""
+    index = index_of("w")
+    for where in ("LOCAL", "REMOTE"):
+        index.apply("w", batch(stored([1, 2], medium="STORAGE", locality=where)))
+    index.apply("w", batch(removed([1], medium="STORAGE", locality="LOCAL")))
+    assert (index.num_blocks("w", Tier.DISK), index.num_blocks("w", Tier.REMOTE)) == (1, 2)
+    cleared = {"type": "AllBlocksCleared", "medium": "STORAGE", "locality": "REMOTE"}
+    index.apply("w", batch(cleared))
+    assert (index.num_blocks("w", Tier.DISK), index.num_blocks("w", Tier.REMOTE)) == (1, 0)
+
+
+Told = tuple[str, int, int, list[int]]
+told_events = st.lists(
+    st.tuples(
+        st.sampled_from(["STORED", "STORED", "REMOVED", "CLEARED"]),
+        st.integers(0, 3),  # full attention, a window, a state, one that nobody has named
+        st.integers(0, 3),
+        st.lists(st.integers(1, 5), min_size=1, max_size=4, unique=True),
+    ),
+    max_size=40,
+)
+
+
+@given(told_events=told_events, layout=st.sampled_from(["maps", "arrays"]), batches=st.booleans())
+def test_an_index_has_what_each_tier_has_of_the_group_that_counts(
+    told_events: list[Told], layout: Any, batches: bool
+) -> None:
+    """Whatever other groups and tiers do with blocks of the same digests."""
+    index = index_of("w")
+    encoder = Encoder(1, layout=layout, groups=("full_attention", ("sliding_window", 8), "mamba"))
+    model: dict[int, set[int]] = {tier: set() for tier in range(4)}
+    events = []
+    for kind, group, tier, keys in told_events:
+        digests = [] if kind == "CLEARED" else [key.to_bytes(16, "big") for key in keys]
+        rows = len(keys) if kind == "STORED" else 0
+        events.append(
+            Event(
+                EventKind[kind], digests, None, np.zeros((rows, 1), np.uint32), {}, group,
+                Tier(tier), b"", 0,
+            )
+        )  # fmt: skip
+        if kind == "CLEARED":
+            model[tier].clear()
+        elif group == 0:
+            change = model[tier].update if kind == "STORED" else model[tier].difference_update
+            change(keys)
+    for part in [events] if batches else [[event] for event in events]:
+        for payload in encoder.batches(part, 0.0):
+            index.apply("w", decode_hashes(payload))
+    for tier in Tier:
+        assert index.num_blocks("w", tier) == len(model[tier])
+    for key in range(1, 6):
+        first = [tier for tier in range(4) if key in model[tier]][:1]
+        assert index.found([key])[0].nonzero()[0].tolist() == first
 
 
 # Bad input.
