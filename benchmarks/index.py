@@ -2,7 +2,9 @@
 
 64 workers, each with 100,000 blocks that a quarter of them share and a prompt of 1,024 blocks that
 all have; on the device alone, and half of it in host memory. Batches are of 64 blocks of 16 tokens.
-Best of the repetitions; with the decoding of a batch and without. Not measured: the network.
+Scores are the best of the repetitions. Batches are medians of rounds in turn: from the frames of a
+message to the index, its two parts alone, and, as a baseline, only decoding all of what vLLM's
+structures hold. Not measured: the network.
 
 Run: python -m benchmarks.index
 """
@@ -10,12 +12,15 @@ Run: python -m benchmarks.index
 from __future__ import annotations
 
 import random
+import statistics
+import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from blockmgr import Tier
+from blockmgr.events import Reader, decode
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index import WorkerIndex
 
@@ -31,6 +36,17 @@ def keys(count: int) -> list[int]:
 def best(call: Callable[[], object], repeat: int = 200) -> float:
     """Seconds."""
     return min(timeit.repeat(call, number=1, repeat=repeat))
+
+
+def medians(calls: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
+    """Seconds of each call, the calls in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}
 
 
 def batch() -> bytes:
@@ -50,6 +66,15 @@ def batch() -> bytes:
     return msgspec.msgpack.encode([0.0, [event], None, {"epoch": 1}])
 
 
+def removals() -> bytes:
+    """As vLLM encodes them: an event for each block."""
+    events = [
+        {"type": "BlockRemoved", "block_hashes": [key], "medium": "GPU", "group_idx": 0}
+        for key in keys(BATCH)
+    ]
+    return msgspec.msgpack.encode([0.0, events, 0])
+
+
 def main() -> None:
     index = WorkerIndex(max_workers=WORKERS)
     names = [f"worker-{number}" for number in range(WORKERS)]
@@ -67,16 +92,35 @@ def main() -> None:
     seconds = best(lambda: index.scores(prompt))
     print(f"scores, half of it in host memory: {seconds * 1e6:.1f} us")
 
+    numbers = iter(range(1 << 62))
+    reader = Reader("worker-0", index, None)
+
+    def received() -> None:
+        for payload in payloads:
+            reader.receive([b"", next(numbers).to_bytes(8, "big"), payload])
+
     payloads = [batch() for _ in range(BATCHES)]
+    received()  # the table has grown
     decoded = [decode_hashes(payload) for payload in payloads]
-    for what in decoded:
-        index.apply("worker-0", what)  # the table has grown
-    for what, call in (
-        ("applied", lambda: [index.apply("worker-0", each) for each in decoded]),
-        ("decoded", lambda: [decode_hashes(payload) for payload in payloads]),
-    ):
-        seconds = best(call, 5) / BATCHES / BATCH
-        print(f"{what}: {seconds * 1e9:.0f} ns a block, {1 / seconds / 1e6:.2f} million a second")
+    single = [removals() for _ in range(BATCHES)]
+    seconds = medians(
+        {
+            "received: decoded and applied": received,
+            "decoded": lambda: [decode_hashes(payload) for payload in payloads],
+            "applied": lambda: [index.apply("worker-0", each) for each in decoded],
+            "one block an event: decoded and applied": lambda: [
+                index.apply("worker-0", decode_hashes(payload)) for payload in single
+            ],
+            "decoded with tokens, not applied": lambda: [decode(payload) for payload in payloads],
+        }
+    )
+    baseline = seconds["decoded with tokens, not applied"]
+    for what, median in seconds.items():
+        block = median / BATCHES / BATCH
+        print(
+            f"{what}: {block * 1e9:.0f} ns a block, {1 / block / 1e6:.2f} million a second, "
+            f"{median / baseline:.2f} of the time with tokens"
+        )
     print(f"memory: {index.memory_usage() / index.num_entries:.0f} bytes an entry")
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from blockmgr.arguments import positive
-from blockmgr.events.codec import AnyBatch, decode
+from blockmgr.events.codec import AnyBatch
+from blockmgr.events.codec import decode as decode_all
 from blockmgr.events.publisher import SNAPSHOT
 from blockmgr.events.stream import Stream, Verdict
 
@@ -41,7 +42,8 @@ class Reader:
         topic: First frame of the messages.
         retry_s: Least time between two attempts to fill a gap.
         check_s: Longest silence before the publisher is asked whether something was lost.
-        decode: What makes a batch of a payload.
+        decode: What makes a batch of a payload; None for what the sink has as ``decode_batch``, or
+            else ``blockmgr.events.decode``.
         clock: Monotonic time in seconds.
     """
 
@@ -54,7 +56,7 @@ class Reader:
         topic: bytes = b"",
         retry_s: float = 1.0,
         check_s: float = 5.0,
-        decode: Callable[[bytes], AnyBatch] = decode,
+        decode: Callable[[bytes], AnyBatch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
@@ -64,7 +66,9 @@ class Reader:
         self._ask = ask
         self._topic = topic
         self._check_s = positive("check_s", check_s)
-        self._decode = decode
+        if decode is None:
+            decode = getattr(sink, "decode_batch", decode_all)
+        self._decode: Callable[[bytes], AnyBatch] = decode
         self._clock = clock
         self._stream = Stream()
         self._asked_at = float("-inf")

@@ -9,7 +9,6 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from blockmgr.arguments import positive
-from blockmgr.events.codec import AnyBatch, decode
 from blockmgr.events.publisher import END
 from blockmgr.events.reader import Reader, Sink
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
     from types import TracebackType
+
+    from blockmgr.events.codec import AnyBatch
 
 __all__ = ["Sink", "Subscriber"]
 
@@ -44,7 +45,9 @@ class Subscriber:
         timeout_s: Longest wait for an answer.
         retry_s: Least time between two attempts to fill a gap.
         check_s: Longest silence before the publisher is asked.
-        decode: What makes a batch of what was published; ``decode_hashes`` leaves out the tokens.
+        decode: What makes a batch of what was published; None for what the sink has as
+            ``decode_batch``, or else ``blockmgr.events.decode``. For ``WorkerIndex`` that is
+            ``decode_hashes``, which leaves out the tokens.
         clock: Monotonic time in seconds.
 
     Raises:
@@ -63,7 +66,7 @@ class Subscriber:
         timeout_s: float = 1.0,
         retry_s: float = 1.0,
         check_s: float = 5.0,
-        decode: Callable[[bytes], AnyBatch] = decode,
+        decode: Callable[[bytes], AnyBatch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker

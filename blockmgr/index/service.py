@@ -12,7 +12,6 @@ import msgspec
 
 from blockmgr.errors import MissingExtraError
 from blockmgr.event_columns import Tier
-from blockmgr.events.codec import decode_hashes
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.subscriber import Subscriber
 
@@ -73,7 +72,6 @@ class Feeds:
                     replay_endpoint,
                     self.index,
                     retry_s=self._retry_s,
-                    decode=decode_hashes,
                 )
             except ValueError:
                 self.index.withdraw(worker)

@@ -15,6 +15,7 @@ from blockmgr import _core
 from blockmgr.arguments import real, whole
 from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events import wire
+from blockmgr.events.codec import decode_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +91,9 @@ class WorkerIndex:
     >>> [(each.worker, each.num_blocks, round(each.score, 2)) for each in best]
     [('a', 2, 0.17), ('b', 0, 0.0)]
     """
+
+    decode_batch = staticmethod(decode_hashes)
+    """How a ``Subscriber`` decodes batches for an index: without their tokens."""
 
     def __init__(
         self,
@@ -226,34 +230,59 @@ class WorkerIndex:
             if worker not in self._slots:
                 self._refuse("unannounced", worker, "it was never announced")
                 return
-            for event in batch.events:
-                self._apply(worker, event)
+            self._apply(worker, batch.events)
 
-    def _apply(self, worker: str, event: Any) -> None:
-        tier = wire.tier_of(event)
-        kind = _KINDS[type(event)]
-        if tier is None:
-            self._refuse("other_medium", worker, f"medium {event.medium!r} is unknown")
-        elif kind is EventKind.CLEARED:
-            # Without a name it is of all tiers, as vLLM's is.
-            for each in Tier if event.medium is None and event.locality is None else (tier,):
-                self._table.clear(self._slots[worker], int(each))
-        elif self._stands_for_prefix(worker, event, kind):
-            keys, size = _core.keys_of(event.block_hashes)
-            if size < 0 or self._sizes.setdefault(worker, size) != size:
-                self._refuse("other_length", worker, "a digest has another length")
-            elif kind is EventKind.STORED:
+    def _apply(self, worker: str, events: Sequence[Any]) -> None:
+        """Events one after the other; those alike that follow each other are one call each."""
+        run: list[Any] = []
+        what = None
+        groups = self._groups.setdefault(worker, {})
+        for event in events:
+            tier, kind = wire.tier_of(event), _KINDS[type(event)]
+            if tier is None:
+                self._refuse("other_medium", worker, f"medium {event.medium!r} is unknown")
+            elif kind is EventKind.CLEARED:
+                self._apply_run(worker, what, run)
+                run, what = [], None
+                # Without a name it is of all tiers, as vLLM's is.
+                for each in Tier if event.medium is None and event.locality is None else (tier,):
+                    self._table.clear(self._slots[worker], int(each))
+            elif event.block_hashes and self._stands_for_prefix(groups, event, kind):
+                if what != (kind, tier):
+                    self._apply_run(worker, what, run)
+                    run, what = [], (kind, tier)
+                run.append(event)
+        self._apply_run(worker, what, run)
+
+    def _apply_run(
+        self, worker: str, what: tuple[EventKind, Tier] | None, events: list[Any]
+    ) -> None:
+        """Events that store blocks in a tier, or remove them from it."""
+        if what is None:
+            return
+        hashes = events[0].block_hashes
+        if len(events) > 1:
+            hashes = [each for event in events for each in event.block_hashes]
+        keys, size = _core.keys_of(hashes)
+        if size >= 0 and self._sizes.setdefault(worker, size) == size:
+            kind, tier = what
+            if kind is EventKind.STORED:
                 self.counts["refused"] += self._table.store(self._slots[worker], int(tier), keys)
             else:
                 self._table.remove(self._slots[worker], int(tier), keys)
+        elif len(events) > 1:  # some of them may be right
+            for event in events:
+                self._apply_run(worker, what, [event])
+        else:
+            self._refuse("other_length", worker, "a digest has another length")
 
-    def _stands_for_prefix(self, worker: str, event: Any, kind: EventKind) -> bool:
+    def _stands_for_prefix(self, groups: dict[int, bool], event: Any, kind: EventKind) -> bool:
         """Whether an event is of a group that counts; the first stored blocks of a group say so.
 
         Before them, the group has no blocks here to remove, and blocks of other groups have the
         same digests.
         """
-        group, groups = event.group_idx or 0, self._groups.setdefault(worker, {})
+        group = event.group_idx or 0
         if kind is EventKind.STORED:
             of = event.kv_cache_spec_kind
             groups[group] = of is None or of in wire.WHOLE_PREFIX

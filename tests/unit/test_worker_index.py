@@ -18,7 +18,7 @@ pytest.importorskip("zmq", reason="the extra 'events'")
 
 import msgspec
 
-from blockmgr.events import Encoder, decode
+from blockmgr.events import Encoder, Reader, decode
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index import WorkerIndex
 
@@ -321,6 +321,32 @@ def test_digests_of_another_length_are_counted_and_not_believed() -> None:
     index.apply("w", batch(stored([bytes(32)]), stored([bytes(31) + b"\x07"] * 2)))
     index.apply("w", batch(stored([bytes(16)]), stored([7]), stored([bytes(32), bytes(8)])))
     assert (index.counts["other_length"], index.num_entries) == (3, 2)
+
+
+def test_one_event_of_another_length_leaves_those_beside_it() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([1]), stored([bytes(32)]), stored([2]), stored([])))
+    index.apply("w", batch(removed([1]), removed([bytes(16)]), removed([])))
+    assert (index.counts["other_length"], index.num_entries) == (2, 1)
+    assert index.found([2])[0, 0] == 1
+
+
+def test_an_event_without_blocks_says_nothing_of_their_length() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([]), stored([bytes(31) + b"\x07"])))
+    assert (index.counts["other_length"], index.num_entries) == (0, 1)
+
+
+def test_a_reader_decodes_for_an_index_what_an_index_wants() -> None:
+    """Tokens take most of the time of decoding, and it has no use for them."""
+    index = index_of("w")
+    seen: list[Any] = []
+    apply = index.apply
+    index.apply = lambda worker, batch: (seen.append(batch), apply(worker, batch))[1]  # type: ignore[method-assign]
+    payload = msgspec.msgpack.encode([0.0, [stored([1], token_ids=[5])], None])
+    Reader("w", index, None).receive([b"", bytes(8), payload])
+    assert not hasattr(seen[0].events[0], "token_ids")
+    assert index.found([1])[0, 0] == 1
 
 
 def test_an_unknown_medium_is_counted() -> None:
