@@ -333,7 +333,8 @@ def test_one_event_of_another_length_leaves_those_beside_it() -> None:
 
 def test_an_event_without_blocks_says_nothing_of_their_length() -> None:
     index = index_of("w")
-    index.apply("w", batch(stored([]), stored([bytes(31) + b"\x07"])))
+    index.apply("w", batch(stored([])))
+    index.apply("w", batch(stored([bytes(31) + b"\x07"])))
     assert (index.counts["other_length"], index.num_entries) == (0, 1)
 
 
