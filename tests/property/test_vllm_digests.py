@@ -204,6 +204,31 @@ def test_foreign_bytes_are_keys_or_a_value_error(data: bytes) -> None:
     assert isinstance(keys, tuple)
 
 
+@given(
+    keys=st.recursive(
+        st.one_of(texts, st.binary(max_size=9), st.integers(-(2**63), 2**63 - 1)),
+        lambda inner: st.lists(inner, max_size=4).map(tuple),
+        max_leaves=8,
+    ).map(lambda key: key if isinstance(key, tuple) else (key,)),
+    at=st.integers(0, 200),
+    byte=st.integers(0, 255),
+    cut=st.booleans(),
+)
+def test_damaged_keys_are_keys_or_a_value_error(keys: Keys, at: int, byte: int, cut: bool) -> None:
+    """And whole ones are what they were: the reader takes what ``cbor2`` writes."""
+    data = bytearray(cbor2.dumps(keys, canonical=True))
+    assert vllm_keys(bytes(data)) == keys
+    assert _core.cbor_of(keys) == data
+    at %= len(data)
+    damaged = bytes(data[:at]) if cut else bytes([*data[:at], byte, *data[at + 1 :]])
+    try:
+        read = vllm_keys(damaged)
+    except ValueError:
+        return
+    assert isinstance(read, tuple)
+    assert cbor2.loads(damaged) is not None
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "match"),
     [
