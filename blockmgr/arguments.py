@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
-__all__ = ["MOST", "extras_pairs", "integer", "positive", "real", "whole"]
+__all__ = ["MOST", "extras_pairs", "integer", "milliseconds", "positive", "real", "text", "whole"]
 
 MOST = 2**31 - 1
 """Bound of numbers that nothing else bounds."""
@@ -116,4 +116,33 @@ def positive(name: str, value: float) -> float:
     """
     if not 0 < real(name, value) < float("inf"):
         raise ValueError(f"{name} must be above 0 and finite, got {value}")
+    return value
+
+
+def milliseconds(name: str, seconds: float) -> int:
+    """A wait in whole milliseconds, at least one, and at most some weeks.
+
+    Args:
+        name: Of the argument, for the error.
+        seconds: What was given.
+
+    Raises:
+        ValueError: It is not above 0, or not finite.
+        TypeError: It is no number.
+    """
+    return max(1, min(MOST, round(positive(name, seconds) * 1000)))
+
+
+def text(name: str, value: object) -> str:
+    """The value, which must be a str.
+
+    Args:
+        name: Of the argument, for the error.
+        value: What was given.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {type(value).__name__}")
     return value

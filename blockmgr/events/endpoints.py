@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import zmq
 
+from blockmgr.arguments import text, whole
 from blockmgr.errors import EndpointError
 
-__all__ = ["bind", "endpoint_of_rank"]
+__all__ = ["bind", "connect", "endpoint_of_rank"]
+
+_MOST_PORT = 65535
 
 
-def endpoint_of_rank(endpoint: str, rank: int) -> str:
+def endpoint_of_rank(name: str, endpoint: str, rank: int | None) -> str:
     """The address of a rank, as vLLM has it: ports in a row, or names with the rank at the end.
 
-    Raises:
-        ValueError: The address has no port to count from.
+    Args:
+        name: Of the argument, for the error.
+        endpoint: The address of rank 0.
+        rank: None for an engine without ranks.
 
-    >>> endpoint_of_rank("tcp://127.0.0.1:5557", 2), endpoint_of_rank("inproc://cache", 1)
-    ('tcp://127.0.0.1:5559', 'inproc://cache_dp1')
+    Raises:
+        ValueError: The address has no port to count from, or the rank is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    >>> endpoint_of_rank("endpoint", "tcp://127.0.0.1:5557", 2)
+    'tcp://127.0.0.1:5559'
+    >>> endpoint_of_rank("endpoint", "inproc://cache", 1)
+    'inproc://cache_dp1'
     """
-    if rank == 0:
+    text(name, endpoint)
+    if rank is None or whole("rank", rank, 0, _MOST_PORT) == 0:
         return endpoint
     if endpoint.startswith("inproc://"):
         return f"{endpoint}_dp{rank}"
     base, _, port = endpoint.rpartition(":")
     if not endpoint.startswith("tcp://") or not port.isdecimal():
-        raise ValueError(f"endpoint must be tcp:// with a port or inproc://, got {endpoint!r}")
+        raise ValueError(f"{name} must be tcp:// with a port or inproc://, got {endpoint!r}")
     return endpoint if int(port) == 0 else f"{base}:{int(port) + rank}"
 
 
@@ -35,7 +47,30 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
         EndpointError: The address is taken, or none of this machine.
     """
     try:
+        _check_port(endpoint)
         socket.bind(endpoint)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, ValueError) as error:
         raise EndpointError(endpoint, str(error)) from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connect(socket: zmq.Socket[bytes], name: str, endpoint: str) -> None:
+    """Connects a socket; the other end may come later.
+
+    Raises:
+        ValueError: This is no address.
+    """
+    try:
+        _check_port(endpoint)
+        socket.connect(endpoint)
+    except (zmq.ZMQError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be an address to connect to, got {endpoint!r}: {error}"
+        ) from error
+
+
+def _check_port(endpoint: str) -> None:
+    """Refuses a port that ZMQ would take modulo 65,536."""
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > _MOST_PORT:
+        raise ValueError(f"a port must be at most {_MOST_PORT}")

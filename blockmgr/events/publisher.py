@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
 import zmq
 
-from blockmgr.arguments import positive, whole
+from blockmgr.arguments import milliseconds, text, whole
 from blockmgr.events.codec import Encoder
 from blockmgr.events.endpoints import bind, endpoint_of_rank
 from blockmgr.events.wire import FULL_ATTENTION
@@ -57,7 +57,8 @@ class Publisher:
     clearing. Events that the manager has lost are made up for by a snapshot in the stream.
 
     Args:
-        manager: Built with ``events=True``.
+        manager: Built with ``events=True``. A manager has one publisher: two would share its events
+            between them.
         block_size: Tokens per block, as the manager has it.
         endpoint: Where to publish: bound, with ``rank`` added to the port. Port 0 is any.
         replay_endpoint: Where to answer requests, likewise; None answers none.
@@ -94,10 +95,15 @@ class Publisher:
         flush_s: float = 0.005,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if not hasattr(manager, "resident_events"):
+            raise TypeError(f"manager must be a manager or a pool, got {type(manager).__name__}")
         self._manager = manager
         self._clock = clock
-        self._topic = topic.encode()
-        number = 0 if rank is None else whole("rank", rank, 0, 2**16)
+        self._topic = text("topic", topic).encode()
+        listen = endpoint_of_rank("endpoint", endpoint, rank)
+        replay = None
+        if replay_endpoint is not None:
+            replay = endpoint_of_rank("replay_endpoint", replay_endpoint, rank)
         self.epoch = time.time_ns()
         self._encoder = Encoder(
             whole("block_size", block_size, 1, 2**16 - 1),
@@ -110,9 +116,12 @@ class Publisher:
         self._kept: deque[tuple[int, bytes]] = deque(
             maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)
         )
-        self._flush_ms = max(1, round(positive("flush_s", flush_s) * 1000))
-        manager.take_events()  # older events had no subscriber
-        self._waiting: Events | None = manager.take_snapshot()
+        self._flush_ms = milliseconds("flush_s", flush_s)
+        tokens = manager.resident_events().tokens
+        if tokens.shape[1] != block_size:
+            raise ValueError(
+                f"block_size must be the manager's, {tokens.shape[1]}, got {block_size}"
+            )
         self._next = 0
         self._lock = threading.Lock()
         self._context = zmq.Context()
@@ -120,16 +129,18 @@ class Publisher:
             self._pub = self._context.socket(zmq.PUB)
             self._pub.set_hwm(whole("max_queued", max_queued, 1, _MOST_BATCHES))
             self._pub.linger = 0
-            self.endpoint = bind(self._pub, endpoint_of_rank(endpoint, number))
+            self.endpoint = bind(self._pub, listen)
             self._router = self._context.socket(zmq.ROUTER)
             self._router.linger = 0
             self.replay_endpoint = None
-            if replay_endpoint is not None:
-                self.replay_endpoint = bind(self._router, endpoint_of_rank(replay_endpoint, number))
+            if replay is not None:
+                self.replay_endpoint = bind(self._router, replay)
             self._stop = self._context.socket(zmq.PAIR)
             self._stop.bind(f"inproc://stop-{id(self)}")
             self._stopper = self._context.socket(zmq.PAIR)
             self._stopper.connect(f"inproc://stop-{id(self)}")
+            # In place of older events, which had no subscriber.
+            self._waiting: Events | None = manager.take_snapshot()
         except BaseException:
             self._context.destroy(linger=0)
             raise

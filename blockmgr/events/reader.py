@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from blockmgr.arguments import positive
+from blockmgr.arguments import positive, text
 from blockmgr.events.codec import AnyBatch
 from blockmgr.events.codec import decode as decode_all
 from blockmgr.events.publisher import SNAPSHOT
@@ -59,7 +59,10 @@ class Reader:
         decode: Callable[[bytes], AnyBatch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.worker = worker
+        self.worker = text("worker", worker)
+        for call in ("reset", "apply"):
+            if not callable(getattr(sink, call, None)):
+                raise TypeError(f"sink must have {call}, got {type(sink).__name__}")
         self.counts: Counter[str] = Counter()
         self.retry_s = positive("retry_s", retry_s)
         self._sink = sink
@@ -105,6 +108,9 @@ class Reader:
             self._refuse(f"a message of {len(frames)} frames")
             return
         number = int.from_bytes(frames[1], "big", signed=True)
+        if number < 0:
+            self._refuse(f"a message with the number {number}")
+            return
         batch = self._batch(frames[2])
         if batch is None:
             return

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, Self
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from blockmgr.arguments import positive
+from blockmgr.arguments import milliseconds, text
+from blockmgr.events.endpoints import connect
 from blockmgr.events.publisher import END
 from blockmgr.events.reader import Reader, Sink
 
@@ -23,6 +24,8 @@ __all__ = ["Sink", "Subscriber"]
 
 _MOST_QUEUED: Final = 100_000
 _MOST_AT_ONCE: Final = 1000
+_MOST_ANSWERED: Final = 2**30
+"""Bytes of an answer, so that a foreign one takes neither all memory nor all time."""
 
 
 class Subscriber:
@@ -70,12 +73,15 @@ class Subscriber:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
-        self._timeout_ms = max(1, round(positive("timeout_s", timeout_s) * 1000))
+        self._timeout_ms = milliseconds("timeout_s", timeout_s)
+        text("endpoint", endpoint)
+        if replay_endpoint is not None:
+            text("replay_endpoint", replay_endpoint)
         self._reader = Reader(
             worker,
             sink,
             None if replay_endpoint is None else self._ask,
-            topic=topic.encode(),
+            topic=text("topic", topic).encode(),
             retry_s=retry_s,
             check_s=check_s,
             decode=decode,
@@ -91,13 +97,11 @@ class Subscriber:
         self._sub.subscribe(topic.encode())
         self._dealer: zmq.Socket[bytes] | None = None
         try:
-            self._sub.connect(endpoint)
+            connect(self._sub, "endpoint", endpoint)
             self._connect_dealer()
-        except zmq.ZMQError as error:
+        except BaseException:
             self._context.destroy(linger=0)
-            raise ValueError(
-                f"endpoint must be an address to connect to, got {endpoint!r}: {error}"
-            ) from error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -133,17 +137,25 @@ class Subscriber:
         """Waits for what comes, and hands it on.
 
         Args:
-            timeout_s: Longest wait for the first message.
+            timeout_s: Longest wait for the first message; 0 for none.
 
         Returns:
             The number of batches that were applied.
+
+        Raises:
+            ValueError: The wait is negative or not finite, or the subscriber is closed.
+            TypeError: It is no number.
         """
+        if timeout_s:
+            milliseconds("timeout_s", timeout_s)
+        if self._context.closed:
+            raise ValueError("the subscriber is closed")
         reader = self._reader
         poller = zmq.Poller()
         poller.register(self._sub, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         wait_s = min(timeout_s, reader.retry_s) if reader.wants_answers else timeout_s
-        ready = dict(poller.poll(round(wait_s * 1000)))
+        ready = dict(poller.poll(milliseconds("timeout_s", wait_s) if wait_s else 0))
         applied = reader.counts["apply"]
         if self._monitor in ready:
             self._heed_connection()
@@ -183,19 +195,21 @@ class Subscriber:
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.linger = 0
         self._dealer.set_hwm(0)
-        self._dealer.connect(self._replay_endpoint)
+        connect(self._dealer, "replay_endpoint", self._replay_endpoint)
 
     def _ask(self, request: bytes) -> list[tuple[int, bytes]] | None:
         """All that is answered; None if no answer comes, or not all of it."""
         assert self._dealer is not None
         self._dealer.send_multipart((b"", request))
         answers: list[tuple[int, bytes]] = []
+        left = _MOST_ANSWERED
         while self._dealer.poll(self._timeout_ms):
             frames = self._dealer.recv_multipart()
             if frames[-2:] == [END, b""]:
                 return answers
+            left -= len(frames[-1])
             # Older publishers leave out the topic.
-            if len(frames) not in (3, 4) or len(frames[-2]) != 8:
+            if len(frames) not in (3, 4) or len(frames[-2]) != 8 or left < 0:
                 break
             answers.append((int.from_bytes(frames[-2], "big", signed=True), frames[-1]))
         self._connect_dealer()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from blockmgr.arguments import positive, whole
 from blockmgr.errors import MissingExtraError
 from blockmgr.event_columns import Tier
 from blockmgr.events.endpoints import endpoint_of_rank
@@ -51,7 +52,7 @@ class Feeds:
 
     def __init__(self, index: WorkerIndex, *, retry_s: float = 1.0) -> None:
         self.index = index
-        self._retry_s = retry_s
+        self._retry_s = positive("retry_s", retry_s)
         self._feeds: dict[str, tuple[Subscriber, threading.Thread, threading.Event]] = {}
         self._lock = threading.Lock()
 
@@ -61,27 +62,7 @@ class Feeds:
         Raises:
             ValueError: An address is none, or the index has no room for another worker.
         """
-        with self._lock:
-            if worker in self._feeds:
-                self._remove(worker)
-            self.index.announce(worker)
-            try:
-                reader = Subscriber(
-                    worker,
-                    endpoint,
-                    replay_endpoint,
-                    self.index,
-                    retry_s=self._retry_s,
-                )
-            except ValueError:
-                self.index.withdraw(worker)
-                raise
-            stop = threading.Event()
-            thread = threading.Thread(
-                target=_follow, args=(reader, stop), name=f"events of {worker}", daemon=True
-            )
-            self._feeds[worker] = reader, thread, stop
-            thread.start()
+        self._add({worker: (endpoint, replay_endpoint)})
 
     def add_ranks(
         self, worker: str, endpoint: str, replay_endpoint: str | None = None, ranks: int = 1
@@ -98,14 +79,50 @@ class Feeds:
             The names of the workers.
 
         Raises:
-            ValueError: An address is none, or the index has no room for all of them; those before
-                are followed.
+            ValueError: An address is none, or the index has no room for all of them. None is
+                followed then that was not before.
         """
-        names = [worker] if ranks == 1 else [f"{worker}/{rank}" for rank in range(ranks)]
-        for rank, name in enumerate(names):
-            replay = replay_endpoint and endpoint_of_rank(replay_endpoint, rank)
-            self.add(name, endpoint_of_rank(endpoint, rank), replay)
-        return names
+        count = whole("ranks", ranks, 1, 2**16)
+        wanted = {}
+        for rank in range(count):
+            replay = replay_endpoint
+            if replay is not None:
+                replay = endpoint_of_rank("replay_endpoint", replay, rank)
+            name = worker if count == 1 else f"{worker}/{rank}"
+            wanted[name] = endpoint_of_rank("endpoint", endpoint, rank), replay
+        self._add(wanted)
+        return list(wanted)
+
+    def _add(self, wanted: dict[str, tuple[str, str | None]]) -> None:
+        """Follows all of these or changes nothing: what can fail comes first."""
+        readers: dict[str, Subscriber] = {}
+        announced: list[str] = []
+        with self._lock:
+            try:
+                for worker, (endpoint, replay) in wanted.items():
+                    readers[worker] = Subscriber(
+                        worker, endpoint, replay, self.index, retry_s=self._retry_s
+                    )
+                for worker in wanted:
+                    if worker not in self.index.workers:
+                        self.index.announce(worker)
+                        announced.append(worker)
+            except BaseException:
+                for reader in readers.values():
+                    reader.close()
+                for worker in announced:
+                    self.index.withdraw(worker)
+                raise
+            for worker, reader in readers.items():
+                if worker in self._feeds:
+                    self._remove(worker)
+                    self.index.announce(worker)
+                stop = threading.Event()
+                thread = threading.Thread(
+                    target=_follow, args=(reader, stop), name=f"events of {worker}", daemon=True
+                )
+                self._feeds[worker] = reader, thread, stop
+                thread.start()
 
     def remove(self, worker: str) -> None:
         """Forgets a worker.
@@ -302,8 +319,9 @@ def application(feeds: Feeds) -> Starlette:
     routes = [
         Route("/place", place, methods=["POST"]),
         Route("/workers", workers, methods=["GET", "POST"]),
-        Route("/workers/{worker}", worker, methods=["DELETE"]),
-        Route("/workers/{worker}/load", load, methods=["POST"]),
+        # Ranks have a slash in their names.
+        Route("/workers/{worker:path}/load", load, methods=["POST"]),
+        Route("/workers/{worker:path}", worker, methods=["DELETE"]),
         Route("/metrics", metrics),
         Route("/health", health),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr import _core
-from blockmgr.arguments import real, whole
+from blockmgr.arguments import real, text, whole
 from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events import wire
 from blockmgr.events.codec import decode_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -107,9 +108,13 @@ class WorkerIndex:
             whole("max_workers", max_workers, 1, 2**16), whole("max_blocks", max_blocks, 1, 2**40)
         )
         self._max_workers = max_workers
-        weights = [real("tier_weights", tier_weights.get(tier, 0.0)) for tier in Tier]
+        if not isinstance(tier_weights, Mapping):
+            raise TypeError(
+                f"tier_weights must map tiers to numbers, got {type(tier_weights).__name__}"
+            )
+        weights = [_finite("tier_weights", tier_weights.get(tier, 0.0)) for tier in Tier]
         self._weights = np.array(weights, np.float64)
-        self._load_weight = real("load_weight", load_weight)
+        self._load_weight = _finite("load_weight", load_weight)
         self._slots: dict[str, int] = {}
         self._rows = np.zeros(0, np.intp)  # the same, in order
         self._free = list(range(max_workers))[::-1]
@@ -131,8 +136,7 @@ class WorkerIndex:
             ValueError: There are ``max_workers`` already.
             TypeError: The name is no text.
         """
-        if not isinstance(worker, str):
-            raise TypeError(f"worker must be a str, got {type(worker).__name__}")
+        text("worker", worker)
         with self._lock:
             if worker in self._slots:
                 return
@@ -173,8 +177,7 @@ class WorkerIndex:
             ValueError: The load is not finite.
             TypeError: It is no number.
         """
-        if not np.isfinite(real("load", load)):
-            raise ValueError(f"load must be finite, got {load}")
+        _finite("load", load)
         with self._lock:
             self._loads[self._slot(worker)] = load
 
@@ -202,7 +205,7 @@ class WorkerIndex:
             KeyError: It was never announced.
         """
         with self._lock:
-            self._table.clear(self._slot(worker), int(tier))
+            self._table.clear(self._slot(worker), _tier(tier))
 
     def store(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
         """Says that a worker has blocks, by their digests or the low 64 bits of these.
@@ -212,7 +215,7 @@ class WorkerIndex:
         """
         with self._lock:
             slot = self._slot(worker)
-            self.counts["refused"] += self._table.store(slot, int(tier), _keys(digests))
+            self.counts["refused"] += self._table.store(slot, _tier(tier), _keys(digests))
             self._groups.setdefault(worker, {})[0] = True
 
     def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
@@ -222,7 +225,7 @@ class WorkerIndex:
             KeyError: It was never announced.
         """
         with self._lock:
-            self._table.remove(self._slot(worker), int(tier), _keys(digests))
+            self._table.remove(self._slot(worker), _tier(tier), _keys(digests))
 
     def apply(self, worker: str, batch: AnyBatch) -> None:
         """Takes in a batch of events of a worker."""
@@ -306,7 +309,7 @@ class WorkerIndex:
             KeyError: It was never announced.
         """
         with self._lock:
-            return self._table.num_blocks(self._slot(worker), int(tier))
+            return self._table.num_blocks(self._slot(worker), _tier(tier))
 
     @property
     def num_entries(self) -> int:
@@ -340,8 +343,9 @@ class WorkerIndex:
         That is the worth of the blocks found over all blocks, minus ``load_weight`` times the load.
         A prompt without a whole block has the loads alone to go by.
         """
+        known = _listed(digests)
         with self._lock:
-            return self._scores(self.found(digests), len(digests))
+            return self._scores(self.found(known), len(known))
 
     def _scores(self, found: npt.NDArray[np.int32], blocks: int) -> npt.NDArray[np.float64]:
         loads = self._loads[self._rows]
@@ -351,9 +355,10 @@ class WorkerIndex:
 
     def place(self, digests: Sequence[bytes | int]) -> list[Placement]:
         """All workers, the best for this prompt first; of equals the one announced first."""
+        known = _listed(digests)
         with self._lock:
-            found = self.found(digests)
-            scores = self._scores(found, len(digests))
+            found = self.found(known)
+            scores = self._scores(found, len(known))
             names = list(self._slots)
         placements = [
             Placement(
@@ -369,4 +374,22 @@ class WorkerIndex:
 
 def _keys(digests: Iterable[bytes | int]) -> bytes:
     """The low 64 bits of each, as native numbers."""
-    return _core.keys_of(digests if isinstance(digests, list) else list(digests))[0]
+    return _core.keys_of(_listed(digests))[0]
+
+
+def _listed(digests: Iterable[bytes | int]) -> list[bytes | int]:
+    if isinstance(digests, list):
+        return digests
+    if isinstance(digests, bytes | bytearray) or not isinstance(digests, Iterable):
+        raise TypeError(f"digests must be a sequence of them, got {type(digests).__name__}")
+    return list(digests)
+
+
+def _tier(tier: Tier) -> int:
+    return whole("tier", tier, 0, len(Tier) - 1)
+
+
+def _finite(name: str, value: float) -> float:
+    if not np.isfinite(real(name, value)):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -18,7 +19,7 @@ pytest.importorskip("zmq", reason="the extra 'events'")
 import msgspec
 import zmq
 
-from blockmgr.events import Encoder, Publisher, Subscriber
+from blockmgr.events import Encoder, Publisher, Subscriber, subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.publisher import END, SNAPSHOT
 from blockmgr.events.reader import Reader
@@ -343,10 +344,140 @@ def test_an_address_that_is_taken_is_named(manager: BlockManager, publisher: Pub
         Subscriber("w", "nowhere", None, Mirror())
 
 
+def test_a_publisher_that_cannot_be_made_leaves_the_events_where_they_are(
+    manager: BlockManager, publisher: Publisher
+) -> None:
+    other = BlockManager(8, 2, events=True)
+    cache(other, [1, 2, 3])
+    taken = str(publisher.replay_endpoint)
+    with pytest.raises(EndpointError, match="cannot listen on tcp://127") as caught:
+        Publisher(other, 2, ANY, taken)
+    assert caught.value.endpoint == taken
+    with pytest.raises(ValueError, match="block_size must be the manager's, 2, got 4"):
+        Publisher(other, 4, ANY)
+    assert other.take_events().num_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"manager": None}, TypeError, "manager must be a manager or a pool, got NoneType"),
+        ({"endpoint": 5557}, TypeError, "endpoint must be a str, got int"),
+        ({"replay_endpoint": 5558}, TypeError, "replay_endpoint must be a str, got int"),
+        ({"endpoint": "tcp://127.0.0.1:70000"}, EndpointError, "70000: a port must be at most"),
+        (
+            {"endpoint": "tcp://127.0.0.1:65535", "rank": 1},
+            EndpointError,
+            "cannot listen on .*65536",
+        ),
+        ({"replay_endpoint": "ipc://x", "rank": 1}, ValueError, "replay_endpoint must be tcp://"),
+        ({"topic": b"kv"}, TypeError, "topic must be a str, got bytes"),
+        ({"rank": -1}, ValueError, "rank must be in"),
+        ({"flush_s": 0}, ValueError, "flush_s must be above 0 and finite"),
+        ({"buffer_batches": 0}, ValueError, "buffer_batches must be in"),
+        ({"max_queued": "many"}, TypeError, "max_queued must be an int"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_publisher_refuses_wrong_arguments(
+    manager: BlockManager, wrong: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    cache(manager, [1, 2, 3])
+    with pytest.raises(error, match=match):
+        Publisher(**{"manager": manager, "block_size": 2, "endpoint": ANY, **wrong})
+    assert manager.take_events().num_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"worker": 1}, TypeError, "worker must be a str, got int"),
+        ({"endpoint": 5557}, TypeError, "endpoint must be a str, got int"),
+        ({"endpoint": "tcp://127.0.0.1:70000"}, ValueError, "endpoint must be an address to"),
+        ({"replay_endpoint": "nowhere"}, ValueError, "replay_endpoint must be an .*'nowhere'"),
+        ({"sink": None}, TypeError, "sink must have reset, got NoneType"),
+        ({"topic": b"kv"}, TypeError, "topic must be a str, got bytes"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout_s must be above 0 and finite"),
+        ({"retry_s": "1"}, TypeError, "retry_s must be a number"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_subscriber_refuses_wrong_arguments(
+    wrong: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    right = {"worker": "w", "endpoint": "tcp://127.0.0.1:9", "replay_endpoint": None}
+    with pytest.raises(error, match=match):
+        Subscriber(**{**right, "sink": Mirror(), **wrong})
+
+
+@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "1"])
+def test_a_wait_that_is_none_is_refused_at_once(wait: Any) -> None:
+    """A negative one would never end."""
+    with Subscriber("w", "tcp://127.0.0.1:9", None, Mirror()) as reader:
+        with pytest.raises((ValueError, TypeError), match="timeout_s must be"):
+            reader.poll(wait)
+        assert reader.poll(0) == 0
+    with pytest.raises(ValueError, match="the subscriber is closed"):
+        reader.poll(0)
+
+
+def test_a_message_with_a_number_below_zero_is_not_believed() -> None:
+    mirror = Mirror()
+    reader = Reader("w", mirror, None)
+    reader.receive([b"", (-5).to_bytes(8, "big", signed=True), batch([1])])
+    assert (reader.counts["foreign"], mirror.known) == (1, {})
+
+
+def test_an_answer_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign one may go on for ever."""
+    monkeypatch.setattr(subscriber, "_MOST_ANSWERED", 200)
+    script, mirror = Script(), Mirror()
+    with (
+        closing(script),
+        Subscriber("w", script.endpoint, script.replay, mirror, retry_s=0.01) as reader,
+    ):
+        stop = threading.Event()
+
+        def answer() -> None:
+            while not stop.is_set():
+                if script.router.poll(20):
+                    client, *_ = script.router.recv_multipart()
+                    for number in range(50):
+                        frames = (client, b"", b"", number.to_bytes(8, "big"), batch([number]))
+                        script.router.send_multipart(frames)
+                    script.router.send_multipart((client, b"", b"", END, b""))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        until(lambda: reader.counts["unanswered"] > 0, reader)
+        stop.set()
+        thread.join()
+        assert not mirror.known.get("w")
+        assert not reader.is_current
+
+
+def test_an_event_of_a_kind_that_is_not_known_is_not_passed_over() -> None:
+    """Of a later version, it may say anything: the worker has nothing until a snapshot is there."""
+    mirror = Mirror()
+    moved = msgspec.msgpack.encode([0.0, [{"type": "BlockMoved", "block_hashes": [1]}], None])
+    answers: dict[bytes, list[tuple[int, bytes]]] = {bytes(7) + b"\x01": [(1, moved)]}
+    reader = Reader("w", mirror, lambda request: answers.get(request, []), retry_s=1e-9)
+    reader.catch_up()
+    for number, payload in enumerate((batch([1]), moved, batch([2]))):
+        reader.receive([b"", number.to_bytes(8, "big"), payload])
+    reader.catch_up()
+    assert not mirror.known["w"]
+    parts = msgspec.msgpack.encode([0.0, [], None, {"epoch": 1, "snapshot": True, "last": True}])
+    answers[SNAPSHOT] = [(2, parts)]
+    reader.catch_up()
+    assert reader.is_current
+    assert reader.counts["foreign"] >= 2
+
+
 def test_ranks_publish_at_ports_in_a_row_and_say_who_they_are() -> None:
-    assert endpoint_of_rank("tcp://*:5557", 3) == "tcp://*:5560"
+    assert endpoint_of_rank("endpoint", "tcp://*:5557", 3) == "tcp://*:5560"
     with pytest.raises(ValueError, match="endpoint must be tcp:// with a port"):
-        endpoint_of_rank("ipc:///somewhere", 1)
+        endpoint_of_rank("endpoint", "ipc:///somewhere", 1)
     managers = [BlockManager(16, 2, events=True) for _ in range(2)]
     publishers = [Publisher(each, 2, ANY, ANY, rank=rank) for rank, each in enumerate(managers)]
     ranks = []

@@ -128,6 +128,35 @@ def test_the_ranks_of_an_engine_are_workers_at_ports_in_a_row(feeds: Feeds) -> N
     raise AssertionError("no four free ports in a row")
 
 
+def test_a_rank_has_a_load_and_can_be_forgotten_over_http(feeds: Feeds, client: TestClient) -> None:
+    """Its name has a slash."""
+    assert feeds.add_ranks("e", "tcp://127.0.0.1:9", None, 2) == ["e/0", "e/1"]
+    assert client.post("/workers/e/1/load", json={"load": 0.5}).status_code == 204
+    scores = {each.worker: each.score for each in feeds.index.place([1])}
+    assert scores == {"e/0": 0.0, "e/1": -0.5}
+    assert client.delete("/workers/e/0").status_code == 204
+    assert set(feeds.readers()) == {"e/1"}
+
+
+def test_what_cannot_be_followed_changes_nothing(feeds: Feeds) -> None:
+    """Neither a worker that is followed already, nor the ranks before the one without room."""
+    feeds.add("w", "tcp://127.0.0.1:9")
+    feeds.index.store("w", [1])
+    before = feeds.readers()
+    with pytest.raises(ValueError, match="endpoint must be an address to connect to"):
+        feeds.add("w", "nowhere")
+    with pytest.raises(ValueError, match="worker must be one of at most 4"):
+        feeds.add_ranks("e", "tcp://127.0.0.1:9", None, 4)
+    with pytest.raises(ValueError, match="replay_endpoint must be tcp://"):
+        feeds.add_ranks("e", "tcp://127.0.0.1:9", "ipc://x", 2)
+    with pytest.raises(ValueError, match="ranks must be in"):
+        feeds.add_ranks("e", "tcp://127.0.0.1:9", None, 0)
+    assert feeds.readers() == before
+    assert (feeds.index.workers, feeds.index.num_blocks("w")) == (["w"], 1)
+    feeds.add("w", "tcp://127.0.0.1:10")
+    assert feeds.index.num_blocks("w") == 0
+
+
 def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
     """It asks for snapshots: what was published before is not lost to it."""
     manager = manager_with([1, 2, 3, 4, 5])
