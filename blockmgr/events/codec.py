@@ -36,6 +36,9 @@ LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
 """Blocks of a batch, so that none takes long to encode or to apply."""
 
+# Besides what msgspec raises itself: text that is no UTF-8, and arrays in arrays without end.
+_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _maps = msgspec.msgpack.Decoder(wire.Batch)
 _arrays = msgspec.msgpack.Decoder(wire.OldBatch)
 _hashes = msgspec.msgpack.Decoder(wire.HashBatch)
@@ -265,9 +268,9 @@ def decode_hashes(payload: bytes) -> AnyBatch:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> AnyBatch:
     try:
         batch: AnyBatch = decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except _UNDECODED as error:
         try:
             return _arrays.decode(payload)
-        except msgspec.DecodeError:
+        except _UNDECODED:
             raise ValueError(f"payload must be a batch of events: {error}") from None
     return batch

@@ -336,7 +336,7 @@ async def _body(request: Request, kind: type[Any]) -> Any:
             raise _RefusedError(413, f"a body must be at most {MOST_BYTES} bytes")
     try:
         return msgspec.json.decode(bytes(data), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _RefusedError(400, f"the body is wrong: {error}") from None
 
 

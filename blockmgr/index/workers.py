@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
 
+_MOST_GROUP: Final = 255
 _LOG = logging.getLogger(__name__)
 _KINDS: Final[Mapping[type, EventKind]] = {
     **dict.fromkeys((wire.BlockStored, wire.OldBlockStored, wire.StoredHashes), EventKind.STORED),
@@ -286,6 +287,9 @@ class WorkerIndex:
         same digests.
         """
         group = event.group_idx or 0
+        if not 0 <= group <= _MOST_GROUP:
+            self.counts["other_group"] += 1
+            return False
         if kind is EventKind.STORED:
             of = event.kv_cache_spec_kind
             groups[group] = of is None or of in wire.WHOLE_PREFIX

@@ -156,6 +156,38 @@ def test_foreign_bytes_are_no_batch(data: bytes) -> None:
         assert isinstance(decode(data), Batch | OldBatch)
 
 
+def removal(**fields: bytes) -> bytes:
+    """A batch with one removal, with the bytes of more fields as they are given."""
+    packed = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
+    named = {name: msgspec.msgpack.encode(value) for name, value in packed.items()} | fields
+    pairs = b"".join(msgspec.msgpack.encode(name) + value for name, value in named.items())
+    event = bytes([0x80 + len(named)]) + pairs
+    return b"\x93\xcb" + bytes(8) + b"\x91" + event + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x91" * 100_000,
+        removal(type=msgspec.msgpack.encode("BlockStored"), extra_keys=b"\x91" * 100_000),
+        removal(medium=b"\xa2\xff\xfe"),
+        removal(block_hashes=b"\xdd\xff\xff\xff\xff"),
+        removal(block_hashes=b"\x91\xc6\xff\xff\xff\xff"),
+        removal(other=b"\xdd\xff\xff\xff\xff"),
+        removal(block_hashes=msgspec.msgpack.encode([1.5])),
+        removal(block_hashes=msgspec.msgpack.encode([True])),
+        b"\x93\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff",
+    ],
+    ids=["deep", "deep-keys", "text", "long", "long-hash", "skipped", "float", "bool", "events"],
+)
+@pytest.mark.parametrize("read", [decode, decode_hashes])
+def test_hostile_bytes_are_refused_as_any_others(payload: bytes, read: Any) -> None:
+    """Arrays without end, lengths without contents: in no time, and with the same error."""
+    with pytest.raises(ValueError, match="payload must be a batch of events"):
+        read(payload)
+    assert read(removal()).events[0].block_hashes == [1]
+
+
 @pytest.mark.parametrize("cut", [1, 10, 40])
 def test_a_truncated_batch_is_refused(cut: int) -> None:
     [payload] = Encoder(4).batches(events_of_a_run(), 2.0)
