@@ -99,6 +99,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.Remap(1, 2, 3, 4)
     yield blockmgr.Priority.HIGH
     yield KeyedDigest(SALT)
+    yield blockmgr.VllmDigest("0")  # vLLM's seed is no secret
     yield BlockManager(8, 2, digest=KeyedDigest(SALT)).config
     pool = BlockPool(8, 2)
     pool.promote_chain(pool.take(2), PROMPT[:4], namespace=SALT)
