@@ -1391,8 +1391,8 @@ PYTHON = (
     Mutant(
         "counts_blocks_of_a_window_as_a_prefix",
         "index/workers.py",
-        "        if group not in partial:\n",
-        "        if group not in partial or event:\n",
+        "            groups[group] = of is None or of in wire.WHOLE_PREFIX\n",
+        "            groups[group] = True\n",
         tests=("tests/unit/test_worker_index.py",),
     ),
     Mutant(
