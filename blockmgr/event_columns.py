@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,6 +48,9 @@ class Tier(enum.IntEnum):
 
     REMOTE = 3
     """On another machine."""
+
+
+_KINDS, _TIERS = tuple(EventKind), tuple(Tier)  # by number, faster than a call
 
 
 class Event(NamedTuple):
@@ -136,17 +141,39 @@ class Events:
                 block, key = extras.popleft()
                 own[block - row] = key
             yield Event(
-                EventKind(kind),
+                _KINDS[kind],
                 [raw[at : at + size] for at in range(first * size, last * size, size)],
                 parents[i * size : (i + 1) * size] if parented[i] else None,
                 self.tokens[row : row + rows],
                 own,
                 groups[i],
-                Tier(tiers[i]),
+                _TIERS[tiers[i]],
                 self.namespace[i],
                 steps[i],
             )
             row += rows
+
+
+@functools.cache
+def _no_events(block_size: int, digest_size: int) -> Events:
+    """What most steps have: always the same, and without a place that could be written to."""
+    none = np.zeros(0, np.uint8)
+    start = np.zeros(1, np.int64)
+    start.flags.writeable = False
+    return Events(
+        kind=none,
+        start=start,
+        digests=none.reshape(-1, max(1, digest_size)),
+        has_parent=none.astype(np.bool_),
+        parent=none.reshape(0, digest_size),
+        tokens=np.zeros((0, block_size), np.uint32),
+        extras=MappingProxyType({}),
+        group=none,
+        tier=none,
+        namespace=(),
+        step=np.zeros(0, np.int64),
+        num_lost=0,
+    )
 
 
 def events_of(  # noqa: PLR0917  (the core calls it)
@@ -180,6 +207,8 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         step: As in ``Events``.
         num_lost: As in ``Events``.
     """
+    if not len(kind) and not num_lost:
+        return _no_events(block_size, digest_size)
     start = np.zeros(len(kind) + 1, np.int64)
     np.add.accumulate(counts, out=start[1:])
     zeros = np.zeros(len(kind), np.uint8)

@@ -23,17 +23,21 @@ from benchmarks.events.work import BLOCK_SIZE, BLOCKS, POOL, first_frame, prompt
 HASH = get_hash_fn_by_name("sha256_cbor")
 
 
-def manager(events: bool) -> Any:
+def layout() -> Any:
+    """A pool for one group of full attention."""
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float16
     )
-    config = KVCacheConfig(
+    return KVCacheConfig(
         num_blocks=POOL + 1,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
+
+
+def manager(events: bool) -> Any:
     return kv_cache_manager.KVCacheManager(
-        config,
+        layout(),
         max_model_len=1 << 20,
         scheduler_block_size=BLOCK_SIZE,
         hash_block_size=BLOCK_SIZE,

@@ -44,8 +44,8 @@ def test_blocks_that_are_told_of_at_the_wrong_place_are_noticed(
 ) -> None:
     stored = events.KVEvents._stored
 
-    def elsewhere(self: Any, request: Any, start: int, stop: int) -> Any:
-        return stored(self, request, 0, stop - start)
+    def elsewhere(self: Any, request: Any, start: int, stop: int, parent: Any) -> Any:
+        return stored(self, request, 0, stop - start, parent)
 
     monkeypatch.setattr(events.KVEvents, "_stored", elsewhere)
     assert wrong_runs() > 0

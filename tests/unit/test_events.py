@@ -89,7 +89,9 @@ def test_nothing_is_told_twice() -> None:
     serve(manager, [1, 2, 3])
     assert len(manager.take_events()) == 1
     assert len(manager.take_events()) == 0
-    assert manager.take_events().num_blocks == 0
+    nothing = manager.take_events()
+    assert (nothing.num_blocks, nothing.num_lost, list(nothing)) == (0, 0, [])
+    assert (nothing.tokens.shape, nothing.digests.shape, len(nothing.start)) == ((0, 2), (0, 16), 1)
 
 
 def test_a_block_that_has_a_twin_is_not_removed() -> None:

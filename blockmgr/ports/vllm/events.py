@@ -74,7 +74,7 @@ class KVEvents:
         """Tells of found blocks, if the request wants that (``kv_cache_report_mode``)."""
         mode = getattr(request, "kv_cache_report_mode", "incremental")
         if num_blocks and mode == "full":
-            self._queue.append(self._stored(request, 0, num_blocks))
+            self._queue.append(self._stored(request, 0, num_blocks, None))
 
     def take(self) -> list[Any]:
         """What has happened since the last call, as vLLM's events."""
@@ -99,18 +99,20 @@ class KVEvents:
                 self._queue.append(AllBlocksCleared())
 
     def _take_stored(self, request: Request, event: Event) -> None:
-        start = 0 if event.parent is None else self._known[event.parent].place + 1
-        stored = self._stored(request, start, start + len(event.digests))
+        before = None if event.parent is None else self._known[event.parent]
+        start = 0 if before is None else before.place + 1
+        parent = None if before is None else before.hash
+        stored = self._stored(request, start, start + len(event.digests), parent)
         for index, digest in enumerate(event.digests):
             self._known[digest] = Known(stored.block_hashes[index], start + index)
         self._queue.append(stored)
 
-    def _stored(self, request: Request, start: int, stop: int) -> Any:
-        hashes = request.block_hashes
+    def _stored(self, request: Request, start: int, stop: int, parent: Any) -> Any:
+        hashes = request.block_hashes[start:stop]
         adapter = request.lora_request
         return BlockStored(
-            block_hashes=[maybe_convert_block_hash(each) for each in hashes[start:stop]],
-            parent_block_hash=maybe_convert_block_hash(hashes[start - 1]) if start else None,
+            block_hashes=[maybe_convert_block_hash(each) for each in hashes],
+            parent_block_hash=parent,
             token_ids=request._all_token_ids[start * self._block_size : stop * self._block_size],
             block_size=self._block_size,
             lora_id=adapter.adapter_id if adapter else None,
