@@ -102,6 +102,11 @@ class Reader:
         self._stale = True
         self._asked_at = float("-inf")
 
+    def start_again(self) -> None:
+        """Forgets what is known of the worker and asks again: after an error of the sink."""
+        self._forget()
+        self._asked_at = float("-inf")
+
     def receive(self, frames: list[bytes]) -> None:
         """Takes in one message: topic, number, payload."""
         if len(frames) != 3 or len(frames[1]) != 8 or frames[0] != self._topic:

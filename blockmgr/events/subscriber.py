@@ -168,6 +168,10 @@ class Subscriber:
         reader.catch_up()
         return reader.counts["apply"] - applied
 
+    def start_again(self) -> None:
+        """Forgets what is known of the worker and asks again: after an error of the sink."""
+        self._reader.start_again()
+
     def _heed_connection(self) -> None:
         while self._monitor.poll(0):
             if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:

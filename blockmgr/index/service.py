@@ -5,6 +5,7 @@ It answers where a prompt is cached; it forwards no requests.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +41,7 @@ MOST_BYTES: Final = 2**24
 """Of the body of a request: a prompt of half a million blocks."""
 
 _WAIT_S: Final = 0.25
+_LOG = logging.getLogger(__name__)
 
 
 class Feeds:
@@ -156,7 +158,12 @@ class Feeds:
 def _follow(reader: Subscriber, stop: threading.Event) -> None:
     with reader:
         while not stop.is_set():
-            reader.poll(_WAIT_S)
+            try:
+                reader.poll(_WAIT_S)
+            except Exception:  # a shortage of memory, say: what was half taken in is not believed
+                _LOG.exception("%s: starts again", reader.worker)
+                reader.start_again()
+                stop.wait(_WAIT_S)
 
 
 class _Metrics(Collector):

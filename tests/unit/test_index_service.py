@@ -157,6 +157,29 @@ def test_what_cannot_be_followed_changes_nothing(feeds: Feeds) -> None:
     assert feeds.index.num_blocks("w") == 0
 
 
+def test_an_error_while_events_are_taken_in_leaves_nothing_half_believed(
+    feeds: Feeds, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread goes on, and asks for a snapshot."""
+    apply, failed, manager = feeds.index.apply, [], manager_with([1, 2, 3, 4, 5])
+
+    def fail_once(worker: str, batch: Any) -> None:
+        if not failed:
+            failed.append(batch)
+            feeds.index.store(worker, [99])
+            raise MemoryError
+        apply(worker, batch)
+
+    with Publisher(manager, 2, ANY, ANY) as publisher:
+        feeds.add("w", publisher.endpoint, publisher.replay_endpoint)
+        until(lambda: feeds.readers()["w"].is_current and feeds.index.num_blocks("w") == 2)
+        monkeypatch.setattr(feeds.index, "apply", fail_once)
+        cache(manager, [7, 7, 7])
+        until(lambda: bool(failed) and feeds.index.num_blocks("w") == 3)
+        until(lambda: not feeds.index.found([99]).any() and feeds.readers()["w"].is_current)
+    assert "w: starts again" in caplog.text
+
+
 def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
     """It asks for snapshots: what was published before is not lost to it."""
     manager = manager_with([1, 2, 3, 4, 5])
