@@ -355,7 +355,7 @@ class Sequences : public Store {
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences_.data(); }
   NodeId* table(const Sequence& s) const { return table_at(row_of(s)); }
-  // What a new node behind these blocks is to continue.
+  // The node that a new one behind these blocks continues; kNoNode: there are none.
   NodeId before(const Sequence& s, std::int64_t logical) const {
     return logical ? table(s)[logical - 1] : kNoNode;
   }
