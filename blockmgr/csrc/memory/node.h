@@ -184,24 +184,18 @@ struct Nodes {
   void name_all(const NodeId* nodes, std::int64_t count, std::int32_t* out) const {
     const BlockId* const blocks = places.data();
     std::int64_t i = 0;
-#if defined(__GNUC__) || defined(__clang__)
-    typedef std::int32_t Four __attribute__((vector_size(16)));
-    const auto load = [](const void* from) {
-      Four four;
-      std::memcpy(&four, from, sizeof four);
-      return four;
-    };
     for (; i + 4 <= count; i += 4) {
-      const Four apart = load(nodes + i) ^ (nodes[i] + Four{0, 1, 2, 3});
-      typedef std::int64_t Two __attribute__((vector_size(16)));
-      const Two halves = reinterpret_cast<const Two&>(apart);
-      if ((halves[0] | halves[1]) == 0) {
-        std::memcpy(out + i, blocks + nodes[i], sizeof(Four));
+      std::uint64_t pairs[2];
+      std::memcpy(pairs, nodes + i, sizeof pairs);
+      // Neighbours, as they lie in memory where the low half comes first; else one by one.
+      const auto n = static_cast<std::uint64_t>(nodes[i]);
+      const std::uint64_t first = n | (n + 1) << 32;
+      if (pairs[0] == first && pairs[1] == first + 0x200000002u) {
+        std::memcpy(out + i, blocks + nodes[i], sizeof pairs);
         continue;
       }
       for (std::int64_t j = i; j < i + 4; ++j) out[j] = number(blocks[nodes[j]]);
     }
-#endif
     for (; i < count; ++i) out[i] = number(blocks[nodes[i]]);
   }
   void bind(NodeId n, BlockId b) noexcept {
