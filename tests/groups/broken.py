@@ -47,10 +47,12 @@ class ForksBeforeComputeShareAState(ModelManager):
 class DoesNotPlanTheCopyOfAFork(ModelManager):
     """Rule 9: the child has a block, and nothing in it."""
 
-    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
         if group in self.recurrent() and source.content is None:
             return num_tokens
-        return super().record(group, source, destination, num_tokens)
+        return super().record(group, source, destination, num_tokens, keeps=keeps)
 
 
 class KeepsAStateBehindALaterStep(ModelManager):
@@ -148,9 +150,11 @@ class EvictsOneBlockAtATime(ModelManager):
 class CopiesPartOfAState(ModelManager):
     """Rule 17: a state is whole or nothing."""
 
-    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
         part = max(1, num_tokens - 1) if group in self.recurrent() else num_tokens
-        super().record(group, source, destination, part)
+        super().record(group, source, destination, part, keeps=keeps)
         return num_tokens
 
 
@@ -164,10 +168,12 @@ class WritesWhereOthersRead(ModelManager):
 class CopiesOnlyTheFirstGroup(ModelManager):
     """Rule 13: partial reuse copies the source in each group."""
 
-    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
         if group and group not in self.recurrent():
             return num_tokens
-        return super().record(group, source, destination, num_tokens)
+        return super().record(group, source, destination, num_tokens, keeps=keeps)
 
 
 class ForgetsThatACopyReadsItsSource(ModelManager):
@@ -178,6 +184,32 @@ class ForgetsThatACopyReadsItsSource(ModelManager):
         used = super().in_use()
         self.pending = pending
         return used
+
+
+class LeavesWhatFollowsAnAbortedCopy(ModelManager):
+    """A copy that was planned behind an aborted one reads what that one has yet to bring."""
+
+    def copies_aborted(self) -> None:
+        later, self.pending = self.pending, []
+        super().copies_aborted()
+        self.pending += later
+
+
+class HandsOutWhatAStepInFlightReads(ModelManager):
+    """With steps in flight, a released block waits for the last one that may read it."""
+
+    def fenced(self, block: Block) -> bool:
+        return False
+
+
+class TakesOverWhatAStepInFlightReads(ModelManager):
+    """Whoever takes over a tail or a state writes it."""
+
+    def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
+        open_steps, self.open_steps = self.open_steps, ()
+        free = super().can_be_taken_over(plan, prefix)
+        self.open_steps = open_steps
+        return free
 
 
 class PromotesBeforeACopyArrived(ModelManager):
@@ -224,9 +256,21 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     WritesWhereOthersRead,
     CopiesOnlyTheFirstGroup,
     ForgetsThatACopyReadsItsSource,
+    LeavesWhatFollowsAnAbortedCopy,
+    HandsOutWhatAStepInFlightReads,
+    TakesOverWhatAStepInFlightReads,
     PromotesBeforeACopyArrived,
     TakesOneGroupsDecisionForAll,
     CountsNoStates,
 )
-BY_AUDIT = frozenset({LeavesBlocksThatNobodyNeeds, EvictsOneBlockAtATime, CountsNoStates})
-"""These serve no wrong K/V: the audit sees them, or a call ends in an error of its own."""
+BY_AUDIT = frozenset(
+    {
+        LeavesBlocksThatNobodyNeeds,
+        EvictsOneBlockAtATime,
+        CountsNoStates,
+        HandsOutWhatAStepInFlightReads,
+        TakesOverWhatAStepInFlightReads,
+    }
+)
+"""These serve no wrong K/V to a device that runs one step after the other: the audit sees them, or
+a call ends in an error of its own."""

@@ -14,7 +14,7 @@ from tests.groups.kinds import (
     RecurrentState,
     SlidingWindow,
 )
-from tests.groups.memory import Memory, Work
+from tests.groups.memory import Copy, Memory, Work
 from tests.groups.model import ModelManager
 from tests.groups.model_pool import NeverFits, OutOfBlocks, Seq, WrongStep
 
@@ -33,6 +33,23 @@ SETS: tuple[tuple[Kind, ...], ...] = (
 """Some are what released models have; the widths are about the size of a unit, or beside it."""
 
 
+CALLS = {
+    "admit": 6,
+    "append": 8,
+    "reserve": 3,
+    "fork": 2,
+    "branch": 2,
+    "reparent": 1,
+    "truncate": 2,
+    "preempt": 1,
+    "resume": 2,
+    "turn": 2,
+    "free": 3,
+}
+AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
+"""While copies are under way: calls that copy what is only on its way."""
+
+
 @dataclass(frozen=True)
 class Habits:
     """How an engine goes about it.
@@ -44,6 +61,7 @@ class Habits:
         aborts: How often a step that was closed is not launched.
         affirms: It commits what it left out of a step too, where it stands.
         drafts: Tokens that it may take back after a commit.
+        plans_ahead: It goes on planning while a step is closed and not yet launched.
     """
 
     overlaps: bool
@@ -52,6 +70,7 @@ class Habits:
     aborts: float
     affirms: bool
     drafts: int
+    plans_ahead: bool
 
     @classmethod
     def drawn(cls, rng: random.Random, kinds: Sequence[Kind]) -> Habits:
@@ -60,11 +79,43 @@ class Habits:
             overlaps=rng.random() < 0.3,
             stops=rng.choice([0.0, 0.5, 1.0, 1.0]),
             chunk=rng.choice([1, 3, 4, 8, 100]),
-            aborts=rng.choice([0.0, 0.0, 0.2]),
+            aborts=rng.choice([0.0, 0.0, 0.2, 0.5]),
             affirms=rng.random() < 0.5,
             # A state that has consumed a rejected draft cannot go back.
             drafts=0 if recurrent else rng.choice([0, 0, 2]),
+            plans_ahead=rng.random() < 0.4,
         )
+
+
+@dataclass
+class InFlight:
+    """What a closed step may read and write, and which of it was released since."""
+
+    blocks: set[int]
+    released: set[int]
+
+
+class Fences:
+    """Sees whether a block is written for somebody else while a step in flight may read it."""
+
+    def __init__(self) -> None:
+        self.steps: list[InFlight] = []
+
+    def watch(self, manager: ModelManager) -> None:
+        """After each call: what nobody holds any more."""
+        for step in self.steps:
+            step.released |= step.blocks - manager.held_ids()
+
+    def close(self, manager: ModelManager, copies: Sequence[Copy], work: Sequence[Work]) -> None:
+        written = {copy.destination for copy in copies}
+        for one in work:
+            units = slice(one.start // manager.size, -(-one.stop // manager.size))
+            for table, kind in zip(one.tables, manager.kinds, strict=True):
+                written.update(table if isinstance(kind, RecurrentState) else table[units])
+        for step in self.steps:
+            early = written & step.released
+            assert not early, f"blocks {early} are written while a step in flight may read them"
+        self.steps.append(InFlight(manager.held_ids(), set()))
 
 
 class Engine:
@@ -89,11 +140,12 @@ class Engine:
         self.manager.lookahead = self.habits.drafts
         self.manager.steps_in_flight = int(self.habits.overlaps)
         self.memory = Memory(num_blocks, self.manager.size, self.kinds, rng)
-        self.launched: dict[int, int] = {}
-        """By sequence, what of it is computed by forwards that are not committed."""
-
         self.uncommitted: list[list[tuple[int, int]]] = []
+        """Of each closed step that is not committed, the sequences and what it computes of them."""
+
+        self.fences = Fences()
         self.texts: list[list[int]] = []
+        self.before: tuple[object, ...] = ()
         self.found = 0
         self.refused = 0
 
@@ -102,14 +154,22 @@ class Engine:
     def text(self) -> list[int]:
         """Often the beginning of an earlier one, with something after it."""
         rng = self.rng
-        known = rng.choice(self.texts)[: rng.randint(0, 30)] if self.texts else []
+        known = rng.choice(self.texts) if self.texts else []
+        known = known[: rng.choice([rng.randint(0, 30), 30])]
         text = known + [rng.randrange(2) for _ in range(rng.randint(1, 9))]
         self.texts = [*self.texts[-8:], text]
         return text
 
     def admit(self) -> None:
-        text = self.text()
-        namespace = self.rng.choice([b"", b"", b"t"])
+        self.enter(self.text(), self.rng.choice([b"", b"", b"t"]))
+
+    def turn(self, seq: Seq) -> None:
+        """A sequence ends, and the next turn of its conversation is there at once."""
+        self.free(seq)
+        self.remember()
+        self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
+
+    def enter(self, text: list[int], namespace: bytes) -> None:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])
         promised = self.manager.match(text, namespace)
         handle = self.manager.admit(text, namespace, slots)
@@ -119,11 +179,19 @@ class Engine:
 
     def some(self, *, preempted: bool = False) -> Seq | None:
         seqs = [seq for seq in self.manager.seqs.values() if seq.preempted == preempted]
+        if self.manager.flight and self.rng.random() < 0.5:
+            # Copies that are under way are where planning ahead goes wrong.
+            ends = {copy.destination for copy in self.manager.flight}
+            seqs = [s for s in seqs if any(ends.intersection(t) for t in s.tables)] or seqs
         return self.rng.choice(seqs) if seqs else None
+
+    def launched(self, seq: Seq) -> int:
+        """What of it is computed once all closed steps have run."""
+        stops = (stop for step in reversed(self.uncommitted) for h, stop in step if h == seq.handle)
+        return next(stops, seq.computed)
 
     def forget(self, seq: Seq) -> None:
         """What was launched for it is nobody's any more."""
-        self.launched.pop(seq.handle, None)
         for step in self.uncommitted:
             step[:] = [entry for entry in step if entry[0] != seq.handle]
 
@@ -153,6 +221,12 @@ class Engine:
     def fork(self, seq: Seq) -> None:
         self.manager.fork(seq.handle, self.rng.randint(1, 2))
 
+    def branch(self, seq: Seq) -> None:
+        """Forks that part at once, as samples of one prompt do."""
+        for child in self.manager.fork(seq.handle, self.rng.randint(1, 2)):
+            self.remember()
+            self.append(self.manager.seqs[child])
+
     def reparent(self, seq: Seq) -> None:
         running = [s for s in self.manager.seqs.values() if not s.preempted][:4]
         del seq
@@ -164,7 +238,8 @@ class Engine:
 
     def truncate(self, seq: Seq) -> None:
         length = self.rng.randint(1, len(seq.tokens))
-        if self.manager.truncate(seq.handle, length) < self.launched.get(seq.handle, 0):
+        launched = self.launched(seq)
+        if self.manager.truncate(seq.handle, length) < launched:
             self.forget(seq)
 
     def preempt(self, seq: Seq) -> None:
@@ -178,20 +253,9 @@ class Engine:
     def plan(self) -> None:
         """One call, which may be refused."""
         rng = self.rng
-        name = rng.choices(
-            [
-                "admit",
-                "append",
-                "reserve",
-                "fork",
-                "reparent",
-                "truncate",
-                "preempt",
-                "resume",
-                "free",
-            ],
-            [6, 8, 3, 2, 1, 2, 1, 2, 4],
-        )[0]
+        weights = AHEAD if self.manager.flight else CALLS
+        name = rng.choices(list(weights), list(weights.values()))[0]
+        self.remember()
         try:
             if name == "admit":
                 self.admit()
@@ -202,13 +266,21 @@ class Engine:
                 getattr(self, name)(seq)
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
+            if self.audits:
+                assert self.manager.fingerprint() == self.before, f"{name} did a part"
             if seq := self.some():
                 self.free(seq)
         self.check()
 
+    def remember(self) -> None:
+        """What a call has to leave as it is if it is refused."""
+        if self.audits:
+            self.before = self.manager.fingerprint()
+
     def check(self) -> None:
         broken = self.manager.violations() if self.audits else []
         assert not broken, broken
+        self.fences.watch(self.manager)
 
     # ---- steps --------------------------------------------------------------------------
 
@@ -227,7 +299,7 @@ class Engine:
         for seq in list(manager.seqs.values()):
             if seq.preempted:
                 continue
-            start = self.launched.get(seq.handle, seq.computed)
+            start = self.launched(seq)
             stop = self.stop_of(seq, start)
             if stop > start and rng.random() < 0.7:
                 name = f"sequence {seq.handle}"
@@ -235,14 +307,19 @@ class Engine:
                 work.append(Work(name, prefix, start, stop, manager.tables(seq.handle)))
                 step.append((seq.handle, stop))
         copies = manager.take_copies()
-        if rng.random() < self.habits.aborts:
+        if self.habits.overlaps and self.audits:
+            self.fences.close(manager, copies, work)
+        self.uncommitted.append(step)
+        while self.habits.plans_ahead and rng.random() < (0.75 if manager.flight else 0.3):
+            self.plan()
+        if rng.random() < self.habits.aborts * (2 if manager.flight else 1):
             manager.copies_aborted()
+            self.uncommitted.pop()
+            self.fences.steps = self.fences.steps[:-1]
             self.check()
             return
         self.memory.run(copies, work)
         manager.copies_applied()
-        self.launched.update(step)
-        self.uncommitted.append(step)
         self.check()
         while len(self.uncommitted) > (self.habits.overlaps and rng.random() < 0.8):
             self.commit(self.uncommitted.pop(0))
@@ -250,9 +327,8 @@ class Engine:
     def commit(self, step: list[tuple[int, int]]) -> None:
         manager = self.manager
         manager.complete()
+        self.fences.steps = self.fences.steps[1:]
         for handle, stop in step:
-            if self.launched.get(handle) == stop:
-                del self.launched[handle]
             manager.commit(handle, stop)
             self.check()
             seq = manager.seqs[handle]
@@ -263,7 +339,7 @@ class Engine:
                 self.check()
         if self.habits.affirms and not self.uncommitted:
             for seq in manager.seqs.values():
-                if not seq.preempted and seq.handle not in self.launched:
+                if not seq.preempted:
                     manager.commit(seq.handle, seq.computed)
             self.check()
 

@@ -1,4 +1,4 @@
-"""The specification of groups, part three: the calls of a manager.
+"""The specification of groups, part four: the calls of a manager.
 
 Written from the rules of nodes and groups, before the core: a manager that agrees with itself
 could still break each of them, and serve wrong K/V. The calls are those of ``BlockManager``; a
@@ -8,8 +8,6 @@ few return what that will have to tell besides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.groups import memory
@@ -21,25 +19,6 @@ class ModelManager(ModelAdmission):
     """A manager for any set of groups, by looking at everything every time."""
 
     handles = itertools.count(1)
-    lookahead = 0
-    """Tokens that may be taken back after they were committed: drafts."""
-
-    steps_in_flight = 0
-    open_steps: tuple[int, ...] = ()
-    tickets = 0
-    moved: list[Seq]
-    """Whose states the step that is being launched may move."""
-
-    # ---- all or nothing -----------------------------------------------------------------
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.held.clear()
-            self.settle()
-
     # ---- prompts ------------------------------------------------------------------------
 
     def match(self, tokens: list[int], namespace: bytes = b"") -> int:
@@ -62,10 +41,6 @@ class ModelManager(ModelAdmission):
             self.place(seq, len(seq.tokens) if num_slots is None else num_slots)
 
     # ---- growth -------------------------------------------------------------------------
-
-    def num_slots(self, seq: Seq) -> int:
-        lengths = [len(seq.tables[group]) for group, _ in self.attention()]
-        return min(lengths) * self.size if lengths else 1 << 40
 
     def shared_at(self, seq: Seq) -> dict[int, Block]:
         """By group the block of the next token, if another one may read it."""
@@ -153,9 +128,6 @@ class ModelManager(ModelAdmission):
                 self.stamps.setdefault(prefix, next(self.clock))
             self.settle()
 
-    def is_destination(self, block: Block) -> bool:
-        return any(block is copy.destination for copy in self.pending + self.flight)
-
     def keep_state(self, seq: Seq) -> None:
         """At a stop the state becomes findable, and the sequence goes on in a copy (rule 9)."""
         groups = self.recurrent()
@@ -164,7 +136,8 @@ class ModelManager(ModelAdmission):
         prefix = seq.prefix(seq.computed)
         seq.stops.discard(seq.computed)
         missing = [group for group in groups if self.find((group, prefix)) is None]
-        if any(self.unresolved(seq.tables[group][0] or Block(0)) for group in missing):
+        own = [seq.tables[group][0] for group in missing]
+        if any(block and (self.is_source(block) or self.is_destination(block)) for block in own):
             return
         if len(missing) > self.available() or seq.promoted * self.size < seq.computed:
             return
@@ -174,7 +147,7 @@ class ModelManager(ModelAdmission):
             assert state is not None
             state.content = (group, prefix)
             seq.tables[group] = [successor]
-            self.record(group, state, successor, self.size)
+            self.record(group, state, successor, self.size, keeps=True)
         if self.serves(prefix):
             self.stamps[prefix] = next(self.clock)
 
@@ -221,6 +194,8 @@ class ModelManager(ModelAdmission):
                 for seq in seqs
             }
             self.held += [b for seq in seqs for table in seq.tables for b in table if b]
+            for seq, _ in changed:
+                self.touch(seq.prefix(seq.computed))
             for seq, parent in changed:
                 states = {group: next(fresh) for group in groups}
                 self.become_fork(seq, before[parent.handle], states)
@@ -246,6 +221,7 @@ class ModelManager(ModelAdmission):
         assert 1 <= num_tokens <= len(seq.tokens)
         with self.call():
             before = seq.computed
+            self.touch(seq.prefix(before))  # what is left behind goes from its end, too
             del seq.tokens[num_tokens:]
             for group, _ in self.attention():
                 del seq.tables[group][self.units(num_tokens) :]
@@ -275,12 +251,10 @@ class ModelManager(ModelAdmission):
         return table[unit] if unit < len(table) else None
 
     def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
-        """A kept state; none if a copy that is not applied reads or writes the sequence's own."""
+        """A kept state; none if a copy that is not applied reads the sequence's own."""
         [state] = seq.tables[group]
         source = self.find((group, seq.prefix(length)))
-        if state is None or source is None or self.unresolved(state) or self.unresolved(source):
-            return None
-        return source
+        return None if state is None or self.is_source(state) else source
 
     def fall_to(self, seq: Seq, length: int, before: int) -> None:
         covered = []
@@ -327,8 +301,7 @@ class ModelManager(ModelAdmission):
         if rest:
             ends += [
                 (group, self.own(seq, group, unit))
-                for group, kind in self.attention()
-                if kind.first_read(seq.computed) < seq.computed
+                for group, _ in self.attention()  # read or not: the unit may become a whole one
             ]
         for group, block in ends:
             taken = self.find((group, prefix)) is not None
@@ -358,47 +331,30 @@ class ModelManager(ModelAdmission):
                 self.give_back(seq)
             del self.seqs[handle]
 
-    # ---- steps --------------------------------------------------------------------------
-
-    def take_copies(self) -> list[memory.Copy]:
-        """Closes the planning of a step: its forward may move the states of all that can go on."""
-        assert not self.flight
-        self.flight, self.pending = self.pending, []
-        self.tickets, self.moved = self.tickets + 1, []
-        if self.steps_in_flight:
-            self.open_steps += (self.tickets,)
-        for seq in self.seqs.values():
-            if not seq.preempted and seq.computed < min(len(seq.tokens), self.num_slots(seq)):
-                self.moved += [seq] if seq.stands else []
-                seq.stands = False
-        return [
-            memory.Copy(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.flight
-        ]
-
-    def copies_applied(self) -> None:
-        with self.call():
-            self.flight = []
-
-    def copies_aborted(self) -> None:
-        with self.call():
-            self.pending = self.flight + self.pending
-            self.flight = []
-            self.open_steps = self.open_steps[:-1]
-            for seq in self.moved:
-                seq.stands = True  # nothing was launched
-
-    def complete(self) -> None:
-        """The oldest step in flight is done."""
-        self.open_steps = self.open_steps[1:]
-
     # ---- looking at it ------------------------------------------------------------------
 
     def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
-        seq = self.running(handle)
+        return self.ids(self.running(handle))
+
+    def ids(self, seq: Seq) -> tuple[tuple[int, ...], ...]:
         return tuple(
             tuple(memory.NULL if block is None else block.id for block in table)
             for table in seq.tables
         )
+
+    def held_ids(self) -> set[int]:
+        """The blocks that a sequence or a copy holds."""
+        return {block.id for block in self.in_use()}
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """All that a call may change, and that one which raises has to leave."""
+        seqs = [
+            (s.handle, tuple(s.tokens), self.ids(s), s.computed, s.stands, frozenset(s.stops))
+            for s in self.seqs.values()
+        ]
+        copies = [(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.waiting()]
+        contents = [block.content for block in self.blocks]
+        return seqs, copies, contents, sorted(self.stamps, key=self.stamps.__getitem__)
 
     def violations(self) -> list[str]:
         """What no call may leave behind."""

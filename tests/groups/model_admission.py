@@ -1,4 +1,4 @@
-"""The specification of groups, part two: what of a prompt is found, and what admitting it takes."""
+"""The specification of groups, part three: what of a prompt is found, and what it takes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.groups.kinds import Kind
+from tests.groups.kinds import FullAttention, Kind
 from tests.groups.memory import Prefix
-from tests.groups.model_pool import Block, ModelPool, NeverFits, OutOfBlocks, Seq, cut
+from tests.groups.model_pool import Block, NeverFits, OutOfBlocks, Seq, cut
+from tests.groups.model_steps import ModelSteps
 
 
 @dataclass
@@ -35,8 +36,11 @@ class Plan:
         return {b for blocks in self.shared.values() for b in blocks} | set(self.copied.values())
 
 
-class ModelAdmission(ModelPool):
+class ModelAdmission(ModelSteps):
     """Finds prompts a place."""
+
+    lookahead = 0
+    """Tokens that may be taken back after they were committed: drafts."""
 
     def __init__(
         self,
@@ -80,14 +84,14 @@ class ModelAdmission(ModelPool):
                 plan.copied[group] = block
         for group in self.recurrent() if length else ():
             block = self.find((group, prefix))
-            if block is None or self.unresolved(block):
+            if block is None or self.is_being_kept(block):
                 return None
             plan.copied[group] = block
         return plan
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
         """Nobody uses it, and it is no part of anything longer."""
-        idle = self.idle_blocks()
+        idle = self.evictable()
         return all(
             block in idle and block.content == (group, prefix)
             for group, block in plan.copied.items()
@@ -128,34 +132,43 @@ class ModelAdmission(ModelPool):
         return plan
 
     def fits(self, plan: Plan) -> bool:
-        idle = len(plan.acquired().intersection(self.idle_blocks()))
+        idle = len(plan.acquired().intersection(self.evictable()))
         return plan.fresh + idle <= self.available()
 
     def best_plan(self, seq: Seq, num_slots: int) -> Plan | None:
         return next((plan for plan in self.plans(seq, num_slots) if self.fits(plan)), None)
 
-    def peak(self, num_slots: int) -> int:
-        """Blocks of a sequence whose forward writes all of them, and finds nothing."""
-        kinds = sum(1 for _ in self.attention())
-        return kinds * self.units(num_slots) + len(self.recurrent())
+    def peak(self, num_slots: int, num_tokens: int) -> int:
+        """The most blocks of a sequence that finds nothing, begins with so many slots, and then
+        takes as few as it can: what it needs at least, whatever its engine does (rule 14)."""
+        kinds = [kind for _, kind in self.attention()]
+        most = len(kinds) * self.units(num_slots)
+        for position in range(num_slots, num_tokens):
+            last = max(0, position - self.lookahead)
+            units = self.units(position + 1)
+            most = max(most, sum(units - self.first_unit(kind, last) for kind in kinds))
+        return most + len(self.recurrent())
 
     def stops_of(self, seq: Seq) -> set[int]:
         """Where a state is worth keeping (rule 11): the last unit of the prompt that can be served,
-        and the deepest one that attention alone could serve, where prompts have parted."""
+        and the deepest one up to which full attention has it, where prompts have parted. A window
+        may have gone there; the forward brings it back."""
         states = self.recurrent()
         if not states:
             return set()
         last = (len(seq.tokens) - 1) // self.size * self.size
+        full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
+        asked = full or [g for g, _ in self.attention()]
 
         def served(length: int) -> bool:
-            needed = [c for c in self.needs(seq.prefix(length)) if c[0] not in states]
+            needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]
             return all(map(self.find, needed))
 
         return {last, next(filter(served, range(last, 0, -self.size)), last)} - {0}
 
     def place(self, seq: Seq, num_slots: int) -> None:
         """Gives a sequence its blocks, or raises and has done nothing."""
-        if self.peak(max(num_slots, len(seq.tokens))) > len(self.blocks):
+        if self.peak(num_slots, len(seq.tokens)) > len(self.blocks):
             raise NeverFits
         plan = self.best_plan(seq, num_slots)
         if plan is None:
@@ -172,7 +185,8 @@ class ModelAdmission(ModelPool):
         for group, kind in self.attention():
             first = self.first_unit(kind, plan.cached)
             table = seq.tables[group]
-            table += [None] * first + plan.shared[group]
+            table += [None] * first
+            table += plan.shared[group]
             if group in plan.copied:
                 self.go_on(seq, group, plan, fresh)
             table += itertools.islice(fresh, units - len(table))

@@ -50,6 +50,11 @@ class Copy:
     source: Block
     destination: Block
     num_tokens: int
+    keeps: bool = False
+    """The source is a state that was kept by this copy: it is found once the copy is applied."""
+
+    def ends(self) -> tuple[int, Block, Block, int]:
+        return self.group, self.source, self.destination, self.num_tokens
 
 
 @dataclass(eq=False)
@@ -95,6 +100,14 @@ class ModelPool:
         self.stamps: dict[Prefix, int] = {}
         self.clock = itertools.count(1)
         self.evicted = 0
+        self.open_steps: tuple[int, ...] = ()
+        """Tickets of launched steps that are not complete, if the device may lag behind."""
+
+        self.fences: dict[Block, int] = {}
+        """The last step that was open when a block was released."""
+
+        self.used: set[Block] = set()
+        self.known_needs: dict[Prefix, list[Content]] = {}
 
     # ---- groups -------------------------------------------------------------------------
 
@@ -115,6 +128,11 @@ class ModelPool:
 
     def needs(self, prefix: Prefix) -> list[Content]:
         """What has to be cached for a prompt to go on after this prefix (rules 11 and 13)."""
+        if prefix not in self.known_needs:
+            self.known_needs[prefix] = self.needs_of(prefix)
+        return self.known_needs[prefix]
+
+    def needs_of(self, prefix: Prefix) -> list[Content]:
         length = len(prefix[1])
         found: list[Content] = []
         for group, kind in self.attention():
@@ -132,10 +150,6 @@ class ModelPool:
         """How often sequences hold it."""
         return sum(table.count(block) for s in self.seqs.values() for table in s.tables)
 
-    def unresolved(self, block: Block) -> bool:
-        """Whether a copy that is not applied reads or writes it."""
-        return any(block in (c.source, c.destination) for c in self.pending + self.flight)
-
     def in_use(self) -> set[Block]:
         used = {b for s in self.seqs.values() for table in s.tables for b in table if b}
         used.update(self.held)
@@ -145,14 +159,22 @@ class ModelPool:
 
     def free_blocks(self) -> list[Block]:
         used = self.in_use()
-        return [block for block in self.blocks if block not in used and block.content is None]
+        free = [block for block in self.blocks if block not in used and block.content is None]
+        return [block for block in free if not self.fenced(block)]
 
     def idle_blocks(self) -> list[Block]:
         used = self.in_use()
         return [block for block in self.blocks if block not in used and block.content is not None]
 
+    def fenced(self, block: Block) -> bool:
+        """Whether a launched step may still read it; it can be found, and not be handed out."""
+        return any(step <= self.fences.get(block, 0) for step in self.open_steps)
+
+    def evictable(self) -> list[Block]:
+        return [block for block in self.idle_blocks() if not self.fenced(block)]
+
     def available(self) -> int:
-        return len(self.free_blocks()) + len(self.idle_blocks())
+        return len(self.free_blocks()) + len(self.evictable())
 
     # ---- boundaries ---------------------------------------------------------------------
 
@@ -183,6 +205,10 @@ class ModelPool:
         for block in self.idle_blocks():
             if block.content not in needed:
                 block.content = None
+        used = self.in_use()
+        for block in self.used - used:
+            self.fences[block] = max(self.open_steps, default=0)
+        self.used = used
 
     def runs_along(self, boundary: Prefix) -> bool:
         """Whether a running sequence goes on from it."""
@@ -198,7 +224,7 @@ class ModelPool:
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """
-        idle = {block.content for block in self.idle_blocks()}
+        idle = {block.content for block in self.evictable()}
         candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
 
         def order(prefix: Prefix) -> tuple[bool, int]:
@@ -216,14 +242,3 @@ class ModelPool:
         taken = self.free_blocks()[:count]
         self.held += taken
         return taken
-
-    # ---- copies -------------------------------------------------------------------------
-
-    def record(self, group: int, source: Block, destination: Block, num_tokens: int) -> int:
-        """Plans a copy, from where the source itself comes from; the tokens it brings."""
-        for copy in self.pending:
-            if copy.destination is source:
-                source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
-        if num_tokens:
-            self.pending.append(Copy(group, source, destination, num_tokens))
-        return num_tokens

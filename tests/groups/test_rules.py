@@ -7,7 +7,6 @@ there yet; rule 18, what is refused at construction, has to be tested of the cor
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 
@@ -15,54 +14,14 @@ from blockmgr.stress.model import ModelManager as OneGroup
 from tests.groups.engine import Engine
 from tests.groups.kinds import (
     ChunkedAttention,
-    FullAttention,
-    Kind,
     RecurrentState,
     SlidingWindow,
     cells_read,
 )
-from tests.groups.memory import Memory, Work
+from tests.groups.memory import Work
 from tests.groups.model import ModelManager
 from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
-
-FULL, STATE = FullAttention(), RecurrentState()
-
-
-class World:
-    """A manager and its memory, one step a call."""
-
-    def __init__(
-        self, num_blocks: int, block_size: int, *kinds: Kind, min_partial_tokens: int = 0
-    ) -> None:
-        # Block 0 is the null block.
-        self.manager = ModelManager(
-            num_blocks + 1, block_size, kinds, min_partial_tokens=min_partial_tokens
-        )
-        self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
-
-    def forward(self, handle: int, stop: int) -> None:
-        """Launches a step that computes the sequence up to here, and nothing is committed."""
-        manager = self.manager
-        seq = manager.seqs[handle]
-        prefix, tables = seq.prefix(len(seq.tokens)), manager.tables(handle)
-        work = Work(str(handle), prefix, seq.computed, stop, tables)
-        self.memory.run(manager.take_copies(), [work] if stop > seq.computed else [])
-        manager.copies_applied()
-
-    def compute(self, handle: int, *stops: int) -> None:
-        for stop in stops:
-            self.forward(handle, stop)
-            self.manager.commit(handle, stop)
-        assert not self.manager.violations()
-
-    def serve(self, tokens: Sequence[int], *stops: int) -> int:
-        """Admits, computes and frees a prompt; the tokens found."""
-        handle = self.manager.admit(list(tokens))
-        cached = self.manager.seqs[handle].cached
-        self.compute(handle, *(stop for stop in stops if stop > cached), len(tokens))
-        self.manager.free(handle)
-        return cached
-
+from tests.groups.world import FULL, STATE, World
 
 # Rule 9
 
@@ -189,6 +148,26 @@ def test_prompts_are_asked_to_stop_where_they_part() -> None:
     assert world.manager.match([*range(40), *[8] * 60]) == 32
 
 
+def test_prompts_are_asked_to_stop_where_a_window_has_gone() -> None:
+    """Full attention has 40 tokens in common; the window kept what 96 needs. It comes back."""
+    world = World(60, 16, FULL, SlidingWindow(20), STATE)
+    world.serve(range(100), 96)
+    handle = world.manager.admit([*range(40), *[7] * 60])
+    assert world.manager.seqs[handle].stops == {96, 32}
+    world.compute(handle, 32, 96, 100)
+    world.manager.free(handle)
+    assert world.manager.match([*range(40), *[8] * 60]) == 32
+
+
+@pytest.mark.parametrize("kind", [SlidingWindow(1), ChunkedAttention(6)])
+def test_a_tail_is_kept_where_a_group_reads_nothing_of_it(kind: SlidingWindow) -> None:
+    """The query at 6 reads nothing of the group; the unit may later be found as a whole."""
+    world = World(20, 4, FULL, kind, min_partial_tokens=1)
+    world.serve([1] * 6)
+    assert world.manager.match([1] * 9) == 6
+    assert world.serve([1] * 9) == 6
+
+
 def test_a_tail_carries_a_state_and_is_found_at_exactly_its_length() -> None:
     world = World(40, 16, FULL, STATE, min_partial_tokens=1)
     world.serve(range(70))
@@ -243,6 +222,18 @@ def test_a_state_goes_back_to_one_that_was_kept_or_to_none() -> None:
     world.compute(handle, 7)
 
 
+def test_a_fork_goes_back_to_a_kept_state_before_its_own_has_arrived() -> None:
+    world = World(20, 4, FULL, STATE)
+    handle = world.manager.admit([1] * 9)
+    world.compute(handle, 8, 9)
+    [child] = world.manager.fork(handle)
+    assert world.manager.truncate(child, 8) == 8
+    for number, one in enumerate((handle, child)):
+        world.manager.append(one, [2 + number])
+    world.compute(handle, 10)
+    world.compute(child, 9)
+
+
 def test_a_preempted_sequence_finds_its_state_and_its_tail_again() -> None:
     world = World(20, 4, FULL, SlidingWindow(4), STATE, min_partial_tokens=1)
     handle = world.manager.admit([1] * 7)
@@ -274,11 +265,12 @@ def test_a_hit_is_the_deepest_place_from_which_every_group_can_go_on(seed: int) 
     engine.run(30)
     manager, rng = engine.manager, random.Random(seed)
     for handle, seq in list(manager.seqs.items()):
-        if not seq.preempted:
+        if seed % 2 and not seq.preempted:
             manager.free(handle)
     for _ in range(20):
         tokens = tuple([*rng.choice(engine.texts), rng.randrange(2)][: rng.randint(2, 30)])
-        if manager.peak(len(tokens)) > manager.available():
+        sources = len(manager.kinds)  # which copies hold besides
+        if manager.peak(len(tokens), len(tokens)) + sources > manager.available():
             continue
         most = len(tokens) - 1
         least = manager.min_partial_tokens
@@ -302,7 +294,8 @@ def can_go_on(manager: ModelManager, tokens: tuple[int, ...], length: int) -> bo
     }
     for group, kind in enumerate(manager.kinds):
         if isinstance(kind, RecurrentState):
-            if manager.find((group, (b"", tokens[:length]))) is None:
+            state = manager.find((group, (b"", tokens[:length])))
+            if state is None or manager.is_being_kept(state):
                 return False
             continue
         # What begins a unit is copied with it, read or not: the unit may be found as a whole.
@@ -329,6 +322,22 @@ def test_what_can_never_be_admitted_is_judged_by_the_peak() -> None:
         world.manager.admit(list(range(160)))
     handle = world.manager.admit(list(range(144)), num_slots=64)
     for stop in (64, 128, 144):
+        world.manager.reserve(handle, stop)
+        world.compute(handle, stop)
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(13, True), (12, False)])
+def test_a_prompt_in_chunks_needs_no_more_of_a_window_than_it_reads(
+    num_blocks: int, fits: bool
+) -> None:
+    """160 tokens take 10 units of full attention, and at token 159 3 units of the window."""
+    world = World(num_blocks, 16, FULL, SlidingWindow(33))
+    if not fits:
+        with pytest.raises(NeverFits):
+            world.manager.admit(list(range(160)), num_slots=16)
+        return
+    handle = world.manager.admit(list(range(160)), num_slots=16)
+    for stop in range(16, 161, 16):
         world.manager.reserve(handle, stop)
         world.compute(handle, stop)
 
@@ -388,6 +397,21 @@ def test_the_last_boundary_takes_everything_with_it() -> None:
     manager.stamps.clear()
     manager.settle()
     assert len(manager.free_blocks()) == 40
+
+
+def test_a_path_that_a_sequence_leaves_goes_from_its_end() -> None:
+    """By the order in which they were promoted, 1 would go before 10 and free nothing."""
+    for leave in ("truncate", "reparent"):
+        world = World(14, 1, FULL)
+        handle = world.manager.admit([1] * 10)
+        world.compute(handle, 10)
+        other = world.manager.admit([3] * 2)
+        if leave == "truncate":
+            world.manager.truncate(handle, 1)
+        else:
+            world.manager.reparent([handle, other], [1, 1])
+        world.manager.free(world.manager.admit([2] * 5))
+        assert world.manager.match([1] * 11) == 7
 
 
 # Rule 17, and what is the same as ever

@@ -1,0 +1,184 @@
+"""Counts what happens to a manager, so that a test can say that its engines reach it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.groups import memory
+from tests.groups.memory import Prefix
+from tests.groups.model import ModelManager
+from tests.groups.model_admission import Plan
+from tests.groups.model_pool import Block, Seq, WrongStep
+
+
+class CountingManager(ModelManager):
+    """The specification; ``events`` says how often each interesting thing has happened."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.events: Counter[str] = Counter()
+
+    # ---- admissions ---------------------------------------------------------------------
+
+    def place(self, seq: Seq, num_slots: int) -> None:
+        plan = self.best_plan(seq, num_slots)
+        best = next(self.plans(seq, num_slots))
+        again = seq.preempted
+        super().place(seq, num_slots)
+        assert plan is not None
+        name = "resumed" if again else "admitted"
+        self.events[f"{name}: {self.how(plan)}"] += 1
+        self.events["a better plan did not fit"] += plan.cached < best.cached
+        self.events["no room for the copy"] += plan.taken_over and not best.taken_over
+        self.events["asked to stop where prompts part"] += len(seq.stops) > 1
+        self.events["closed step"] += bool(self.flight)
+        self.events["tables with a gap at the front"] += any(
+            table and table[0] is None for table in seq.tables
+        )
+
+    def how(self, plan: Plan) -> str:
+        if not plan.cached:
+            return "nothing found"
+        kind = "within a unit" if plan.cached % self.size else "whole units"
+        state = ", with a state" if self.recurrent() else ""
+        return f"{kind}{state}{', taken over' if plan.taken_over else ''}"
+
+    def found_at(self, prefix: Prefix) -> Plan | None:
+        found = super().found_at(prefix)
+        if found is None and len(prefix[1]) % self.size == 0 and self.needs(prefix):
+            gone = {c[0] for c in self.needs(prefix) if self.find(c) is None}
+            refusing = {type(self.kinds[group]).__name__ for group in gone}
+            if refusing and len(gone) < len({c[0] for c in self.needs(prefix)}):
+                self.events[f"refused by {' and '.join(sorted(refusing))}"] += 1
+        return found
+
+    # ---- growth -------------------------------------------------------------------------
+
+    def grow(self, seq: Seq, num_slots: int, *, write: bool) -> None:
+        shared = self.shared_at(seq) if write else {}
+        computed = seq.computed
+        try:
+            super().grow(seq, num_slots, write=write)
+        except WrongStep:
+            self.events["a state cannot go back for a copy"] += 1
+            raise
+        self.events["copy on write"] += bool(shared)
+        self.events["copy on write of some groups"] += 0 < len(shared) < len(self.kinds)
+        self.events["copy on write takes tokens back"] += seq.computed < computed
+
+    def promote(self, seq: Seq) -> None:
+        before = [list(table) for table in seq.tables]
+        super().promote(seq)
+        pairs = [
+            (o, n)
+            for old, new in zip(before, seq.tables, strict=True)
+            for o, n in zip(old, new, strict=True)
+        ]
+        merged = sum(o is not n for o, n in pairs)
+        self.events["merged blocks"] += merged
+        self.events["commits that wait for a copy"] += seq.promoted < seq.computed // self.size
+
+    def keep_state(self, seq: Seq) -> None:
+        at_stop = seq.computed in seq.stops
+        before = len(self.pending)
+        super().keep_state(seq)
+        self.events["commits at a stop"] += at_stop
+        self.events["kept states"] += len(self.pending) > before
+        self.events["commits at a stop that keep nothing new"] += (
+            at_stop and len(self.pending) == before
+        )
+
+    def drop_windows(self, seq: Seq) -> None:
+        before = [table.count(None) for table in seq.tables]
+        super().drop_windows(seq)
+        for group, count in enumerate(before):
+            name = type(self.kinds[group]).__name__
+            self.events[f"blocks dropped by {name}"] += seq.tables[group].count(None) - count
+
+    # ---- ends ---------------------------------------------------------------------------
+
+    def fork(self, handle: int, count: int = 1) -> list[int]:
+        made = super().fork(handle, count)
+        seq = self.seqs[handle]
+        self.events["forks"] += 1
+        self.events["forks before anything is computed"] += not seq.computed
+        self.events["forks within a unit"] += seq.computed % self.size > 0
+        self.events["forks of a prompt computed in part"] += 0 < seq.computed < len(seq.tokens) - 1
+        return made
+
+    def reparent(self, handles: list[int], parents: list[int]) -> None:
+        super().reparent(handles, parents)
+        changed = sum(i != p for i, p in enumerate(parents))
+        self.events["reparents that change something"] += changed > 0
+        self.events["reparents that exchange"] += any(
+            p != i and parents[p] == i for i, p in enumerate(parents)
+        )
+
+    def truncate(self, handle: int, num_tokens: int) -> int:
+        seq = self.running(handle)
+        most = min(seq.computed, num_tokens)
+        tables = [list(table) for table in seq.tables]
+        length = super().truncate(handle, num_tokens)
+        self.events["truncations"] += 1
+        self.events["truncations that fall"] += length < most
+        self.events["truncations that fall part of the way"] += 0 < length < most
+        self.events["truncations to a state"] += bool(self.recurrent()) and any(
+            copy.source.content == (copy.group, seq.prefix(length)) for copy in self.pending
+        )
+        self.events["truncations that find a window again"] += any(
+            old is None and new is not None
+            for before, after in zip(tables, seq.tables, strict=True)
+            for old, new in zip(before, after, strict=False)
+        )
+        self.events["truncations that lose slots"] += self.num_slots(seq) < len(seq.tokens)
+        return length
+
+    def keep_end(self, seq: Seq) -> None:
+        before = {b.content for b in self.blocks}
+        super().keep_end(seq)
+        new = {b.content for b in self.blocks} - before
+        rest = seq.computed % self.size
+        self.events["ends kept"] += bool(new)
+        self.events["ends kept within a unit, with a state"] += (
+            bool(new) and rest > 0 and bool(self.recurrent())
+        )
+
+    # ---- blocks and steps ---------------------------------------------------------------
+
+    def next_victim(self) -> Prefix:
+        victim = super().next_victim()
+        self.events["evictions"] += 1
+        self.events["evictions behind a running sequence"] += self.runs_along(victim)
+        needed = set(self.needs(victim))
+        others = {c for p in self.stamps if p != victim for c in self.needs(p)}
+        alone = {c[0] for c in needed - others}
+        for group in alone:
+            self.events[f"evictions that free {type(self.kinds[group]).__name__}"] += 1
+        self.events["evictions that free nothing"] += not alone
+        return victim
+
+    def take(self, count: int) -> list[Block]:
+        self.events["blocks taken while some are fenced"] += bool(count) and any(
+            map(self.fenced, self.blocks)
+        )
+        return super().take(count)
+
+    def take_copies(self) -> list[memory.Copy]:
+        self.events["steps"] += 1
+        self.events["steps while one is in flight"] += bool(self.open_steps)
+        plan = super().take_copies()
+        for copy in plan:
+            kind = self.kinds[copy.group]
+            self.events[f"copies of {type(kind).__name__}"] += 1
+        sources = [(copy.group, copy.source) for copy in plan]
+        self.events["sources copied twice"] += len(sources) - len(set(sources))
+        return plan
+
+    def copies_aborted(self) -> None:
+        self.events["aborted steps"] += 1
+        self.events["aborted steps with copies"] += bool(self.flight)
+        self.events["aborted copies of copies"] += any(
+            later.source is copy.destination for later in self.pending for copy in self.flight
+        )
+        super().copies_aborted()

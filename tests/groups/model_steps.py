@@ -1,0 +1,95 @@
+"""The specification of groups, part two: copies, and the steps that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.groups import memory
+from tests.groups.model_pool import Block, Copy, ModelPool, Seq
+
+
+class ModelSteps(ModelPool):
+    """Plans copies, and knows which steps are launched and not complete."""
+
+    steps_in_flight = 0
+    tickets = 0
+    moved: list[Seq]
+    """Whose states the step that is being launched may move."""
+
+    # ---- all or nothing -----------------------------------------------------------------
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.held.clear()
+            self.settle()
+
+    # ---- copies -------------------------------------------------------------------------
+
+    def waiting(self) -> list[Copy]:
+        """The copies that are not applied."""
+        return self.flight + self.pending
+
+    def is_destination(self, block: Block) -> bool:
+        return any(block is copy.destination for copy in self.waiting())
+
+    def is_source(self, block: Block) -> bool:
+        return any(block is copy.source for copy in self.waiting())
+
+    def is_being_kept(self, block: Block) -> bool:
+        """Whether it is a kept state, and its sequence still waits for the copy."""
+        return any(block is copy.source and copy.keeps for copy in self.waiting())
+
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
+        """Plans a copy, from where the source itself comes from; the tokens it brings."""
+        for copy in self.pending:
+            if copy.destination is source:
+                source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
+        self.pending = [copy for copy in self.pending if copy.destination is not destination]
+        if num_tokens:
+            self.pending.append(Copy(group, source, destination, num_tokens, keeps))
+        return num_tokens
+
+    # ---- steps --------------------------------------------------------------------------
+
+    def num_slots(self, seq: Seq) -> int:
+        lengths = [len(seq.tables[group]) for group, _ in self.attention()]
+        return min(lengths) * self.size if lengths else 1 << 40
+
+    def take_copies(self) -> list[memory.Copy]:
+        """Closes the planning of a step: its forward may move the states of all that can go on."""
+        assert not self.flight
+        self.flight, self.pending = self.pending, []
+        self.tickets, self.moved = self.tickets + 1, []
+        if self.steps_in_flight:
+            self.open_steps += (self.tickets,)
+        for seq in self.seqs.values():
+            if not seq.preempted and seq.computed < min(len(seq.tokens), self.num_slots(seq)):
+                self.moved += [seq] if seq.stands else []
+                seq.stands = False
+        return [
+            memory.Copy(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.flight
+        ]
+
+    def copies_applied(self) -> None:
+        with self.call():
+            self.flight = []
+
+    def copies_aborted(self) -> None:
+        """Its copies come before those that were recorded since, which may go on from them."""
+        with self.call():
+            later, self.pending, self.flight = self.pending, self.flight, []
+            for copy in later:
+                self.record(*copy.ends(), keeps=copy.keeps)
+            self.open_steps = self.open_steps[:-1]
+            for seq in self.moved:
+                seq.stands = True  # nothing was launched
+
+    def complete(self) -> None:
+        """The oldest step in flight is done."""
+        self.open_steps = self.open_steps[1:]

@@ -1,0 +1,48 @@
+"""A small world for the tests of single rules: a manager and its memory, one step a call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from tests.groups.kinds import FullAttention, Kind, RecurrentState
+from tests.groups.memory import Memory, Work
+from tests.groups.model import ModelManager
+
+FULL, STATE = FullAttention(), RecurrentState()
+
+
+class World:
+    """A manager and its memory, one step a call."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *kinds: Kind, min_partial_tokens: int = 0
+    ) -> None:
+        # Block 0 is the null block.
+        self.manager = ModelManager(
+            num_blocks + 1, block_size, kinds, min_partial_tokens=min_partial_tokens
+        )
+        self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
+
+    def forward(self, handle: int, stop: int) -> None:
+        """Launches a step that computes the sequence up to here, and nothing is committed."""
+        manager = self.manager
+        seq = manager.seqs[handle]
+        prefix, tables = seq.prefix(len(seq.tokens)), manager.tables(handle)
+        work = Work(str(handle), prefix, seq.computed, stop, tables)
+        self.memory.run(manager.take_copies(), [work] if stop > seq.computed else [])
+        manager.copies_applied()
+
+    def compute(self, handle: int, *stops: int) -> None:
+        for stop in stops:
+            self.forward(handle, stop)
+            self.manager.commit(handle, stop)
+        assert not self.manager.violations()
+
+    def serve(self, tokens: Sequence[int], *stops: int) -> int:
+        """Admits, computes and frees a prompt; the tokens found."""
+        handle = self.manager.admit(list(tokens))
+        cached = self.manager.seqs[handle].cached
+        self.compute(handle, *(stop for stop in stops if stop > cached), len(tokens))
+        self.manager.free(handle)
+        return cached
