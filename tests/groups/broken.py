@@ -186,6 +186,54 @@ class ForgetsThatACopyReadsItsSource(ModelManager):
         return used
 
 
+class KeepsStatesOfEarlyCommits(ModelManager):
+    """Rule 10: the state stands where the step before left it."""
+
+    def commit(self, handle: int, computed: int) -> None:
+        super().commit(handle, computed)
+        seq = self.seqs[handle]
+        if self.early:
+            seq.stands = True
+            with self.call():
+                self.keep_state(seq)
+
+
+class DropsWindowsByWhatIsPromised(ModelManager):
+    """An early commit says where the forward will end; it reads behind where it begins."""
+
+    def drop_windows(self, seq: Seq) -> None:
+        settled, seq.settled = seq.settled, seq.computed
+        super().drop_windows(seq)
+        seq.settled = settled
+
+
+class CopiesWhatIsPromised(ModelManager):
+    """Copies run before the forward."""
+
+    def to_bring(self, seq: Seq) -> int:
+        return seq.computed
+
+
+class ReusesTheBeginningOfWhatIsPromised(ModelManager):
+    """Partial reuse is a copy, and the forward writes after the copies."""
+
+    def most_like(self, group: int, prefix: Prefix) -> Block | None:
+        unwritten = [block.unwritten for block in self.blocks]
+        for block in self.blocks:
+            block.unwritten = 0
+        found = super().most_like(group, prefix)
+        for block, count in zip(self.blocks, unwritten, strict=True):
+            block.unwritten = count
+        return found
+
+
+class GoesWithoutWritingWhatItPromised(ModelManager):
+    """Others rely on it."""
+
+    def promises(self, seq: Seq) -> bool:
+        return False
+
+
 class LeavesWhatFollowsAnAbortedCopy(ModelManager):
     """A copy that was planned behind an aborted one reads what that one has yet to bring."""
 
@@ -256,6 +304,11 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     WritesWhereOthersRead,
     CopiesOnlyTheFirstGroup,
     ForgetsThatACopyReadsItsSource,
+    KeepsStatesOfEarlyCommits,
+    DropsWindowsByWhatIsPromised,
+    CopiesWhatIsPromised,
+    ReusesTheBeginningOfWhatIsPromised,
+    GoesWithoutWritingWhatItPromised,
     LeavesWhatFollowsAnAbortedCopy,
     HandsOutWhatAStepInFlightReads,
     TakesOverWhatAStepInFlightReads,
@@ -263,6 +316,18 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     TakesOneGroupsDecisionForAll,
     CountsNoStates,
 )
+HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
+    KeepsStatesOfEarlyCommits: {"early": True},
+    DropsWindowsByWhatIsPromised: {"early": True},
+    CopiesWhatIsPromised: {"early": True},
+    ReusesTheBeginningOfWhatIsPromised: {"early": True},
+    GoesWithoutWritingWhatItPromised: {"early": True},
+    LeavesWhatFollowsAnAbortedCopy: {"plans_ahead": True, "aborts": 0.3},
+    HandsOutWhatAStepInFlightReads: {"overlaps": True},
+    TakesOverWhatAStepInFlightReads: {"overlaps": True},
+}
+"""Habits that an engine has to have, or the rule is never asked for."""
+
 BY_AUDIT = frozenset(
     {
         LeavesBlocksThatNobodyNeeds,

@@ -27,8 +27,11 @@ class CountingManager(ModelManager):
         again = seq.preempted
         super().place(seq, num_slots)
         assert plan is not None
-        name = "resumed" if again else "admitted"
-        self.events[f"{name}: {self.how(plan)}"] += 1
+        if again:
+            self.events[f"resumed: {'something' if plan.cached else 'nothing'} found"] += 1
+        else:
+            self.events[f"admitted: {self.how(plan)}"] += 1
+        self.events["finds what is promised"] += seq.written < seq.settled
         self.events["a better plan did not fit"] += plan.cached < best.cached
         self.events["no room for the copy"] += plan.taken_over and not best.taken_over
         self.events["asked to stop where prompts part"] += len(seq.stops) > 1
@@ -61,7 +64,8 @@ class CountingManager(ModelManager):
         try:
             super().grow(seq, num_slots, write=write)
         except WrongStep:
-            self.events["a state cannot go back for a copy"] += 1
+            waits = "for what is promised" if seq.stands else "for a state to stand"
+            self.events[f"a copy on write that waits {waits}"] += 1
             raise
         self.events["copy on write"] += bool(shared)
         self.events["copy on write of some groups"] += 0 < len(shared) < len(self.kinds)
@@ -77,7 +81,10 @@ class CountingManager(ModelManager):
         ]
         merged = sum(o is not n for o, n in pairs)
         self.events["merged blocks"] += merged
-        self.events["commits that wait for a copy"] += seq.promoted < seq.computed // self.size
+        waits = seq.promoted < seq.computed // self.size
+        self.events["promotions that wait"] += waits
+        self.events["early commits"] += self.promises(seq)
+        self.events["early commits with a state"] += self.promises(seq) and bool(self.recurrent())
 
     def keep_state(self, seq: Seq) -> None:
         at_stop = seq.computed in seq.stops

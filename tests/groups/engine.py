@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tests.groups.kinds import (
     ChunkedAttention,
@@ -47,7 +48,7 @@ CALLS = {
     "free": 3,
 }
 AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
-"""While copies are under way: calls that copy what is only on its way."""
+"""Where copies or writes are under way: calls that copy what is only on its way."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Habits:
         aborts: How often a step that was closed is not launched.
         affirms: It commits what it left out of a step too, where it stands.
         drafts: Tokens that it may take back after a commit.
+        early: It commits what the forward of a step will write, before it closes the step.
+        late: It completes a step only after it has committed it.
         plans_ahead: It goes on planning while a step is closed and not yet launched.
     """
 
@@ -70,6 +73,8 @@ class Habits:
     aborts: float
     affirms: bool
     drafts: int
+    early: bool
+    late: bool
     plans_ahead: bool
 
     @classmethod
@@ -83,6 +88,8 @@ class Habits:
             affirms=rng.random() < 0.5,
             # A state that has consumed a rejected draft cannot go back.
             drafts=0 if recurrent else rng.choice([0, 0, 2]),
+            early=rng.random() < 0.3,
+            late=rng.random() < 0.5,
             plans_ahead=rng.random() < 0.4,
         )
 
@@ -112,6 +119,8 @@ class Fences:
             units = slice(one.start // manager.size, -(-one.stop // manager.size))
             for table, kind in zip(one.tables, manager.kinds, strict=True):
                 written.update(table if isinstance(kind, RecurrentState) else table[units])
+        # What is findable may be written again, for it is written with the same tokens.
+        written -= {block.id for block in manager.blocks if block.content is not None}
         for step in self.steps:
             early = written & step.released
             assert not early, f"blocks {early} are written while a step in flight may read them"
@@ -128,16 +137,18 @@ class Engine:
         build: Callable[..., ModelManager] = ModelManager,
         *,
         audits: bool = True,
+        habits: Mapping[str, Any] | None = None,
     ) -> None:
         self.audits = audits
         self.rng = rng = random.Random(seed)
         self.kinds = tuple(rng.choice(SETS) if kinds is None else kinds)
-        self.habits = Habits.drawn(rng, self.kinds)
+        self.habits = replace(Habits.drawn(rng, self.kinds), **(habits or {}))
         num_blocks = rng.choice([6, 10, 16, 30]) + 3 * len(self.kinds)
         self.manager = build(
             num_blocks, rng.choice([2, 4]), self.kinds, min_partial_tokens=rng.choice([0, 1, 2])
         )
         self.manager.lookahead = self.habits.drafts
+        self.manager.early = self.habits.early
         self.manager.steps_in_flight = int(self.habits.overlaps)
         self.memory = Memory(num_blocks, self.manager.size, self.kinds, rng)
         self.uncommitted: list[list[tuple[int, int]]] = []
@@ -169,6 +180,10 @@ class Engine:
         self.remember()
         self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
 
+    def echo(self, seq: Seq) -> None:
+        """Another prompt that begins with the same tokens."""
+        self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
+
     def enter(self, text: list[int], namespace: bytes) -> None:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])
         promised = self.manager.match(text, namespace)
@@ -188,7 +203,7 @@ class Engine:
     def launched(self, seq: Seq) -> int:
         """What of it is computed once all closed steps have run."""
         stops = (stop for step in reversed(self.uncommitted) for h, stop in step if h == seq.handle)
-        return next(stops, seq.computed)
+        return next(stops, seq.settled)
 
     def forget(self, seq: Seq) -> None:
         """What was launched for it is nobody's any more."""
@@ -250,11 +265,11 @@ class Engine:
         self.forget(seq)
         self.manager.free(seq.handle)
 
-    def plan(self) -> None:
+    def plan(self, name: str = "", seq: Seq | None = None) -> None:
         """One call, which may be refused."""
         rng = self.rng
         weights = AHEAD if self.manager.flight else CALLS
-        name = rng.choices(list(weights), list(weights.values()))[0]
+        name = name or rng.choices(list(weights), list(weights.values()))[0]
         self.remember()
         try:
             if name == "admit":
@@ -262,13 +277,13 @@ class Engine:
             elif name == "resume":
                 if seq := self.some(preempted=True):
                     self.manager.resume(seq.handle)
-            elif seq := self.some():
+            elif seq := seq or self.some():
                 getattr(self, name)(seq)
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
             if self.audits:
                 assert self.manager.fingerprint() == self.before, f"{name} did a part"
-            if seq := self.some():
+            if (seq := self.some()) and not self.manager.promises(seq):
                 self.free(seq)
         self.check()
 
@@ -295,13 +310,15 @@ class Engine:
     def step(self) -> None:
         """Closes a plan, and launches it or not; then commits what is due."""
         manager, rng = self.manager, self.rng
+        if self.habits.early:
+            self.promise()
         work, step = [], []
-        for seq in list(manager.seqs.values()):
+        for seq in manager.seqs.values():
             if seq.preempted:
                 continue
             start = self.launched(seq)
-            stop = self.stop_of(seq, start)
-            if stop > start and rng.random() < 0.7:
+            stop = seq.computed if self.habits.early else self.stop_of(seq, start)
+            if stop > start and (self.habits.early or rng.random() < 0.7):
                 name = f"sequence {seq.handle}"
                 prefix = seq.prefix(len(seq.tokens))
                 work.append(Work(name, prefix, start, stop, manager.tables(seq.handle)))
@@ -309,7 +326,7 @@ class Engine:
         copies = manager.take_copies()
         if self.habits.overlaps and self.audits:
             self.fences.close(manager, copies, work)
-        self.uncommitted.append(step)
+        self.uncommitted.append([] if self.habits.early else step)
         while self.habits.plans_ahead and rng.random() < (0.75 if manager.flight else 0.3):
             self.plan()
         if rng.random() < self.habits.aborts * (2 if manager.flight else 1):
@@ -324,10 +341,31 @@ class Engine:
         while len(self.uncommitted) > (self.habits.overlaps and rng.random() < 0.8):
             self.commit(self.uncommitted.pop(0))
 
+    def promise(self) -> None:
+        """Commits what this step is going to write, so that its other prompts find it."""
+        for handle in list(self.manager.seqs):
+            seq = self.manager.seqs.get(handle)
+            stop = 0 if seq is None or seq.preempted else self.stop_of(seq, seq.settled)
+            if seq and stop > seq.computed and self.rng.random() < 0.7:
+                if self.rng.random() < 0.3:
+                    self.plan("fork", seq)
+                if handle not in self.manager.seqs:
+                    continue  # there was no room for the fork
+                self.manager.commit(handle, stop)
+                self.check()
+                if self.rng.random() < 0.6:
+                    self.plan(self.rng.choice(["append", "echo"]), seq)
+            while self.rng.random() < 0.3:
+                self.plan()
+
+    def complete(self) -> None:
+        self.manager.complete()
+        self.fences.steps = self.fences.steps[1:]
+
     def commit(self, step: list[tuple[int, int]]) -> None:
         manager = self.manager
-        manager.complete()
-        self.fences.steps = self.fences.steps[1:]
+        if not self.habits.late:
+            self.complete()
         for handle, stop in step:
             manager.commit(handle, stop)
             self.check()
@@ -339,9 +377,11 @@ class Engine:
                 self.check()
         if self.habits.affirms and not self.uncommitted:
             for seq in manager.seqs.values():
-                if not seq.preempted:
+                if not seq.preempted and not manager.promises(seq):
                     manager.commit(seq.handle, seq.computed)
             self.check()
+        if self.habits.late:
+            self.complete()
 
     def run(self, steps: int) -> None:
         for _ in range(steps):

@@ -58,6 +58,8 @@ class ModelManager(ModelAdmission):
         shared = self.shared_at(seq) if write else {}
         if shared and self.recurrent() and not seq.stands:
             raise WrongStep  # what a forward wrote there stays behind, and its state cannot go back
+        if shared:
+            self.check_written(seq)
         units = self.units(num_slots)
         more = sum(max(0, units - len(seq.tables[group])) for group, _ in self.attention())
         if more + len(shared) > self.available():
@@ -65,7 +67,7 @@ class ModelManager(ModelAdmission):
         fresh = iter(self.take(more + len(shared)))
         unit = len(seq.tokens) // self.size
         start = unit * self.size
-        brought = max(0, seq.computed - start)
+        brought = max(0, self.to_bring(seq) - start)
         least = brought
         for group, block in shared.items():
             own = next(fresh)
@@ -74,9 +76,26 @@ class ModelManager(ModelAdmission):
                 least = min(least, self.record(group, block, own, brought))
         if shared:
             seq.computed = min(seq.computed, start + least)
+            seq.settled = min(seq.settled, seq.computed)
+            seq.written = min(seq.written, seq.computed)
         for group, _ in self.attention():
             table = seq.tables[group]
             table += itertools.islice(fresh, max(0, units - len(table)))
+
+    def to_bring(self, seq: Seq) -> int:
+        """Up to where a copy can bring tokens: it runs before the forward."""
+        return min(seq.written, seq.computed)
+
+    def check_written(self, seq: Seq) -> None:
+        """What a copy has to bring must be there, or be the sequence's own to compute again."""
+        start = len(seq.tokens) // self.size * self.size
+        kept = seq.computed if self.closed else seq.settled
+        if kept > max(seq.written, start):
+            raise WrongStep
+
+    def promises(self, seq: Seq) -> bool:
+        """Whether others may rely on what its next forward writes."""
+        return seq.computed > seq.settled
 
     def reserve(self, handle: int, num_slots: int) -> None:
         seq = self.running(handle)
@@ -97,15 +116,30 @@ class ModelManager(ModelAdmission):
     # ---- what was computed --------------------------------------------------------------
 
     def commit(self, handle: int, computed: int) -> None:
-        """Declares K/V written up to here, and that the states stand here."""
+        """Declares K/V written up to here, and that the states stand here; an early commit, that
+        the forward of this step writes it. That says nothing of a state (rule 10)."""
         seq = self.running(handle)
         assert seq.computed <= computed <= min(len(seq.tokens), self.num_slots(seq))
+        self.check_open()
         with self.call():
             seq.computed = computed
-            seq.stands = not self.open_steps
+            if not self.early:
+                seq.settled = seq.written = computed
+            if seq.settled == computed:
+                self.confirm(seq)
             self.promote(seq)
-            self.keep_state(seq)
+            if seq.settled == computed:
+                self.keep_state(seq)
             self.drop_windows(seq)
+
+    def check_open(self) -> None:
+        if self.early and self.closed:
+            raise WrongStep  # it could mean this forward or the next one
+
+    def confirm(self, seq: Seq) -> None:
+        """The states stand where the commit says, unless it may speak of an earlier step."""
+        if not self.open_steps or seq.moves <= 1:
+            seq.stands, seq.moves = True, 0
 
     def promote(self, seq: Seq) -> None:
         """Makes full computed units findable, group by group (rule 5)."""
@@ -115,12 +149,17 @@ class ModelManager(ModelAdmission):
             own = {g: seq.tables[g][unit] for g, _ in self.attention()}
             if any(b and self.is_destination(b) for b in own.values()):
                 return
+            written = min(max(0, seq.written - unit * self.size), self.size)
+            twins = [self.find((g, prefix)) for g, b in own.items() if b is not None]
+            if written == self.size and any(twin and twin.unwritten for twin in twins):
+                return  # K/V in memory is not replaced by K/V that is yet to be written
             for group, block in own.items():
                 if block is None:
                     continue  # it has left the window before it was decided
                 twin = self.find((group, prefix))
                 if twin is None:
                     block.content = (group, prefix)
+                    block.unwritten = self.size - written
                 else:
                     seq.tables[group][unit] = twin
             seq.promoted += 1
@@ -154,7 +193,7 @@ class ModelManager(ModelAdmission):
     def drop_windows(self, seq: Seq) -> None:
         """Gives back what no query to come reads, drafts that are taken back included (rule 12)."""
         for group, kind in self.attention():
-            first = self.first_unit(kind, max(0, seq.computed - self.lookahead))
+            first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
             table = seq.tables[group]
             table[:first] = [None] * min(first, len(table))
 
@@ -164,7 +203,7 @@ class ModelManager(ModelAdmission):
         """Blocks of attention are shared; each child has states of its own (rule 9)."""
         parent = self.running(handle)
         groups = self.recurrent()
-        if groups and not parent.stands:
+        if self.promises(parent) or (groups and not parent.stands):
             raise WrongStep
         if count * len(groups) > self.available():
             raise OutOfBlocks
@@ -185,6 +224,8 @@ class ModelManager(ModelAdmission):
         groups = self.recurrent()
         if groups and not all(parent.stands for _, parent in changed):
             raise WrongStep
+        if any(self.promises(seq) for pair in changed for seq in pair):
+            raise WrongStep
         if len(changed) * len(groups) > self.available():
             raise OutOfBlocks
         with self.call():
@@ -204,6 +245,7 @@ class ModelManager(ModelAdmission):
         units = self.units(len(parent.tokens))
         child.namespace, child.tokens = parent.namespace, list(parent.tokens)
         child.tables, child.stands = [table[:units] for table in parent.tables], parent.stands
+        child.settled, child.written, child.moves = parent.settled, parent.written, parent.moves
         child.computed, child.cached = parent.computed, parent.cached
         child.promoted, child.stops = parent.promoted, set(parent.stops)
         for group, block in states.items():
@@ -219,12 +261,16 @@ class ModelManager(ModelAdmission):
         """Never fails: what is computed falls to where every group can go on (rule 12)."""
         seq = self.running(handle)
         assert 1 <= num_tokens <= len(seq.tokens)
+        if self.promises(seq) and num_tokens < seq.computed:
+            raise WrongStep
         with self.call():
             before = seq.computed
             self.touch(seq.prefix(before))  # what is left behind goes from its end, too
             del seq.tokens[num_tokens:]
             for group, _ in self.attention():
                 del seq.tables[group][self.units(num_tokens) :]
+            if self.promises(seq):
+                return before
             most = min(before, num_tokens)
             length = next(p for p in range(most, -1, -1) if self.can_fall_to(seq, p, before))
             self.fall_to(seq, length, before)
@@ -277,11 +323,14 @@ class ModelManager(ModelAdmission):
                 assert source is not None
                 assert state is not None
                 self.record(group, source, state, self.size)
-            seq.stands = True
+            seq.stands, seq.moves = True, 0
         seq.computed = length
+        self.settle_at(seq, length)
 
     def give_back(self, seq: Seq) -> None:
         """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
+        if self.promises(seq):
+            raise WrongStep
         self.keep_end(seq)
         seq.tables = [[] for _ in self.kinds]
         path = seq.prefix(seq.computed)
@@ -320,7 +369,7 @@ class ModelManager(ModelAdmission):
         seq = self.running(handle)
         with self.call():
             self.give_back(seq)
-            seq.computed = seq.cached = seq.promoted = 0
+            seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
             seq.preempted = True
 
@@ -349,7 +398,7 @@ class ModelManager(ModelAdmission):
     def fingerprint(self) -> tuple[object, ...]:
         """All that a call may change, and that one which raises has to leave."""
         seqs = [
-            (s.handle, tuple(s.tokens), self.ids(s), s.computed, s.stands, frozenset(s.stops))
+            (s.handle, tuple(s.tokens), self.ids(s), s.computed, s.settled, s.written, s.stands)
             for s in self.seqs.values()
         ]
         copies = [(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.waiting()]
@@ -378,7 +427,7 @@ class ModelManager(ModelAdmission):
             found.append("two blocks are findable by one content")
         for seq in running:
             for group, kind in self.attention():
-                first = self.first_unit(kind, seq.computed)
+                first = self.first_unit(kind, seq.settled)
                 if None in seq.tables[group][first:]:
                     found.append(f"sequence {seq.handle} has a gap in group {group}")
         return found

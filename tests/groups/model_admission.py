@@ -60,7 +60,7 @@ class ModelAdmission(ModelSteps):
         for block in self.blocks:
             if block.content is None or block.content[0] != group:
                 continue
-            longer = block.content[1]
+            longer = cut(block.content[1], len(block.content[1][1]) - block.unwritten)
             if start < len(longer[1]) <= start + self.size and cut(longer, length) == prefix:
                 return block
         return None
@@ -197,8 +197,17 @@ class ModelAdmission(ModelSteps):
                 seq.tables[group].append(next(fresh))
         seq.computed = seq.cached = plan.cached
         seq.promoted = plan.cached // self.size
-        seq.stands, seq.preempted = True, False
+        seq.stands, seq.moves, seq.preempted = True, 0, False
+        self.settle_at(seq, plan.cached)
         seq.stops = {stop for stop in stops if stop > plan.cached}
+
+    def settle_at(self, seq: Seq, length: int) -> None:
+        """Its forward begins here; the forward of another one may have yet to write some of it."""
+        seq.settled = seq.written = length
+        for group, _ in self.attention():
+            for unit, block in enumerate(seq.tables[group][: self.units(length)]):
+                if block and block.unwritten:
+                    seq.written = min(seq.written, (unit + 1) * self.size - block.unwritten)
 
     def go_on(self, seq: Seq, group: int, plan: Plan, fresh: Iterator[Block]) -> None:
         source = plan.copied[group]

@@ -37,6 +37,7 @@ class WrongStep(Exception):
 class Block:
     id: int
     content: Content | None = None  # set: findable
+    unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
 
     def __repr__(self) -> str:
         return f"<block {self.id}: {self.content}>"
@@ -66,6 +67,12 @@ class Seq:
     """For each group its blocks by unit, None where it holds none; of a state, one block."""
 
     computed: int = 0
+    settled: int = 0
+    """Of these, what was not committed early in this step: its forward begins here."""
+
+    written: int = 0
+    """Of these, what is in memory before the forward of this step."""
+
     cached: int = 0
     promoted: int = 0
     """Leading units of which every group has decided whose block is findable."""
@@ -75,6 +82,9 @@ class Seq:
 
     stands: bool = True
     """Whether its states are known to stand at ``computed``: no launched forward has moved them."""
+
+    moves: int = 0
+    """Steps that were closed since, each of which may have moved them."""
 
     preempted: bool = False
 

@@ -13,6 +13,12 @@ class ModelSteps(ModelPool):
     """Plans copies, and knows which steps are launched and not complete."""
 
     steps_in_flight = 0
+    early = False
+    """Commits come before the forward that writes the tokens."""
+
+    closed = False
+    """Whether a plan is taken and neither applied nor aborted."""
+
     tickets = 0
     moved: list[Seq]
     """Whose states the step that is being launched may move."""
@@ -63,32 +69,40 @@ class ModelSteps(ModelPool):
 
     def take_copies(self) -> list[memory.Copy]:
         """Closes the planning of a step: its forward may move the states of all that can go on."""
-        assert not self.flight
+        assert not self.closed
+        self.closed = True
         self.flight, self.pending = self.pending, []
         self.tickets, self.moved = self.tickets + 1, []
         if self.steps_in_flight:
             self.open_steps += (self.tickets,)
         for seq in self.seqs.values():
-            if not seq.preempted and seq.computed < min(len(seq.tokens), self.num_slots(seq)):
-                self.moved += [seq] if seq.stands else []
-                seq.stands = False
+            if not seq.preempted and seq.settled < min(len(seq.tokens), self.num_slots(seq)):
+                self.moved.append(seq)
+                seq.stands, seq.moves = False, seq.moves + 1
         return [
             memory.Copy(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.flight
         ]
 
     def copies_applied(self) -> None:
+        """The forward that comes now writes what was committed ahead of it."""
         with self.call():
-            self.flight = []
+            self.flight, self.closed = [], False
+            for block in self.blocks:
+                block.unwritten = 0
+            for seq in self.seqs.values():
+                seq.settled = seq.written = seq.computed
 
     def copies_aborted(self) -> None:
         """Its copies come before those that were recorded since, which may go on from them."""
         with self.call():
             later, self.pending, self.flight = self.pending, self.flight, []
+            self.closed = False
             for copy in later:
                 self.record(*copy.ends(), keeps=copy.keeps)
             self.open_steps = self.open_steps[:-1]
-            for seq in self.moved:
-                seq.stands = True  # nothing was launched
+            for seq in self.moved:  # nothing was launched
+                seq.moves = max(0, seq.moves - 1)
+                seq.stands = not seq.moves
 
     def complete(self) -> None:
         """The oldest step in flight is done."""

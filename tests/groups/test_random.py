@@ -40,14 +40,14 @@ def test_no_engine_reads_anything_wrong(kinds: tuple[Kind, ...]) -> None:
     assert events["cells read"] > 10 * SEEDS
 
 
-NOT_REACHED = {"copy on write takes tokens back", "commits that wait for a copy"}
-"""Only an early commit gets there."""
+HARDLY_REACHED = {"a copy on write that waits for what is promised"}
+"""A sequence falls back into a unit that it found; ``test_steps`` has the world."""
 
 
 def test_the_engines_reach_what_is_interesting() -> None:
     events = sum(map(run, SETS), Counter[str]())
     rare = {name: count for name, count in events.items() if count < LEAST}
-    assert set(rare) <= NOT_REACHED, rare
+    assert set(rare) <= HARDLY_REACHED, rare
     assert len(events) > 60
 
 
@@ -55,7 +55,7 @@ def outcome(build: Callable[..., ModelManager], *, audits: bool) -> Exception | 
     """What the first engine that notices a broken rule notices."""
     for seed in range(MOST_SEEDS):
         try:
-            Engine(seed, build=build, audits=audits).run(40)
+            Engine(seed, build=build, audits=audits, habits=broken.HABITS.get(build)).run(40)
         except Exception as error:  # whatever it is, the rule was missed
             return error
     return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups.kinds import SlidingWindow
-from tests.groups.model_pool import OutOfBlocks
+from tests.groups.kinds import Kind, SlidingWindow
+from tests.groups.model_pool import OutOfBlocks, WrongStep
 from tests.groups.world import FULL, STATE, World
 
 # Copies
@@ -95,3 +95,149 @@ def test_an_aborted_step_fences_nothing() -> None:
     assert manager.available() == 0  # the step before is in flight
     manager.complete()
     assert manager.available() == 3
+
+
+def test_a_state_is_kept_before_its_step_is_complete() -> None:
+    """The commit names the one step that was launched since the state was known (rule 10)."""
+    world = World(20, 4, FULL, STATE)
+    manager = world.manager
+    manager.steps_in_flight = 1
+    handle = manager.admit([1] * 6)
+    world.forward(handle, 4)
+    manager.commit(handle, 4)
+    manager.complete()
+    world.forward(handle, 6)
+    manager.commit(handle, 6)
+    manager.free(handle)
+    assert manager.match([1] * 6) == 4
+
+
+# Early commits
+
+
+def early(num_blocks: int, block_size: int, *kinds: Kind, min_partial_tokens: int = 0) -> World:
+    world = World(num_blocks, block_size, *kinds, min_partial_tokens=min_partial_tokens)
+    world.manager.early = True
+    return world
+
+
+def test_prompts_of_one_step_share_what_one_of_them_is_going_to_write() -> None:
+    world = early(30, 4, FULL, SlidingWindow(5))
+    manager = world.manager
+    first = manager.admit([1] * 9)
+    manager.commit(first, 9)
+    second = manager.admit([1] * 9)
+    assert manager.seqs[second].cached == 8
+    manager.commit(second, 9)
+    world.step()
+    assert manager.tables(first)[0][:2] == manager.tables(second)[0][:2]
+
+
+def test_an_early_commit_makes_no_state_findable() -> None:
+    """It says where the forward will stop; the next commit says that it has."""
+    world = early(30, 4, FULL, STATE)
+    manager = world.manager
+    prompt = [1] * 9
+    handle = manager.admit(prompt)
+    manager.commit(handle, 8)
+    assert not manager.pending
+    assert manager.match(prompt) == 0
+    world.step()
+    assert manager.match(prompt) == 0
+    manager.commit(handle, 8)
+    assert manager.match(prompt) == 0
+    manager.commit(handle, 9)
+    world.step()
+    assert manager.match(prompt) == 8
+    manager.free(handle)
+    assert world.serve_early(prompt) == 8
+
+
+def test_a_window_is_dropped_by_what_is_written() -> None:
+    world = early(30, 4, FULL, SlidingWindow(4))
+    manager = world.manager
+    handle = manager.admit([1] * 16)
+    manager.commit(handle, 8)
+    world.step()
+    manager.commit(handle, 16)  # the forward from 8 on reads 5, 6 and 7
+    assert manager.tables(handle)[1][0] == 0
+    assert all(manager.tables(handle)[1][1:])
+    world.step()
+    manager.commit(handle, 16)
+    assert manager.tables(handle)[1][:3] == (0, 0, 0)
+
+
+def test_what_is_promised_is_written_first() -> None:
+    """Nobody leaves, forks or parts before the forward that writes it."""
+    world = early(30, 4, FULL, SlidingWindow(4))
+    manager = world.manager
+    handle, other = manager.admit([1] * 6), manager.admit([2])
+    manager.commit(handle, 6)
+    before = manager.fingerprint()
+    for call in (
+        lambda: manager.free(handle),
+        lambda: manager.preempt(handle),
+        lambda: manager.fork(handle),
+        lambda: manager.truncate(handle, 5),
+        lambda: manager.reparent([handle, other], [1, 1]),
+        lambda: manager.reparent([handle, other], [0, 0]),
+    ):
+        with pytest.raises(WrongStep):
+            call()
+        assert manager.fingerprint() == before
+    world.step()
+    manager.free(handle)
+
+
+def test_what_a_writer_promised_it_takes_back_for_a_copy() -> None:
+    world = early(30, 4, FULL)
+    manager = world.manager
+    first = manager.admit([1] * 7)
+    manager.commit(first, 5)
+    world.step()
+    [second] = manager.fork(first)
+    manager.commit(second, 7)
+    manager.append(second, [2])
+    assert manager.seqs[second].computed == 5
+    assert [copy.num_tokens for copy in manager.pending] == [1]
+    manager.commit(first, 7)
+    manager.commit(second, 8)
+    world.step()
+
+
+def test_nothing_is_committed_while_a_step_is_closed() -> None:
+    world = early(30, 4, FULL)
+    handle = world.manager.admit([1] * 7)
+    world.manager.take_copies()
+    with pytest.raises(WrongStep):
+        world.manager.commit(handle, 4)
+    world.manager.copies_aborted()
+    world.manager.commit(handle, 4)
+
+
+def test_part_of_a_unit_that_is_promised_is_not_copied() -> None:
+    world = early(30, 4, FULL, min_partial_tokens=1)
+    manager = world.manager
+    handle = manager.admit([1] * 9)
+    manager.commit(handle, 8)
+    assert manager.match([1] * 7) == 4
+    world.step()
+    assert manager.match([1] * 7) == 6
+
+
+def test_a_copy_of_what_another_one_promises_has_to_wait() -> None:
+    """The second sequence found 8 tokens, keeps 6 of them, and goes on with another one."""
+    world = early(30, 4, FULL)
+    manager = world.manager
+    first = manager.admit([1] * 9)
+    manager.commit(first, 4)
+    world.step()
+    manager.commit(first, 8)
+    second = manager.admit([1] * 9)
+    assert manager.truncate(second, 6) == 6
+    with pytest.raises(WrongStep):
+        manager.append(second, [2])
+    world.step()
+    manager.append(second, [2])
+    manager.commit(second, 7)
+    world.step()

@@ -46,3 +46,25 @@ class World:
         self.compute(handle, *(stop for stop in stops if stop > cached), len(tokens))
         self.manager.free(handle)
         return cached
+
+    def step(self) -> None:
+        """Closes and launches a step of all that was committed early."""
+        manager = self.manager
+        work = [
+            Work(str(handle), seq.prefix(len(seq.tokens)), seq.settled, seq.computed, tables)
+            for handle, seq in manager.seqs.items()
+            if seq.computed > seq.settled
+            for tables in [manager.tables(handle)]
+        ]
+        self.memory.run(manager.take_copies(), work)
+        manager.copies_applied()
+        assert not manager.violations()
+
+    def serve_early(self, tokens: Sequence[int]) -> int:
+        """Admits, commits, computes and frees a prompt; the tokens found."""
+        handle = self.manager.admit(list(tokens))
+        cached = self.manager.seqs[handle].cached
+        self.manager.commit(handle, len(tokens))
+        self.step()
+        self.manager.free(handle)
+        return cached
