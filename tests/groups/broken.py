@@ -234,6 +234,36 @@ class GoesWithoutWritingWhatItPromised(ModelManager):
         return False
 
 
+class LendsBlocksOfAQuota(ModelManager):
+    """A namespace would feel what others do."""
+
+    def take(self, count: int, share: bytes | None) -> list[Block]:
+        if share is None:
+            for lent in super().free_blocks(b"q")[: count - len(self.free_blocks())]:
+                lent.share = None
+        return super().take(count, share)
+
+
+class CountsTheBlocksOfAllShares(ModelManager):
+    """What another namespace does not use is not there for this one."""
+
+    def available(self, share: bytes | None = None) -> int:
+        return sum(
+            super(CountsTheBlocksOfAllShares, self).available(s) for s in (None, *self.quotas)
+        )
+
+
+class TakesTheStateOfAForkFromTheRest(ModelManager):
+    """States are part of the quota as any block."""
+
+    def fork(self, handle: int, count: int = 1) -> list[int]:
+        quotas, self.quotas = self.quotas, {}
+        try:
+            return super().fork(handle, count)
+        finally:
+            self.quotas = quotas
+
+
 class LeavesWhatFollowsAnAbortedCopy(ModelManager):
     """A copy that was planned behind an aborted one reads what that one has yet to bring."""
 
@@ -304,6 +334,9 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     WritesWhereOthersRead,
     CopiesOnlyTheFirstGroup,
     ForgetsThatACopyReadsItsSource,
+    LendsBlocksOfAQuota,
+    CountsTheBlocksOfAllShares,
+    TakesTheStateOfAForkFromTheRest,
     KeepsStatesOfEarlyCommits,
     DropsWindowsByWhatIsPromised,
     CopiesWhatIsPromised,
@@ -333,6 +366,9 @@ BY_AUDIT = frozenset(
         LeavesBlocksThatNobodyNeeds,
         EvictsOneBlockAtATime,
         CountsNoStates,
+        LendsBlocksOfAQuota,
+        CountsTheBlocksOfAllShares,
+        TakesTheStateOfAForkFromTheRest,
         HandsOutWhatAStepInFlightReads,
         TakesOverWhatAStepInFlightReads,
     }

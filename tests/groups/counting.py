@@ -153,8 +153,9 @@ class CountingManager(ModelManager):
 
     # ---- blocks and steps ---------------------------------------------------------------
 
-    def next_victim(self) -> Prefix:
-        victim = super().next_victim()
+    def next_victim(self, share: bytes | None) -> Prefix:
+        victim = super().next_victim(share)
+        self.events["evictions in a quota"] += share is not None
         self.events["evictions"] += 1
         self.events["evictions behind a running sequence"] += self.runs_along(victim)
         needed = set(self.needs(victim))
@@ -165,11 +166,11 @@ class CountingManager(ModelManager):
         self.events["evictions that free nothing"] += not alone
         return victim
 
-    def take(self, count: int) -> list[Block]:
+    def take(self, count: int, share: bytes | None) -> list[Block]:
         self.events["blocks taken while some are fenced"] += bool(count) and any(
             map(self.fenced, self.blocks)
         )
-        return super().take(count)
+        return super().take(count, share)
 
     def take_copies(self) -> list[memory.Copy]:
         self.events["steps"] += 1

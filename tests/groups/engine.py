@@ -144,8 +144,15 @@ class Engine:
         self.kinds = tuple(rng.choice(SETS) if kinds is None else kinds)
         self.habits = replace(Habits.drawn(rng, self.kinds), **(habits or {}))
         num_blocks = rng.choice([6, 10, 16, 30]) + 3 * len(self.kinds)
+        quotas = {b"q": rng.choice([4, 12]) + 2 * len(self.kinds)} if rng.random() < 0.3 else {}
+        self.namespaces = [b"", b"", b"t", *quotas, *quotas]
+        num_blocks += sum(quotas.values())
         self.manager = build(
-            num_blocks, rng.choice([2, 4]), self.kinds, min_partial_tokens=rng.choice([0, 1, 2])
+            num_blocks,
+            rng.choice([2, 4]),
+            self.kinds,
+            min_partial_tokens=rng.choice([0, 1, 2]),
+            quotas=quotas,
         )
         self.manager.lookahead = self.habits.drafts
         self.manager.early = self.habits.early
@@ -172,7 +179,7 @@ class Engine:
         return text
 
     def admit(self) -> None:
-        self.enter(self.text(), self.rng.choice([b"", b"", b"t"]))
+        self.enter(self.text(), self.rng.choice(self.namespaces))
 
     def turn(self, seq: Seq) -> None:
         """A sequence ends, and the next turn of its conversation is there at once."""

@@ -62,9 +62,10 @@ class ModelManager(ModelAdmission):
             self.check_written(seq)
         units = self.units(num_slots)
         more = sum(max(0, units - len(seq.tables[group])) for group, _ in self.attention())
-        if more + len(shared) > self.available():
+        share = self.share(seq.namespace)
+        if more + len(shared) > self.available(share):
             raise OutOfBlocks
-        fresh = iter(self.take(more + len(shared)))
+        fresh = iter(self.take(more + len(shared), share))
         unit = len(seq.tokens) // self.size
         start = unit * self.size
         brought = max(0, self.to_bring(seq) - start)
@@ -178,9 +179,10 @@ class ModelManager(ModelAdmission):
         own = [seq.tables[group][0] for group in missing]
         if any(block and (self.is_source(block) or self.is_destination(block)) for block in own):
             return
-        if len(missing) > self.available() or seq.promoted * self.size < seq.computed:
+        share = self.share(seq.namespace)
+        if len(missing) > self.available(share) or seq.promoted * self.size < seq.computed:
             return
-        fresh = self.take(len(missing))
+        fresh = self.take(len(missing), share)
         for group, successor in zip(missing, fresh, strict=True):
             [state] = seq.tables[group]
             assert state is not None
@@ -205,11 +207,12 @@ class ModelManager(ModelAdmission):
         groups = self.recurrent()
         if self.promises(parent) or (groups and not parent.stands):
             raise WrongStep
-        if count * len(groups) > self.available():
+        share = self.share(parent.namespace)
+        if count * len(groups) > self.available(share):
             raise OutOfBlocks
         made = []
         with self.call():
-            fresh = iter(self.take(count * len(groups)))
+            fresh = iter(self.take(count * len(groups), share))
             for _ in range(count):
                 child = Seq(next(self.handles), b"", [], [])
                 self.become_fork(child, parent, {group: next(fresh) for group in groups})
@@ -226,10 +229,11 @@ class ModelManager(ModelAdmission):
             raise WrongStep
         if any(self.promises(seq) for pair in changed for seq in pair):
             raise WrongStep
-        if len(changed) * len(groups) > self.available():
+        shares = [self.share(parent.namespace) for _, parent in changed]
+        if any(shares.count(s) * len(groups) > self.available(s) for s in set(shares)):
             raise OutOfBlocks
         with self.call():
-            fresh = iter(self.take(len(changed) * len(groups)))
+            fresh = [self.take(len(groups), share) for share in shares]
             before = {
                 seq.handle: replace(seq, tokens=list(seq.tokens), tables=list(seq.tables))
                 for seq in seqs
@@ -237,8 +241,8 @@ class ModelManager(ModelAdmission):
             self.held += [b for seq in seqs for table in seq.tables for b in table if b]
             for seq, _ in changed:
                 self.touch(seq.prefix(seq.computed))
-            for seq, parent in changed:
-                states = {group: next(fresh) for group in groups}
+            for (seq, parent), blocks in zip(changed, fresh, strict=True):
+                states = dict(zip(groups, blocks, strict=True))
                 self.become_fork(seq, before[parent.handle], states)
 
     def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
@@ -425,6 +429,9 @@ class ModelManager(ModelAdmission):
         contents = [b.content for b in self.blocks if b.content is not None]
         if len(contents) != len(set(contents)):
             found.append("two blocks are findable by one content")
+        held = [(s, b) for s in running for table in s.tables for b in table if b]
+        if any(block.share != self.share(seq.namespace) for seq, block in held):
+            found.append("a sequence holds a block of another share")
         for seq in running:
             for group, kind in self.attention():
                 first = self.first_unit(kind, seq.settled)

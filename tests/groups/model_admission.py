@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.groups.kinds import FullAttention, Kind
@@ -49,8 +49,9 @@ class ModelAdmission(ModelSteps):
         kinds: Sequence[Kind],
         *,
         min_partial_tokens: int = 0,
+        quotas: Mapping[bytes, int] | None = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, kinds)
+        super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
 
     def most_like(self, group: int, prefix: Prefix) -> Block | None:
@@ -91,7 +92,7 @@ class ModelAdmission(ModelSteps):
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
         """Nobody uses it, and it is no part of anything longer."""
-        idle = self.evictable()
+        idle = self.evictable(self.share(prefix[0]))
         return all(
             block in idle and block.content == (group, prefix)
             for group, block in plan.copied.items()
@@ -131,12 +132,13 @@ class ModelAdmission(ModelSteps):
             plan.fresh -= len(plan.copied)
         return plan
 
-    def fits(self, plan: Plan) -> bool:
-        idle = len(plan.acquired().intersection(self.evictable()))
-        return plan.fresh + idle <= self.available()
+    def fits(self, plan: Plan, share: bytes | None) -> bool:
+        idle = len(plan.acquired().intersection(self.evictable(share)))
+        return plan.fresh + idle <= self.available(share)
 
     def best_plan(self, seq: Seq, num_slots: int) -> Plan | None:
-        return next((plan for plan in self.plans(seq, num_slots) if self.fits(plan)), None)
+        share = self.share(seq.namespace)
+        return next((plan for plan in self.plans(seq, num_slots) if self.fits(plan, share)), None)
 
     def peak(self, num_slots: int, num_tokens: int) -> int:
         """The most blocks of a sequence that finds nothing, begins with so many slots, and then
@@ -168,7 +170,8 @@ class ModelAdmission(ModelSteps):
 
     def place(self, seq: Seq, num_slots: int) -> None:
         """Gives a sequence its blocks, or raises and has done nothing."""
-        if self.peak(num_slots, len(seq.tokens)) > len(self.blocks):
+        share = self.share(seq.namespace)
+        if self.peak(num_slots, len(seq.tokens)) > len(self.blocks_of(share)):
             raise NeverFits
         plan = self.best_plan(seq, num_slots)
         if plan is None:
@@ -179,7 +182,7 @@ class ModelAdmission(ModelSteps):
             for block in plan.copied.values():
                 block.content = None
             self.settle()
-        fresh = iter(self.take(plan.fresh))
+        fresh = iter(self.take(plan.fresh, share))
         units = self.units(max(num_slots, plan.cached))
         seq.tables = [[] for _ in self.kinds]
         for group, kind in self.attention():

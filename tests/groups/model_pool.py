@@ -11,7 +11,7 @@ is free at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.groups.kinds import Attention, Kind, RecurrentState
@@ -36,6 +36,7 @@ class WrongStep(Exception):
 @dataclass(eq=False)
 class Block:
     id: int
+    share: bytes | None = None  # whose quota it is part of; None: the common rest
     content: Content | None = None  # set: findable
     unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
 
@@ -99,10 +100,21 @@ def cut(prefix: Prefix, length: int) -> Prefix:
 class ModelPool:
     """Blocks, by looking at all of them."""
 
-    def __init__(self, num_blocks: int, block_size: int, kinds: Sequence[Kind]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kinds: Sequence[Kind],
+        quotas: Mapping[bytes, int] | None = None,
+    ) -> None:
         self.size = block_size
         self.kinds = tuple(kinds)
-        self.blocks = [Block(i) for i in range(1, num_blocks)]  # block 0 is the null block
+        self.quotas = dict(quotas or {})
+        owners: list[bytes | None] = [
+            name for name, count in self.quotas.items() for _ in range(count)
+        ]
+        owners += [None] * (num_blocks - 1 - len(owners))
+        self.blocks = [Block(i, owner) for i, owner in enumerate(owners, 1)]  # 0 is the null block
         self.seqs: dict[int, Seq] = {}
         self.pending: list[Copy] = []
         self.flight: list[Copy] = []
@@ -167,9 +179,16 @@ class ModelPool:
             used |= {copy.source, copy.destination}
         return used
 
-    def free_blocks(self) -> list[Block]:
+    def share(self, namespace: bytes) -> bytes | None:
+        """A namespace without a quota has the common rest."""
+        return namespace if namespace in self.quotas else None
+
+    def blocks_of(self, share: bytes | None) -> list[Block]:
+        return [block for block in self.blocks if block.share == share]
+
+    def free_blocks(self, share: bytes | None = None) -> list[Block]:
         used = self.in_use()
-        free = [block for block in self.blocks if block not in used and block.content is None]
+        free = [b for b in self.blocks_of(share) if b not in used and b.content is None]
         return [block for block in free if not self.fenced(block)]
 
     def idle_blocks(self) -> list[Block]:
@@ -180,11 +199,12 @@ class ModelPool:
         """Whether a launched step may still read it; it can be found, and not be handed out."""
         return any(step <= self.fences.get(block, 0) for step in self.open_steps)
 
-    def evictable(self) -> list[Block]:
-        return [block for block in self.idle_blocks() if not self.fenced(block)]
+    def evictable(self, share: bytes | None = None) -> list[Block]:
+        idle = self.idle_blocks()
+        return [b for b in self.blocks_of(share) if b in idle and not self.fenced(b)]
 
-    def available(self) -> int:
-        return len(self.free_blocks()) + len(self.evictable())
+    def available(self, share: bytes | None = None) -> int:
+        return len(self.free_blocks(share)) + len(self.evictable(share))
 
     # ---- boundaries ---------------------------------------------------------------------
 
@@ -229,12 +249,12 @@ class ModelPool:
             if not s.preempted
         )
 
-    def next_victim(self) -> Prefix:
+    def next_victim(self, share: bytes | None) -> Prefix:
         """The oldest path first, and the deepest boundary of it; paths in use last.
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """
-        idle = {block.content for block in self.evictable()}
+        idle = {block.content for block in self.evictable(share)}
         candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
 
         def order(prefix: Prefix) -> tuple[bool, int]:
@@ -243,12 +263,12 @@ class ModelPool:
 
         return min(candidates, key=order)
 
-    def take(self, count: int) -> list[Block]:
+    def take(self, count: int, share: bytes | None) -> list[Block]:
         """So many free blocks; the caller knows that there are as many."""
-        while len(self.free_blocks()) < count:
-            del self.stamps[self.next_victim()]
+        while len(self.free_blocks(share)) < count:
+            del self.stamps[self.next_victim(share)]
             self.settle()
             self.evicted += 1
-        taken = self.free_blocks()[:count]
+        taken = self.free_blocks(share)[:count]
         self.held += taken
         return taken

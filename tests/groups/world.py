@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.groups.kinds import FullAttention, Kind, RecurrentState
 from tests.groups.memory import Memory, Work
@@ -16,11 +16,20 @@ class World:
     """A manager and its memory, one step a call."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *kinds: Kind, min_partial_tokens: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *kinds: Kind,
+        min_partial_tokens: int = 0,
+        quotas: Mapping[bytes, int] | None = None,
     ) -> None:
         # Block 0 is the null block.
         self.manager = ModelManager(
-            num_blocks + 1, block_size, kinds, min_partial_tokens=min_partial_tokens
+            num_blocks + 1,
+            block_size,
+            kinds,
+            min_partial_tokens=min_partial_tokens,
+            quotas=quotas,
         )
         self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
 
