@@ -234,6 +234,37 @@ class GoesWithoutWritingWhatItPromised(ModelManager):
         return False
 
 
+class TakesTheLevelOfEachBoundaryAlone(ModelManager):
+    """Rule 3: a beginning would go before what continues it."""
+
+    def level(self, boundary: Prefix) -> int:
+        return self.levels.get(boundary, 0)
+
+
+class EvictsWithoutALevel(ModelManager):
+    """What was retained goes as anything else."""
+
+    def level(self, boundary: Prefix) -> int:
+        return 0
+
+
+class KeepsALevelThatNobodyHolds(ModelManager):
+    """A level ends with its boundary: one that comes back later is as any other."""
+
+    def settle(self) -> None:
+        before = dict(self.levels)
+        super().settle()
+        self.levels = before | self.levels
+
+
+LEVELS: tuple[Callable[..., ModelManager], ...] = (
+    TakesTheLevelOfEachBoundaryAlone,
+    EvictsWithoutALevel,
+    KeepsALevelThatNobodyHolds,
+)
+"""These serve what is right, and evict in another order: ``test_shares`` notices them."""
+
+
 class LendsBlocksOfAQuota(ModelManager):
     """A namespace would feel what others do."""
 
@@ -353,7 +384,7 @@ HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
     KeepsStatesOfEarlyCommits: {"early": True},
     DropsWindowsByWhatIsPromised: {"early": True},
     CopiesWhatIsPromised: {"early": True},
-    ReusesTheBeginningOfWhatIsPromised: {"early": True},
+    ReusesTheBeginningOfWhatIsPromised: {"early": True, "chunk": 8},
     GoesWithoutWritingWhatItPromised: {"early": True},
     LeavesWhatFollowsAnAbortedCopy: {"plans_ahead": True, "aborts": 0.3},
     HandsOutWhatAStepInFlightReads: {"overlaps": True},

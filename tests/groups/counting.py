@@ -155,6 +155,9 @@ class CountingManager(ModelManager):
 
     def next_victim(self, share: bytes | None) -> Prefix:
         victim = super().next_victim(share)
+        lowest = min(map(self.level, self.stamps))
+        self.events["evictions below a level"] += lowest < max(map(self.level, self.stamps))
+        self.events["evictions of what was retained"] += self.level(victim) > 0
         self.events["evictions in a quota"] += share is not None
         self.events["evictions"] += 1
         self.events["evictions behind a running sequence"] += self.runs_along(victim)

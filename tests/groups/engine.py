@@ -45,6 +45,7 @@ CALLS = {
     "preempt": 1,
     "resume": 2,
     "turn": 2,
+    "retain": 1,
     "free": 3,
 }
 AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
@@ -190,6 +191,11 @@ class Engine:
     def echo(self, seq: Seq) -> None:
         """Another prompt that begins with the same tokens."""
         self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
+
+    def retain(self, seq: Seq) -> None:
+        """Somebody says what is worth keeping."""
+        text = self.rng.choice([seq.tokens, *self.texts])
+        self.manager.retain(text, self.rng.choice([-1, 1, 2]), seq.namespace)
 
     def enter(self, text: list[int], namespace: bytes) -> None:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])

@@ -407,7 +407,8 @@ class ModelManager(ModelAdmission):
         ]
         copies = [(c.group, c.source.id, c.destination.id, c.num_tokens) for c in self.waiting()]
         contents = [block.content for block in self.blocks]
-        return seqs, copies, contents, sorted(self.stamps, key=self.stamps.__getitem__)
+        order = sorted(self.stamps, key=self.stamps.__getitem__)
+        return seqs, copies, contents, order, sorted(self.levels.items())
 
     def violations(self) -> list[str]:
         """What no call may leave behind."""
@@ -430,7 +431,7 @@ class ModelManager(ModelAdmission):
         if len(contents) != len(set(contents)):
             found.append("two blocks are findable by one content")
         held = [(s, b) for s in running for table in s.tables for b in table if b]
-        if any(block.share != self.share(seq.namespace) for seq, block in held):
+        if any(self.owners[block.id - 1] != self.share(seq.namespace) for seq, block in held):
             found.append("a sequence holds a block of another share")
         for seq in running:
             for group, kind in self.attention():

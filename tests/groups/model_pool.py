@@ -114,12 +114,16 @@ class ModelPool:
             name for name, count in self.quotas.items() for _ in range(count)
         ]
         owners += [None] * (num_blocks - 1 - len(owners))
+        self.owners = tuple(owners)
         self.blocks = [Block(i, owner) for i, owner in enumerate(owners, 1)]  # 0 is the null block
         self.seqs: dict[int, Seq] = {}
         self.pending: list[Copy] = []
         self.flight: list[Copy] = []
         self.held: list[Block] = []  # within a call
         self.stamps: dict[Prefix, int] = {}
+        self.levels: dict[Prefix, int] = {}
+        """Of boundaries that somebody wants kept longer, or less long; 0 of all others."""
+
         self.clock = itertools.count(1)
         self.evicted = 0
         self.open_steps: tuple[int, ...] = ()
@@ -231,6 +235,7 @@ class ModelPool:
         holders.update(self.held)
         self.pending = [copy for copy in self.pending if copy.destination in holders]
         self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
+        self.levels = {p: level for p, level in self.levels.items() if p in self.stamps}
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
         for block in self.idle_blocks():
             if block.content not in needed:
@@ -249,17 +254,29 @@ class ModelPool:
             if not s.preempted
         )
 
+    def level(self, boundary: Prefix) -> int:
+        """At least that of every boundary that continues it: it never grows with depth (rule 3)."""
+        length = len(boundary[1])
+        return max(self.levels.get(p, 0) for p in self.stamps if cut(p, length) == boundary)
+
+    def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
+        """Gives all boundaries of a prompt this level; how many there are."""
+        found = [p for p in self.boundaries((namespace, tuple(tokens))) if p in self.stamps]
+        self.levels.update(dict.fromkeys(found, level))
+        return len(found)
+
     def next_victim(self, share: bytes | None) -> Prefix:
-        """The oldest path first, and the deepest boundary of it; paths in use last.
+        """The lowest level first; in it the oldest path first, and the deepest boundary of it;
+        paths in use last.
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """
         idle = {block.content for block in self.evictable(share)}
         candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
 
-        def order(prefix: Prefix) -> tuple[bool, int]:
-            in_use = self.runs_along(prefix)
-            return in_use, -self.stamps[prefix] if in_use else self.stamps[prefix]
+        def order(prefix: Prefix) -> tuple[int, bool, int]:
+            in_use, stamp = self.runs_along(prefix), self.stamps[prefix]
+            return self.level(prefix), in_use, -stamp if in_use else stamp
 
         return min(candidates, key=order)
 

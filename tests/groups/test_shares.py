@@ -1,12 +1,14 @@
-"""Quotas: a partition for a namespace, in which nothing is felt of what others do."""
+"""Quotas, in which nothing is felt of what others do; and levels of what is to be kept longer."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.groups import broken
 from tests.groups.engine import SETS
 from tests.groups.kinds import Kind, SlidingWindow
 from tests.groups.model import ModelManager
@@ -131,3 +133,90 @@ def test_nothing_is_felt_of_what_other_namespaces_do(kinds: tuple[Kind, ...]) ->
     for seed in range(4):
         alone = what_a_tenant_sees(kinds, seed, others=False)
         assert what_a_tenant_sees(kinds, seed, others=True) == alone
+
+
+# Levels
+
+
+def test_a_level_holds_up_all_that_comes_before_it() -> None:
+    world = World(12, 4, FULL)
+    manager = world.manager
+    for token in (1, 2):
+        world.serve([token] * 17)
+    assert manager.retain([1] * 16, 1) == 4
+    manager.levels = {(b"", (1,) * 16): 1}  # of the deepest one alone
+    assert [manager.level((b"", (1,) * n)) for n in (4, 8, 12, 16)] == [1, 1, 1, 1]
+    manager.free(manager.admit([3] * 32))  # eight blocks: four are free, and 2 is the younger one
+    assert manager.match([1] * 17) == 16
+    assert manager.match([2] * 17) == 0
+
+
+def test_a_level_promises_nothing_against_a_running_sequence() -> None:
+    world = World(6, 4, FULL, SlidingWindow(4))
+    world.serve([1] * 9)
+    assert world.manager.retain([1] * 8, 2) > 0
+    world.manager.free(world.manager.admit([2] * 12))
+    assert world.manager.match([1] * 9) == 0
+    assert not world.manager.levels
+
+
+def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
+    """Prompts are served one after the other; what goes has no higher level than what stays.
+
+    Levels are kept here a second time, and the level of a boundary is the highest of all that
+    begin with it.
+    """
+    rng = random.Random(seed)
+    kinds = rng.choice([k for k in SETS if k[0] == FULL])
+    manager = build(rng.choice([12, 20]) * len(kinds), 2, kinds)
+    levels: dict[Any, int] = {}
+
+    def level(boundary: Any, among: list[Any]) -> int:
+        length = len(boundary[1])
+        longer = [p for p in among if p[1][:length] == boundary[1]]
+        return max(levels.get(p, 0) for p in longer)
+
+    texts: list[list[int]] = [[0]]
+    for _ in range(40):
+        known = rng.choice(texts)
+        text = known[: rng.randint(0, 12)] + rng.choices([0, 1], k=rng.randint(2, 8))
+        texts = [*texts[-5:], text]
+        before = list(manager.stamps)
+        needs = {p: manager.needs(p) for p in before}
+        held = {p: level(p, before) for p in before}
+        handle = manager.admit(text)
+        found = manager.seqs[handle].prefix(manager.seqs[handle].cached)
+        gone = [p for p in before if p not in manager.stamps]
+        left = [p for p in before if p in manager.stamps]
+        in_use = {c for n in range(len(found[1]) + 1) for c in manager.needs((b"", found[1][:n]))}
+        idle = [p for p in left if not in_use.issuperset(needs[p]) and p[1] != found[1]]
+        taken_over = [p for p in gone if p == found]
+        for p in gone:
+            higher = [o for o in idle if held[o] < held[p]]
+            if p not in taken_over and higher:
+                return f"{p} of level {held[p]} went before {higher[0]} of level {held[higher[0]]}"
+        levels = {p: value for p, value in levels.items() if p in manager.stamps}
+        length = len(text)
+        for stop in sorted(s for s in {*manager.seqs[handle].stops, length} if s):
+            manager.take_copies()
+            manager.copies_applied()
+            manager.commit(handle, max(stop, manager.seqs[handle].computed))
+        manager.free(handle)
+        levels = {p: value for p, value in levels.items() if p in manager.stamps}
+        if rng.random() < 0.5:
+            text, value = rng.choice(texts), rng.choice([-1, 1, 2])
+            manager.retain(text, value)
+            ends = {len(text), *range(2, len(text) + 1, 2)}
+            paths = [(b"", tuple(text[:end])) for end in ends]
+            levels.update({p: value for p in paths if p in manager.stamps})
+    return None
+
+
+def test_a_higher_level_goes_later() -> None:
+    for seed in range(40):
+        assert wrong_eviction(ModelManager, seed) is None
+
+
+@pytest.mark.parametrize("build", broken.LEVELS, ids=lambda build: build.__name__)
+def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManager]) -> None:
+    assert any(wrong_eviction(build, seed) for seed in range(200))
