@@ -265,6 +265,15 @@ LEVELS: tuple[Callable[..., ModelManager], ...] = (
 """These serve what is right, and evict in another order: ``test_shares`` notices them."""
 
 
+class TakesAStateToStandAfterAnAbortedStep(ModelManager):
+    """Rule 10: the step before is in flight, and has moved it."""
+
+    def copies_aborted(self) -> None:
+        super().copies_aborted()
+        for seq in self.moved:
+            seq.stands = True
+
+
 class LendsBlocksOfAQuota(ModelManager):
     """A namespace would feel what others do."""
 
@@ -365,6 +374,7 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     WritesWhereOthersRead,
     CopiesOnlyTheFirstGroup,
     ForgetsThatACopyReadsItsSource,
+    TakesAStateToStandAfterAnAbortedStep,
     LendsBlocksOfAQuota,
     CountsTheBlocksOfAllShares,
     TakesTheStateOfAForkFromTheRest,
@@ -386,6 +396,7 @@ HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
     CopiesWhatIsPromised: {"early": True},
     ReusesTheBeginningOfWhatIsPromised: {"early": True, "chunk": 8},
     GoesWithoutWritingWhatItPromised: {"early": True},
+    TakesAStateToStandAfterAnAbortedStep: {"overlaps": True, "early": False, "aborts": 0.3},
     LeavesWhatFollowsAnAbortedCopy: {"plans_ahead": True, "aborts": 0.3},
     HandsOutWhatAStepInFlightReads: {"overlaps": True},
     TakesOverWhatAStepInFlightReads: {"overlaps": True},

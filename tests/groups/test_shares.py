@@ -1,4 +1,4 @@
-"""Quotas, in which nothing is felt of what others do; and levels of what is to be kept longer."""
+"""Quotas, in which nothing is felt of others; levels of retention; the order of eviction."""
 
 from __future__ import annotations
 
@@ -220,3 +220,32 @@ def test_a_higher_level_goes_later() -> None:
 @pytest.mark.parametrize("build", broken.LEVELS, ids=lambda build: build.__name__)
 def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManager]) -> None:
     assert any(wrong_eviction(build, seed) for seed in range(200))
+
+
+# Order
+
+
+def test_what_a_running_sequence_left_goes_last_and_its_deepest_boundary_first() -> None:
+    """Its window has dropped units 0 to 2, which the boundaries at 4, 8 and 12 need."""
+    world = World(13, 4, FULL, SlidingWindow(4))
+    manager = world.manager
+    handle = manager.admit([1] * 16)
+    world.compute(handle, 16)
+    world.serve([2] * 5)
+    assert manager.match([2] * 5) == 4
+    manager.free(manager.admit([3] * 8))  # four blocks, and three are free
+    assert manager.match([2] * 5) == 0
+    assert {len(boundary[1]) for boundary in manager.stamps} == {4, 8, 12, 16}
+    manager.admit([3] * 12)  # six, and five are free
+    assert {len(boundary[1]) for boundary in manager.stamps} == {4, 8, 16}
+
+
+def test_what_is_computed_after_a_truncation_is_found() -> None:
+    world = World(13, 4, FULL)
+    manager = world.manager
+    handle = manager.admit([1] * 9)
+    world.compute(handle, 9)
+    manager.truncate(handle, 4)
+    manager.append(handle, [2] * 5)
+    world.compute(handle, 9)
+    assert manager.match([1, 1, 1, 1, 2, 2, 2, 2, 3]) == 8

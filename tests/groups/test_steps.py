@@ -49,6 +49,32 @@ def test_a_copy_of_a_copy_that_was_aborted_is_one_of_its_source() -> None:
         world.compute(handle, 6)
 
 
+def test_a_copy_that_nobody_waits_for_is_dropped() -> None:
+    world = World(30, 4, FULL)
+    manager = world.manager
+    first = manager.admit([1] * 6)
+    world.compute(first, 5)
+    [second] = manager.fork(first)
+    manager.append(second, [2])
+    assert len(manager.pending) == 1
+    manager.free(second)
+    assert not manager.pending
+    assert manager.available() == 28
+
+
+def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
+    """The first step has moved the state to 4; it was not committed, so no fork may begin at 0."""
+    world = World(30, 4, FULL, STATE)
+    manager = world.manager
+    manager.steps_in_flight = 2
+    handle = manager.admit([1] * 9)
+    world.forward(handle, 4)
+    manager.take_copies()
+    manager.copies_aborted()
+    with pytest.raises(WrongStep):
+        manager.fork(handle)
+
+
 # Fences
 
 
