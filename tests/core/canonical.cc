@@ -50,6 +50,7 @@ class Naming {
     // Whatever is met while a block is described is described in its turn.
     for (std::size_t i = 0; i < met_.size(); ++i) put_block(met_[i]);
     put_orphans();
+    put_ids();
     put(core_.pool().num_free());
     return out_;
   }
@@ -170,6 +171,12 @@ class Naming {
     for (const std::string& orphan : orphans) (out_ += orphan) += '|';
   }
 
+  // Which ids are neighbours decides which is handed out next, and where a search goes on without a
+  // look at a record.
+  void put_ids() {
+    for (NodeId n = 0; n < core_.nodes().count; ++n) put_node_name(n);
+  }
+
   void put_children(NodeId child) {
     for (; child >= 0; child = core_.nodes()[child].next_sibling) put_node_name(child);
     put(-1);
@@ -199,8 +206,6 @@ class Naming {
     put_children(record.first_child);
     core_.pool().each_twin(n, [this](NodeId twin) { put_node_name(twin); });
     put(-1);
-    // Which ids are neighbours decides where a search goes on without a look at a record.
-    put(n + 1 < core_.nodes().count && core_.nodes().block(n + 1) != kNoBlock);
     put(core_.index().goes_on(n));
   }
 
