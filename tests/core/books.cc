@@ -96,28 +96,31 @@ std::function<Undo(Victim&)> to(Field Node::* field, Holds holds, Value value) {
 }
 
 // The count of a list.
-Undo miscount(Victim& v, NodeList& list) {
+template <class List>
+Undo miscount(Victim& v, List& list) {
   return set(list.size_, list.size_ + (v.rng() % 2 ? 1 : -1));
 }
 
-// Two neighbours in a list, the other way round.
-Undo turn(NodeList& list, Nodes& nodes) {
-  const NodeId first = list.front();
-  const NodeId second = first == list.end() ? first : list.after(first);
-  if (second == list.end()) return {};
-  const auto exchange = [&list, &nodes](NodeId one, NodeId other) {
-    const NodeId before = nodes[one].prev;
-    const NodeId after = nodes[other].next;
-    nodes[before].next = other;
-    nodes[other].prev = before;
-    nodes[other].next = one;
-    nodes[one].prev = other;
-    nodes[one].next = after;
-    nodes[after].prev = one;
+std::function<Undo(Victim&)> more_uses(std::uint32_t Uses::* field) {
+  return [=](Victim& v) -> Undo {
+    const NodeId n = v.node(any);
+    return n < 0 ? Undo() : set(v.core.nodes_.uses(n).*field, v.core.nodes_.uses(n).*field + 1);
   };
-  if (nodes[first].parent != second && nodes[second].parent != first) return {};
-  exchange(first, second);
-  return [=] { exchange(second, first); };
+}
+
+// Two idle nodes that follow each other, a child and its parent, the other way round at the end.
+Undo turn(IdleSegments& idle, Nodes& nodes) {
+  std::vector<NodeId> order;
+  for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) order.push_back(n);
+  if (order.size() < 2 || nodes[order[0]].parent != order[1]) return {};
+  idle.remove(order[0]);
+  idle.remove(order[1]);
+  idle.push_back(order[1]);
+  idle.push_back(order[0]);
+  return [&idle, order] {
+    idle.remove_front(static_cast<int>(order.size()));
+    for (const NodeId n : order) idle.push_back(n);
+  };
 }
 
 Pool::Partition& partition(Victim& v) {
@@ -142,8 +145,8 @@ struct Tampering {
 
 std::vector<Tampering> of_blocks() {
   return {
-      {"a reference more", more(&Node::ref_count, any)},
-      {"a pin more", more(&Node::pins, any)},
+      {"a reference more", more_uses(&Uses::ref_count)},
+      {"a pin more", more_uses(&Uses::pins)},
       {"a generation later", more(&Node::parent_generation, cached)},
       {"no extra keys", to(&Node::extras, has_extras, 0u)},
       {"a key of no tokens", to(&Node::key_tokens, cached, 0)},
@@ -289,11 +292,19 @@ std::vector<Tampering> of_pool() {
        }},
       {"a parent evicted before its child",
        [](Victim& v) { return turn(partition(v).idle, v.core.nodes_); }},
-      {"a link of a queue",
+      {"a link between segments of idle nodes",
        [](Victim& v) -> Undo {
-         NodeList& list = partition(v).idle;
-         if (list.empty()) return {};
-         return set(v.core.nodes_[list.front()].prev, list.front());
+         IdleSegments& idle = partition(v).idle;
+         if (idle.empty()) return {};
+         return set(v.core.nodes_.links[static_cast<std::size_t>(idle.front())].prev, idle.front());
+       }},
+      {"a segment of idle nodes that begins, or does not",
+       [](Victim& v) -> Undo {
+         IdleSegments& idle = partition(v).idle;
+         if (!idle.range_.count) return {};
+         const std::size_t i = v.below(static_cast<std::size_t>(idle.range_.count));
+         std::uint64_t& word = idle.begins_[i >> 6];
+         return set(word, word ^ std::uint64_t{1} << (i & 63));
        }},
       {"the end of an eviction queue",
        [](Victim& v) -> Undo {

@@ -91,7 +91,7 @@ class Naming {
           entry.written[at] == std::int64_t{table[at / 2]} * 2 + static_cast<std::int64_t>(at % 2));
   }
 
-  void put_list(const NodeList& list) {
+  void put_list(const IdleSegments& list) {
     put(list.size());
     for (NodeId n = list.front(); n != list.end(); n = list.after(n)) put_node_name(n);
   }
@@ -193,8 +193,8 @@ class Naming {
     const NodeId n = core_.nodes().owner(b);
     if (n < 0) return put(-1);
     const Node& record = core_.nodes()[n];
-    put(record.ref_count);
-    put(record.pins);
+    put(core_.nodes().uses(n).ref_count);
+    put(core_.nodes().uses(n).pins);
     put(record.key_tokens);
     put(record.in_flight);
     for (int i = 0; i < record.key_tokens; ++i) put_token(core_.nodes().tokens(n)[i]);

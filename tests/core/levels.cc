@@ -10,8 +10,7 @@ Levels::Levels(const Sequences& core)
     : core_(core), said_(static_cast<std::size_t>(core.nodes().count)) {}
 
 bool Levels::is_idle(NodeId b) const {
-  const Node& record = core_.nodes()[b];
-  return record.keyed() && !record.used() && !record.fence;
+  return core_.nodes().idle(b);
 }
 
 // A pin ends at the last block of its chain that is still cached.
@@ -73,10 +72,10 @@ std::vector<std::size_t> Levels::contents() const {
 void Levels::follow_moves() {
   const std::vector<std::size_t> now = contents();
   for (NodeId from = 0; from < core_.nodes().count; ++from) {
-    const Node& gone = core_.nodes()[from];
-    if (!at(from).content || gone.keyed() || gone.ref_count) continue;
+    if (!at(from).content || core_.nodes()[from].keyed() || core_.nodes().uses(from).ref_count)
+      continue;
     const NodeId taker = core_.nodes().owner(at(from).block);
-    if (taker >= 0 && core_.nodes()[taker].ref_count) continue;
+    if (taker >= 0 && core_.nodes().uses(taker).ref_count) continue;
     for (NodeId to = 0; to < core_.nodes().count; ++to)
       if (now[static_cast<std::size_t>(to)] == at(from).content && !at(to).content) move(from, to);
   }

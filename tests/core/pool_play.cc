@@ -154,7 +154,7 @@ void PoolPlay::check() {
   const std::vector<std::string> violations = pool_.violations();
   EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
   for (std::int64_t b = first_; b < num_blocks_; ++b) {
-    EXPECT(pool_.view(b).ref_count == held(b), "a block is held more or less often than it was");
+    EXPECT(pool_.uses(b).ref_count == held(b), "a block is held more or less often than it was");
     EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost unasked");
     if (keyed(b))
       EXPECT(share_of_block(b) ==

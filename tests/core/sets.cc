@@ -10,6 +10,7 @@
 #include "device.h"
 #include "identity/node_ids.h"
 #include "memory/bit_tree.h"
+#include "places/idle_segments.h"
 
 namespace blockmgr::testing {
 
@@ -92,6 +93,45 @@ void check_ids(Range range, std::mt19937_64& rng) {
   for (const NodeId n : range) expect(ids.is_free(n) == (used.count(n) == 0), "an id is lost");
 }
 
+// Segments beside a list of single nodes. What is not idle may be linked in another list, so its
+// links are anything.
+void check_idle(Range range, std::mt19937_64& rng) {
+  Nodes nodes(range.last_end() + 2, 1, 1, 1, 1);
+  IdleSegments idle(nodes, range, nodes.count);
+  std::vector<NodeId> due;  // in eviction order
+  const auto is_idle = [&](NodeId n) { return std::find(due.begin(), due.end(), n) != due.end(); };
+  const auto some = [&](std::uint64_t bound) { return static_cast<int>(rng() % bound); };
+  for (int turn = 0; turn < 3000; ++turn) {
+    const NodeId first = range.first + some(static_cast<std::uint64_t>(range.count));
+    const int most = 1 + some(some(2) ? 3 : 150);
+    const bool adds = some(3) == 0 || (turn / 100) % 2;
+    if (!adds && some(2)) {
+      const int count = std::min<int>(most, idle.size());
+      idle.remove_front(count);
+      due.erase(due.begin(), due.begin() + count);
+    } else if (is_idle(first) != adds) {
+      NodeId last = first;
+      while (last - first + 1 < most && range.holds(last + 1) && is_idle(last + 1) != adds) ++last;
+      for (NodeId n = first; !adds && n <= last; ++n) due.erase(std::find(due.begin(), due.end(), n));
+      for (NodeId n = last; adds && n >= first; --n) due.push_back(n);
+      adds ? idle.push_back(first, last) : idle.remove(first, last);
+    }
+    for (const NodeId n : range) {
+      if (is_idle(n)) continue;
+      Links& links = nodes.links[static_cast<std::size_t>(n)];
+      links.prev = some(4) ? some(static_cast<std::uint64_t>(nodes.count + 1)) : kNoNode;
+      links.next = some(4) ? some(static_cast<std::uint64_t>(nodes.count + 1)) : kNoNode;
+    }
+    std::vector<NodeId> order;
+    for (NodeId n = idle.front(); n != idle.end() && order.size() <= due.size(); n = idle.after(n))
+      order.push_back(n);
+    expect(order == due, "idle nodes are in another order");
+    expect(idle.adds_up() && idle.size() == static_cast<int>(due.size()) &&
+               idle.empty() == due.empty(),
+           "idle nodes are miscounted");
+  }
+}
+
 // How long runs of ids are in a full pool, where each id that is taken is one that an eviction gave
 // back: prompts of one length come and go, sequences grow by turns, and what ended first goes
 // first.
@@ -134,6 +174,7 @@ void check_sets(std::uint64_t seed) {
   for (const std::uint32_t bound : {1u, 63u, 64u, 65u, 4096u, 4097u, 20000u})
     check_bits(bound, rng);
   for (const int count : {1, 5, 64, 65, 640, 5000}) check_ids({3, count, count}, rng);
+  for (const int count : {1, 5, 64, 130, 300}) check_idle({3, count, count}, rng);
   check_wear(rng);
 }
 

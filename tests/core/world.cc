@@ -238,10 +238,7 @@ std::int64_t World::longest(int name) const {
 std::int64_t World::needed_for(const MatchResult& match, std::int64_t slots) const {
   const auto found = static_cast<std::int64_t>(match.blocks.size());
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - found, 0);
-  for (const std::int32_t b : match.blocks) {
-    const Node& record = record_of(b);
-    needed += !record.used() && !record.fence;
-  }
+  for (const std::int32_t b : match.blocks) needed += !used(b) && !record_of(b).fence;
   return needed;
 }
 
@@ -418,8 +415,7 @@ World::Outcomes World::due_growth(const Entry& entry, std::int64_t slots,
   const std::int64_t logical = s.num_tokens / config_.block_size;
   std::int64_t needed = std::max<std::int64_t>(blocks_for(slots) - s.num_blocks, 0);
   if (std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks) {
-    const Node& record = core_.nodes()[core_.table_at(Sequences::row_of(entry.handle))[logical]];
-    const bool copies = record.ref_count > 1 || record.keyed();
+    const bool copies = !is_private(core_.table_at(Sequences::row_of(entry.handle))[logical]);
     if (copies && lacks_words(entry, logical)) return bit(kStepRefused);
     needed += copies;
   }
@@ -662,9 +658,8 @@ bool World::copies_for(const Entry& entry, std::map<NodeId, std::uint32_t>& left
   const auto logical = static_cast<std::int64_t>(entry.tokens.size()) / config_.block_size;
   if (logical >= view(entry).num_blocks) return false;
   const NodeId b = core_.table_at(Sequences::row_of(entry.handle))[logical];
-  const Node& record = core_.nodes()[b];
-  std::uint32_t& sharers = left.try_emplace(b, record.ref_count).first->second;
-  const bool copies = record.keyed() || sharers > 1;
+  std::uint32_t& sharers = left.try_emplace(b, core_.nodes().uses(b).ref_count).first->second;
+  const bool copies = core_.nodes()[b].keyed() || sharers > 1;
   if (copies) --sharers;
   return copies;
 }

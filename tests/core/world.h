@@ -273,6 +273,19 @@ class World {
     return core_.block_ids(entry.handle, 0);
   }
   // The record of the node that has a block; that of no node where it is free.
+  // How many tables name a block, and whether anything keeps it.
+  std::uint32_t num_references(std::int64_t block) const {
+    const NodeId n = core_.nodes().owner(block);
+    return n < 0 ? 0 : core_.nodes().uses(n).ref_count;
+  }
+  bool used(std::int64_t block) const {
+    const NodeId n = core_.nodes().owner(block);
+    return n >= 0 && core_.nodes().used(n);
+  }
+  // One table names it, and it is not findable.
+  bool is_private(NodeId n) const {
+    return core_.nodes().uses(n).ref_count == 1 && !core_.nodes()[n].keyed();
+  }
   const Node& record_of(std::int64_t block) const {
     static const Node free;
     const NodeId n = core_.nodes().owner(block);

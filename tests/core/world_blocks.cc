@@ -11,7 +11,7 @@ namespace blockmgr::testing {
 std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
   std::vector<std::int64_t> all;
   for (int b = config_.null_block; b < config_.num_blocks; ++b)
-    if (record_of(b).used() || record_of(b).keyed()) all.push_back(b);
+    if (used(b) || record_of(b).keyed()) all.push_back(b);
   if (all.empty()) all.push_back(config_.num_blocks - 1);
   std::vector<std::int64_t> some;
   for (std::size_t i = 0; i < count; ++i) some.push_back(all[(which + i) % all.size()]);
@@ -23,8 +23,7 @@ std::int64_t World::num_held(std::int64_t b) const {
 }
 
 bool World::is_known(std::int64_t b) const {
-  const Node& record = record_of(static_cast<std::int64_t>(b));
-  return record.ref_count || record.keyed() || num_held(b);
+  return num_references(b) || record_of(b).keyed() || num_held(b);
 }
 
 bool World::anybody_ahead() const {
@@ -134,7 +133,7 @@ bool World::can_withdraw(const Entry& entry) const {
   if (open_) return false;
   const NodeId* table = nodes_of(entry);
   for (std::int64_t i = settled(entry) / config_.block_size; i < view(entry).num_chained; ++i)
-    if (core_.nodes()[table[i]].ref_count > 1 && core_.nodes()[table[i]].unwritten) return false;
+    if (core_.nodes().uses(table[i]).ref_count > 1 && core_.nodes()[table[i]].unwritten) return false;
   return true;
 }
 
@@ -149,8 +148,8 @@ void World::note_moved(const std::vector<bool>& was_keyed) {
 void World::check_holds() {
   for (const Hold& held : holds_) {
     const auto b = static_cast<std::int32_t>(held.block);
-    EXPECT(record_of(b).used(), "a held block is in no use");
-    EXPECT(core_.ref_count(b) == record_of(b).ref_count + num_held(b), "holds are miscounted");
+    EXPECT(used(b), "a held block is in no use");
+    EXPECT(core_.ref_count(b) == num_references(b) + num_held(b), "holds are miscounted");
     for (std::size_t i = 0; queue_.empty() && i < held.words.size(); ++i)
       EXPECT(device_.cell(b, static_cast<int>(i)) == held.words[i],
              "the K/V of a held block has changed");

@@ -101,8 +101,7 @@ std::int64_t World::computed_after(const Entry& entry, std::int64_t slots,
   const Sequence& s = view(entry);
   const std::int64_t logical = s.num_tokens / config_.block_size;
   if (std::max(slots, num_tokens) <= s.num_tokens || logical >= s.num_blocks) return s.num_computed;
-  const Node& record = core_.nodes()[nodes_of(entry)[logical]];
-  if (record.ref_count == 1 && !record.keyed()) return s.num_computed;
+  if (is_private(nodes_of(entry)[logical])) return s.num_computed;
   return std::min(s.num_computed, std::max(kept(entry), logical * config_.block_size));
 }
 

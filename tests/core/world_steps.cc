@@ -240,10 +240,8 @@ void World::intrude(bool on) {
 
 void World::expect_private(const Entry& entry, std::int64_t from) {
   const NodeId* table = nodes_of(entry);
-  for (std::int64_t i = from / config_.block_size; i < view(entry).num_blocks; ++i) {
-    const Node& record = core_.nodes()[table[i]];
-    EXPECT(record.ref_count == 1 && !record.keyed(), "a block to write into is shared or findable");
-  }
+  for (std::int64_t i = from / config_.block_size; i < view(entry).num_blocks; ++i)
+    EXPECT(is_private(table[i]), "a block to write into is shared or findable");
 }
 
 // No block that a launched step may still use is handed out for writing.

@@ -64,8 +64,8 @@ CORE = (
     Mutant(
         "goes_on_without_a_look_at_the_tokens",
         "identity/index.cc",
-        "    for (; i < num_blocks && goes_on(node) && has_tokens(node + 1); wanted += size)\n",
-        "    for (; i < num_blocks && goes_on(node); wanted += size)\n",
+        "      for (; node < end && has_tokens(node + 1); wanted += size) out[i++] = ++node;\n",
+        "      for (; node < end; wanted += size) out[i++] = ++node;\n",
     ),
     Mutant(
         "gives_one_block_to_all_nodes_of_a_run",
@@ -208,19 +208,19 @@ CORE = (
     Mutant(
         "a_run_that_ends_its_use_is_one_short",
         "places/pool.cc",
-        "          first = count - 1;\n",
-        "          first = count;\n",
+        "      first = count - (end - kept);\n",
+        "      first = count - (end - kept) + 1;\n",
     ),
     Mutant(
         "a_run_that_waits_is_told_as_idle",
         "places/pool.cc",
-        "    kLeaving == kToFence ? each.on_waiting(run, who) : each.on_idle(run, who);",
+        "    open_fence_ ? each.on_waiting(run, who) : each.on_idle(run, who);",
         "    each.on_idle(run, who);",
     ),
     Mutant(
         "a_run_that_is_used_again_is_not_told",
         "places/pool.cc",
-        "  own.tell([run = Run{chain + i, count - i}](Observer& each) { each.on_used(run); });\n",
+        "  own.tell([idle](Observer& each) { each.on_used(idle); });\n",
         "",
     ),
     Mutant(
@@ -384,21 +384,21 @@ CORE = (
     Mutant(
         "holds_what_nobody_has",
         "sequences/holding.cc",
-        "    if (n < 0 || (!nodes_[n].ref_count && !nodes_[n].keyed() && !num_holds(n)))\n",
-        "    if (n < 0 || (!nodes_[n].used() && !nodes_[n].keyed()))\n",
+        "    if (n < 0 || (!nodes_.uses(n).ref_count && !nodes_[n].keyed() && !num_holds(n)))\n",
+        "    if (n < 0 || (!nodes_.used(n) && !nodes_[n].keyed()))\n",
         times=4,
     ),
     Mutant(
         "releases_more_often_than_held",
         "sequences/holding.cc",
         "      if (n < 0 || !num_holds(n))\n",
-        "      if (n < 0 || !nodes_[n].pins)\n",
+        "      if (n < 0 || !nodes_.uses(n).pins)\n",
     ),
     Mutant(
         "touches_a_block_without_what_it_continues",
         "sequences/holding.cc",
-        "b >= 0 && !nodes_[b].used(); b = nodes_[b].parent)",
-        "b >= 0 && !nodes_[b].used(); b = kNoNode)",
+        "b >= 0 && !nodes_.used(b); b = nodes_[b].parent)",
+        "b >= 0 && !nodes_.used(b); b = kNoNode)",
     ),
     Mutant(
         "forgets_a_block_before_its_children",
@@ -435,14 +435,14 @@ CORE = (
         "a_held_parent_loses_its_children_unnoticed",
         "places/twins.cc",
         "    return unpin(cached);\n",
-        "    --nodes_[cached].pins;\n    return;\n",
+        "    --nodes_.uses(cached).pins;\n    return;\n",
         times=4,
     ),
     # What is taken back of a step.
     Mutant(
         "withdraws_what_others_have_found",
         "sequences/withdrawal.cc",
-        "    if (nodes_[t[i]].unwritten && nodes_[t[i]].ref_count > 1)\n",
+        "    if (nodes_[t[i]].unwritten && nodes_.uses(t[i]).ref_count > 1)\n",
         "    if (false)\n",
     ),
     Mutant(
@@ -464,6 +464,79 @@ CORE = (
         "  refuse_open_ticket(call);\n",
         "",
     ),
+    # Idle segments.
+    Mutant(
+        "a_run_that_becomes_idle_leaves_out_its_last",
+        "places/pool.cc",
+        "        own.idle.push_back(kept + 1, end);\n",
+        "        own.idle.push_back(kept + 1, std::max(kept + 1, end - 1));\n",
+    ),
+    Mutant(
+        "ids_next_to_each_other_pass_for_a_run",
+        "places/pool.cc",
+        "  return std::min(most, count_neighbours_before(table, count));",
+        "  (void)most;\n  return count_neighbours_before(table, count);",
+    ),
+    Mutant(
+        "what_others_use_becomes_idle_with_the_run",
+        "places/pool.cc",
+        "    if (any) break;\n",
+        "",
+    ),
+    Mutant(
+        "a_run_that_is_used_again_is_not_all_counted",
+        "places/pool.cc",
+        "    std::fill_n(&nodes_.uses(first), length, kInChain);\n",
+        "    std::fill_n(&nodes_.uses(first), std::max<std::int64_t>(1, length - 1), kInChain);\n",
+    ),
+    Mutant(
+        "a_segment_that_loses_its_first_does_not_begin",
+        "places/idle_segments.cc",
+        "      flip_begins(n + 1);\n",
+        "",
+    ),
+    Mutant(
+        "a_segment_that_loses_its_last_does_not_end",
+        "places/idle_segments.cc",
+        "    if (n - 1 != after) link(n - 1, after);\n",
+        "",
+    ),
+    Mutant(
+        "a_segment_cut_in_the_middle_loses_its_end",
+        "places/idle_segments.cc",
+        "      before = upto + 1;\n",
+        "",
+    ),
+    Mutant(
+        "a_segment_cut_in_the_middle_loses_its_beginning",
+        "places/idle_segments.cc",
+        "      before = begin;\n",
+        "",
+    ),
+    Mutant(
+        "a_segment_evicted_in_part_keeps_one_too_many",
+        "places/idle_segments.cc",
+        "      place(sentinel_, first, last - count);\n",
+        "      place(sentinel_, first, last - count + 1);\n",
+    ),
+    Mutant(
+        "looks_for_the_beginning_of_a_segment_in_one_word",
+        "places/idle_segments.cc",
+        "  while (!before) before = begins_[--w];\n",
+        "  if (!before) before = begins_[--w] | 1;\n",
+    ),
+    Mutant(
+        "takes_any_node_for_the_last_of_a_segment",
+        "places/idle_segments.cc",
+        "  } else if (ends(n)) {",
+        "  } else if (holds(after)) {",
+    ),
+    Mutant(
+        "a_run_of_idle_nodes_is_counted_as_one",
+        "places/idle_segments.cc",
+        "  size_ -= last - first + 1;\n",
+        "  size_ -= 1;\n",
+    ),
     # Copy-on-write.
     Mutant(
         "writes_into_shared_blocks",
@@ -475,19 +548,19 @@ CORE = (
         "writes_into_cached_blocks",
         "sequences/growth.cc",
         "  return is_shared(table(s)[logical]);",
-        "  return nodes_[table(s)[logical]].ref_count > 1;",
+        "  return nodes_.uses(table(s)[logical]).ref_count > 1;",
     ),
     Mutant(
         "decode_writes_into_shared_blocks",
         "sequences/growth.cc",
-        "if (record.ref_count > 1 || record.keyed() || record.parent >= 0)",
-        "if (record.keyed() || record.parent >= 0)",
+        "if (is_shared(b) || nodes_[b].parent >= 0)",
+        "if (nodes_[b].keyed() || nodes_[b].parent >= 0)",
     ),
     Mutant(
         "decode_writes_into_cached_blocks",
         "sequences/growth.cc",
-        "if (record.ref_count > 1 || record.keyed() || record.parent >= 0)",
-        "if (record.ref_count > 1 || record.parent >= 0)",
+        "if (is_shared(b) || nodes_[b].parent >= 0)",
+        "if (nodes_.uses(b).ref_count > 1 || nodes_[b].parent >= 0)",
     ),
     Mutant(
         "copies_a_token_too_few",
@@ -508,7 +581,7 @@ CORE = (
         "does_not_pin_copy_sources",
         "sequences/copies.cc",
         "  pool_.pin(root);\n",
-        ("  ++nodes_[root].pins;\n  --nodes_[root].pins;\n"),
+        ("  ++nodes_.uses(root).pins;\n  --nodes_.uses(root).pins;\n"),
     ),
     Mutant(
         "leaks_the_pin_of_a_copy",
@@ -519,13 +592,13 @@ CORE = (
     Mutant(
         "does_not_cancel_dead_copies",
         "sequences/store.cc",
-        "  if (nodes_[b].ref_count == 1) copies_.drop(b);\n",
+        "  if (nodes_.uses(b).ref_count == 1) copies_.drop(b);\n",
         "",
     ),
     Mutant(
         "cancels_copies_somebody_waits_for",
         "sequences/store.cc",
-        "  if (nodes_[b].ref_count == 1) copies_.drop(b);\n",
+        "  if (nodes_.uses(b).ref_count == 1) copies_.drop(b);\n",
         "  copies_.drop(b);\n",
     ),
     Mutant(
@@ -703,7 +776,7 @@ CORE = (
         "takes_before_it_touches_what_it_found",
         "sequences/admission.cc",
         ("    pool_.pin(found.partial);  // before anything is taken: it may be the next victim\n"),
-        ("    ++nodes_[found.partial].pins;\n    --nodes_[found.partial].pins;\n"),
+        ("    ++nodes_.uses(found.partial).pins;\n    --nodes_.uses(found.partial).pins;\n"),
     ),
     # Identity.
     Mutant(
@@ -758,19 +831,19 @@ CORE = (
     Mutant(
         "a_chain_in_use_is_not_counted",
         "places/pool.cc",
-        "nodes_[chain[i]].used(); ++i) ++nodes_[chain[i]].ref_count;",
-        "nodes_[chain[i]].used(); ++i) {}",
+        "nodes_.used(chain[i]); ++i) ++nodes_.uses(chain[i]).ref_count;",
+        "nodes_.used(chain[i]); ++i) {}",
     ),
     Mutant(
         "a_chain_does_not_pin_what_is_before_it",
         "places/pool.cc",
-        "parent >= 0) ++nodes_[parent].pins;\n  Partition& own",
+        "parent >= 0) ++nodes_.uses(parent).pins;\n  Partition& own",
         "parent >= 0) {}\n  Partition& own",
     ),
     Mutant(
         "the_end_of_a_chain_stays_pinned",
         "places/pool.cc",
-        "  nodes_[chain[count - 1]].pins = 0;\n",
+        "  nodes_.uses(chain[count - 1]).pins = 0;\n",
         "",
     ),
     # Publication.
@@ -820,8 +893,8 @@ CORE = (
     Mutant(
         "merges_into_a_block_nobody_holds",
         "places/twins.cc",
-        "    if (!nodes_[cached].used()) return hand_over(cached, b);\n",
-        "    if (!nodes_[cached].used()) return;\n",
+        "    if (!nodes_.used(cached)) return hand_over(cached, b);\n",
+        "    if (!nodes_.used(cached)) return;\n",
     ),
     Mutant(
         "a_key_passes_without_its_children",
@@ -832,7 +905,7 @@ CORE = (
     Mutant(
         "a_key_passes_without_its_pins",
         "places/twins.cc",
-        "    nodes_[to].pins += pins;\n",
+        "    nodes_.uses(to).pins += pins;\n",
         "",
     ),
     Mutant(
@@ -885,8 +958,8 @@ CORE = (
     Mutant(
         "a_run_of_evictions_miscounts_what_is_idle",
         "places/pool.cc",
-        "  own.idle.remove_front(static_cast<int>(count), victim);",
-        "  own.idle.remove_front(static_cast<int>(count) - 1, victim);",
+        "  own.idle.remove_front(static_cast<int>(count));",
+        "  own.idle.remove_front(static_cast<int>(count) - 1);",
     ),
     Mutant(
         "used_blocks_stay_idle",
@@ -904,10 +977,16 @@ CORE = (
         ),
     ),
     Mutant(
-        "releases_the_head_first",
+        "the_oldest_idle_block_becomes_the_newest",
         "places/pool.cc",
         "    own.idle.push_back(b);\n",
-        "    own.idle.push_front(b);\n",
+        (
+            "    const NodeId oldest = own.idle.front();\n"
+            "    own.idle.push_back(b);\n"
+            "    if (oldest == own.idle.end()) return;\n"
+            "    own.idle.remove(oldest);\n"
+            "    own.idle.push_back(oldest);\n"
+        ),
     ),
     Mutant(
         "does_not_keep_parents",
@@ -949,8 +1028,8 @@ CORE = (
     Mutant(
         "keeps_what_a_released_block_continues",
         "places/pool.cc",
-        "      --records[parent].pins;\n",
-        "",
+        "pinned >= 0) --uses[pinned].pins;\n",
+        "pinned >= 0) (void)pinned;\n",
     ),
     Mutant(
         "a_row_keeps_the_blocks_it_gave_back",
@@ -961,8 +1040,8 @@ CORE = (
     Mutant(
         "releases_without_taking_a_reference_away",
         "places/pool.cc",
-        "      --record.ref_count;\n    }\n  }\n",
-        "    }\n  }\n",
+        "    for (NodeId n = begin; n <= kept; ++n) --uses[n].ref_count;\n",
+        "",
     ),
     Mutant(
         "keeps_copies_into_released_blocks",

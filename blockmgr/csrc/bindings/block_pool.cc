@@ -251,7 +251,7 @@ void copies_aborted(PoolCore& self, nb::handle ticket) {
 
 std::uint32_t ref_count(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  return self.read([&](const BlockPool& core) { return core.view(id).ref_count; });
+  return self.read([&](const BlockPool& core) { return core.uses(id).ref_count; });
 }
 
 bool is_cached(PoolCore& self, nb::handle block) {
@@ -270,22 +270,27 @@ nb::object facts(PoolCore& self, nb::handle blocks, Fact fact) {
   const Array<T> result(ids.size());
   self.read([&](const BlockPool& pool) {
     for (std::int64_t i = 0; i < ids.size(); ++i)
-      result.numbers[i] = static_cast<T>(fact(pool.listed(ids.data()[i], i)));
+      result.numbers[i] = static_cast<T>(fact(pool, ids.data()[i], i));
   });
   return result.array;
 }
 
 nb::object ref_counts(PoolCore& self, nb::handle blocks) {
-  return facts<std::int64_t>(self, blocks, [](const Node& record) { return record.ref_count; });
+  return facts<std::int64_t>(self, blocks, [](const BlockPool& pool, auto id, auto position) {
+    return pool.uses(id, position).ref_count;
+  });
 }
 
 nb::object are_cached(PoolCore& self, nb::handle blocks) {
-  return facts<bool>(self, blocks, [](const Node& record) { return record.keyed(); });
+  return facts<bool>(self, blocks, [](const BlockPool& pool, auto id, auto position) {
+    return pool.listed(id, position).keyed();
+  });
 }
 
 nb::object are_idle(PoolCore& self, nb::handle blocks) {
-  return facts<bool>(self, blocks,
-                     [](const Node& record) { return record.keyed() && !record.used(); });
+  return facts<bool>(self, blocks, [](const BlockPool& pool, auto id, auto position) {
+    return pool.listed(id, position).keyed() && pool.uses(id, position) == Uses();
+  });
 }
 
 bool waits_for_copy(PoolCore& self, nb::handle block) {
@@ -328,7 +333,7 @@ nb::object idle_blocks(PoolCore& self, int most) {
     const auto count = static_cast<std::size_t>(std::clamp<int>(most, 0, core.pool().num_idle()));
     ids.reserve(count);
     for (int i = 0; i < core.pool().num_partitions() && ids.size() < count; ++i) {
-      const NodeList& list = core.pool().idle_list(i);
+      const IdleSegments& list = core.pool().idle_list(i);
       for (NodeId b = list.front(); b != list.end() && ids.size() < count; b = list.after(b))
         ids.push_back(core.nodes().name(b));
     }

@@ -64,13 +64,12 @@ NodeId PythonPolicy::victim() noexcept {
     const std::int64_t id = int_argument(policy_.attr("victim")(), "victim");
     const bool exists = id >= 0 && id < nodes_.num_blocks;
     const NodeId chosen = exists ? nodes_.owner(id) : kNoNode;
-    const Node* record = range_.holds(chosen) ? &nodes_[chosen] : nullptr;
-    if (!record || !record->keyed() || record->used() || record->fence)
+    if (!range_.holds(chosen) || !nodes_.idle(chosen))
       throw Error(ErrorKind::kValue, "victim must be an idle block, got " + std::to_string(id));
-    if (record->first_child >= 0)
+    if (const NodeId child = nodes_[chosen].first_child; child >= 0)
       throw Error(ErrorKind::kValue,
                   "victim must be a block without cached children, got " + std::to_string(id) +
-                      ", which block " + std::to_string(nodes_.name(record->first_child)) +
+                      ", which block " + std::to_string(nodes_.name(child)) +
                       " continues");
     victim = chosen;
   });

@@ -68,6 +68,7 @@ class BlockAudit {
   void check_copies();
   void check_references();
   void check_twins();
+  void check_idle(const IdleSegments& idle);
   void check_list(const NodeList& list, int number);
   void check_queues();
   void check_partition(int number);

@@ -39,7 +39,7 @@ void BlockAudit::check_places() {
       BLOCKMGR_EXPECT(b == kNoBlock || (own.holds(b) && nodes_.owner(number(b)) == n),
                       name(n) + " has a block that does not know of it");
       const Node& record = nodes_[n];
-      BLOCKMGR_EXPECT(b != kNoBlock || (!record.used() && !record.keyed() && !record.fence),
+      BLOCKMGR_EXPECT(b != kNoBlock || (!nodes_.used(n) && !record.keyed() && !record.fence),
                       name(n) + " is in use without a block");
     }
     BLOCKMGR_EXPECT(own.ids.adds_up(), "the words of free ids are miscounted");
@@ -60,13 +60,13 @@ void BlockAudit::check_copies() {
   int pending = 0;
   copies_.each_pending([&](const Copy& copy) {
     ++pending;
-    const Node& destination = nodes_[copy.destination];
     const std::string what = "pending copy into " + name(copy.destination);
     BLOCKMGR_EXPECT(valid(copy.source) && valid(copy.destination), what + " names no block");
     BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
     sources.insert(copy.source);
     BLOCKMGR_EXPECT(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
-    BLOCKMGR_EXPECT(destination.ref_count > 0 && !destination.keyed(),
+    BLOCKMGR_EXPECT(nodes_.uses(copy.destination).ref_count > 0 &&
+                        !nodes_[copy.destination].keyed(),
                     what + " has no private target");
     if (valid(copy.source)) ++pins(copy.source);
   });
@@ -91,14 +91,14 @@ void BlockAudit::check_copies() {
 void BlockAudit::check_references() {
   for (NodeId b = 0; b < count_; ++b) {
     const NodeId parent = nodes_[b].parent;
-    if (nodes_[b].used() && nodes_[b].keyed() && valid(parent)) ++pins(parent);
+    if (nodes_.used(b) && nodes_[b].keyed() && valid(parent)) ++pins(parent);
   }
   for (NodeId b = 0; b < count_; ++b) {
-    BLOCKMGR_EXPECT(nodes_[b].ref_count == refs(b),
-                    name(b) + " has ref count " + std::to_string(nodes_[b].ref_count) +
+    BLOCKMGR_EXPECT(nodes_.uses(b).ref_count == refs(b),
+                    name(b) + " has ref count " + std::to_string(nodes_.uses(b).ref_count) +
                         ", tables name it " + std::to_string(refs(b)) + " times");
-    BLOCKMGR_EXPECT(nodes_[b].pins == pins(b), name(b) + " has " +
-                                                    std::to_string(nodes_[b].pins) + " pins, " +
+    BLOCKMGR_EXPECT(nodes_.uses(b).pins == pins(b), name(b) + " has " +
+                                                    std::to_string(nodes_.uses(b).pins) + " pins, " +
                                                     std::to_string(pins(b)) + " accounted for");
   }
 }
@@ -119,7 +119,7 @@ void BlockAudit::check_twins() {
     BLOCKMGR_EXPECT(valid(cached) && nodes_[cached].key_tokens == size_,
                     name(b) + " has a twin that is not cached");
     if (!valid(cached)) continue;
-    BLOCKMGR_EXPECT(nodes_[b].ref_count && nodes_[cached].ref_count,
+    BLOCKMGR_EXPECT(nodes_.uses(b).ref_count && nodes_.uses(cached).ref_count,
                     name(cached) + " is kept for its twin " + name(b) + " alone");
     BLOCKMGR_EXPECT(same_tokens(nodes_.tokens(b), nodes_.tokens(cached), size_),
                     name(b) + " differs from its twin");
@@ -128,11 +128,23 @@ void BlockAudit::check_twins() {
 }
 
 // Lists: 1 idle, 1 + i fence i.
+void BlockAudit::check_idle(const IdleSegments& idle) {
+  if (!idle.adds_up()) {
+    broken_.push_back("the segments of idle blocks are not linked right, or miscounted");
+    return;
+  }
+  int length = 0;
+  for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) {
+    listed_[static_cast<std::size_t>(n)] = 1;
+    position_[n] = length++;
+  }
+}
+
 void BlockAudit::check_list(const NodeList& list, int number) {
   int length = 0;
   NodeId before = list.end();
   for (NodeId b = list.front(); b != list.end(); b = list.after(b)) {
-    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || nodes_[b].prev != before) {
+    if (!valid(b) || listed_[static_cast<std::size_t>(b)] >= 0 || nodes_.links[static_cast<std::size_t>(b)].prev != before) {
       broken_.push_back("a queue is not linked right at " + name(b));
       return;
     }
@@ -153,11 +165,11 @@ void BlockAudit::check_queues() {
   for (NodeId b = 0; b < count_; ++b) {
     const Node& record = nodes_[b];
     const int list = listed_[static_cast<std::size_t>(b)];
-    const bool waits = valid(b) && !record.used();
+    const bool waits = valid(b) && !nodes_.used(b);
     const int due = !waits ? -1 : record.fence ? 1 + record.fence : record.keyed() ? 1 : 0;
     BLOCKMGR_EXPECT(list == due, name(b) + " is in queue " + std::to_string(list) +
                                      ", should be in " + std::to_string(due));
-    BLOCKMGR_EXPECT(!record.used() || !record.fence, name(b) + " is used and fenced");
+    BLOCKMGR_EXPECT(!nodes_.used(b) || !record.fence, name(b) + " is used and fenced");
     if (list >= 0)
       BLOCKMGR_EXPECT(record.copy_source == kNoNode, name(b) + " is unused, a copy pending");
   }
@@ -171,14 +183,12 @@ void BlockAudit::check_queues() {
 void BlockAudit::check_partition(int number) {
   const Pool::Partition& own = pool_.partition(number);
   partition_ = &own;
-  check_list(own.idle, 1);
+  check_idle(own.idle);
   int used = 0, fenced = 0;
   for (const NodeId n : own.range) {
-    used += nodes_[n].used();
-    fenced += !nodes_[n].used() && nodes_[n].fence;
+    used += nodes_.used(n);
+    fenced += !nodes_.used(n) && nodes_[n].fence;
   }
-  for (NodeId n = own.idle.front(); n != own.idle.end() && valid(n); n = own.idle.after(n))
-    BLOCKMGR_EXPECT(own.range.holds(n), name(n) + " waits in a partition it does not belong to");
   BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
   BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
                   "the blocks of a partition do not add up to what was set apart");
@@ -292,13 +302,14 @@ std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, cons
     put_numbers(out, log->num_runs(), log->num_blocks(), log->num_lost());
   for (NodeId b = 0; b < nodes.count; ++b) {
     const Node& k = nodes[b];
-    put_numbers(out, b, k.ref_count, k.pins, k.parent, k.generation, k.extras, k.copy_source,
+    const Uses& uses = nodes.uses(b);
+    put_numbers(out, b, uses.ref_count, uses.pins, k.parent, k.generation, k.extras, k.copy_source,
                 k.key_tokens, k.copy_tokens, k.unwritten, k.fence, k.in_flight, k.first_child,
                 k.keyed() || k.parent >= 0 ? k.next_sibling : kNoNode, nodes.name(b));
-    if (k.used() || k.keyed())
+    if (nodes.used(b) || k.keyed())
       for (int i = 0; i < nodes.block_size; ++i) put_numbers(out, nodes.tokens(b)[i]);
   }
-  const auto put_list = [&](const NodeList& list) {
+  const auto put_list = [&](const auto& list) {
     out += "| ";
     for (NodeId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);
   };

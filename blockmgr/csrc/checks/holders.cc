@@ -52,7 +52,7 @@ class Audit : public BlockAudit {
         BLOCKMGR_EXPECT(!record.keyed() || record.key_tokens == size_,
                         who + " shares a cached tail");
         if (i * size_ >= s.num_tokens)
-          BLOCKMGR_EXPECT(record.ref_count == 1 && !record.keyed(),
+          BLOCKMGR_EXPECT(nodes_.uses(t[i]).ref_count == 1 && !record.keyed(),
                           who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
       }
@@ -160,7 +160,7 @@ void Store::audit_shares(BlockAudit& audit) const {
 
 std::vector<std::string> BlockPool::violations() const {
   BlockAudit audit(nodes_, index_, pool_, copies_);
-  for (NodeId b = 0; b < nodes_.count; ++b) audit.refs(b) = nodes_[b].ref_count;
+  for (NodeId b = 0; b < nodes_.count; ++b) audit.refs(b) = nodes_.uses(b).ref_count;
   audit_shares(audit);
   audit.check_blocks();
   return audit.result();

@@ -26,7 +26,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     const Kept& k = at(b);
     const bool keyed = nodes_[b].keyed();
     const std::string who = BlockAudit::name(b);
-    const bool is_idle = keyed && !nodes_[b].used() && !nodes_[b].fence;
+    const bool is_idle = nodes_.idle(b);
     audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
     audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
     audit.expect(!k.found, who + " was found and never used");

@@ -85,8 +85,13 @@ void PrefixIndex::follow(const Token* tokens, std::int64_t num_blocks, Chain& ch
     return same_tokens(stored + n * size, wanted, static_cast<int>(size));
   };
   while (i < num_blocks) {
-    for (; i < num_blocks && goes_on(node) && has_tokens(node + 1); wanted += size)
-      out[i++] = ++node;
+    // Along ids, as far as one word of bits says that they go on.
+    for (std::int64_t ones = 1; ones;) {
+      ones = std::min<std::int64_t>(count_ahead(node), num_blocks - i);
+      const NodeId end = node + static_cast<NodeId>(ones);
+      for (; node < end && has_tokens(node + 1); wanted += size) out[i++] = ++node;
+      if (node < end) break;
+    }
     const Node* parent = records + node;
     const std::int64_t before = i;
     for (; i < num_blocks; wanted += size) {

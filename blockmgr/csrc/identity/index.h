@@ -8,6 +8,8 @@
 // parent's list of children, most recently linked first.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -162,6 +164,22 @@ class PrefixIndex {
   // not a guess.
   bool goes_on(NodeId n) const {
     return continued_[static_cast<std::size_t>(n) >> 6] >> (n & 63) & 1;
+  }
+  // How many ids in a row from this one on go on, as far as one word says.
+  int count_ahead(NodeId n) const {
+    return std::countr_one(continued_[static_cast<std::size_t>(n) >> 6] >> (n & 63));
+  }
+  // How many ids in a row before this one go on, as far as so many.
+  std::int64_t count_going_on(NodeId n, std::int64_t most) const {
+    std::int64_t count = 0;
+    for (auto i = static_cast<std::uint32_t>(n); i && count < most;) {
+      const int bit = static_cast<int>(--i & 63);
+      const int ones = std::countl_one(continued_[i >> 6] << (63 - bit));
+      count += ones;
+      if (ones <= bit) break;
+      i -= static_cast<std::uint32_t>(bit);
+    }
+    return std::min(count, most);
   }
   // For check_invariants.
   const Buckets& buckets() const { return buckets_; }

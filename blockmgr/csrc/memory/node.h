@@ -32,8 +32,31 @@ inline constexpr std::uint32_t root_index(NodeId node) {
   return static_cast<std::uint32_t>(-2 - node);
 }
 
-// The state of a node, read off its record. There is no state field: two facts are the state,
-// so nothing can disagree with them. Used means ref_count + pins > 0; keyed means key_tokens > 0.
+// Who keeps a node. A column of its own, for references come and go by runs.
+//
+// ref_count counts block tables. Pins are every other reason to keep a node: it is the root of a
+// pending copy, an end of a copy in flight, or the parent of a used cached node. So a pin never
+// makes a node look shared, and since a used node pins its parent, a parent becomes idle after
+// its last child does: the idle queue has children before parents, and evicting its head never
+// orphans a cached node.
+struct Uses {
+  std::uint32_t ref_count = 0;
+  std::uint32_t pins = 0;
+};
+inline constexpr bool operator==(Uses a, Uses b) {
+  return a.ref_count == b.ref_count && a.pins == b.pins;
+}
+
+// In the one list a node is in: a fence or (an end of a segment) the idle ones when unused, the
+// pending copies when it is the destination of one, the unwritten nodes when unwritten is not 0.
+struct Links {
+  NodeId prev;
+  NodeId next;
+};
+
+// The state of a node, read off its record and its uses. There is no state field: two facts are the
+// state, so nothing can disagree with them. Used means ref_count + pins > 0; keyed means
+// key_tokens > 0.
 // An id that is free is that of no node, and has no block.
 //
 // clang-format off
@@ -46,22 +69,10 @@ inline constexpr std::uint32_t root_index(NodeId node) {
 // Only an owned node with ref_count 1 may be written: every other one is shared with another
 // sequence or promised to a future one.
 //
-// ref_count counts block tables. Pins are every other reason to keep a node: it is the root of a
-// pending copy, an end of a copy in flight, or the parent of a used cached node. So a pin never
-// makes a node look shared, and since a used node pins its parent, a parent becomes idle after
-// its last child does: the idle queue has children before parents, and evicting its head never
-// orphans a cached node.
-//
 // With append-only deduplication an owned node can have a cached twin: the node with the same
 // content that stands for it in the chain. Both are named by a table. When the last table drops
 // of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
-struct alignas(64) Node {
-  std::uint32_t ref_count = 0;
-  std::uint32_t pins = 0;
-  // Links of the one list the node is in: idle or a fence when unused, the pending copies when it
-  // is the destination of one, the unwritten nodes when unwritten is not 0.
-  NodeId prev = kNoNode;
-  NodeId next = kNoNode;
+struct Node {
   NodeId hint = kNoNode;  // child last registered or matched; a guess that is always verified
   NodeId skip = 0;        // a descendant some generations on; only ever prefetched
   // Keyed: the node before this one in its prefix. Owned: the cached twin, or kNoNode.
@@ -81,10 +92,9 @@ struct alignas(64) Node {
   std::uint8_t fence = 0;         // number of the fence list the node waits in; 0: none
   std::uint8_t in_flight = 0;     // destination of a copy that was taken and not resolved
 
-  bool used() const { return (ref_count | pins) != 0; }
   bool keyed() const { return key_tokens != 0; }
 };
-static_assert(sizeof(Node) == 64, "one record, one cache line");
+static_assert(sizeof(Node) + sizeof(Uses) + sizeof(Links) == 64, "one cache line a node");
 
 // Zeroed memory, aligned to cache lines. Pages that are never touched stay unmapped, which is
 // what makes a wide block table array affordable.
@@ -145,15 +155,17 @@ inline bool same_tokens(const Token* a, const Token* b, int count) {
   return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(Token)) == 0;
 }
 
-// The nodes of a pool: records, the tokens each holds, the digest of each keyed one, and which
-// block each has.
+// The nodes of a pool: records, uses, links, the tokens each holds, the digest of each keyed one, and
+// which block each has.
 struct Nodes {
   Nodes(int count, int num_blocks, int block_size, int digest_size, int num_lists)
       : count(count),
         num_blocks(num_blocks),
         block_size(block_size),
         digest_size(digest_size),
-        records(static_cast<std::size_t>(count + num_lists)),
+        records(static_cast<std::size_t>(count)),
+        uses_of(static_cast<std::size_t>(count)),
+        links(static_cast<std::size_t>(count + num_lists)),
         token_data(static_cast<std::size_t>(count) * static_cast<std::size_t>(block_size)),
         digest_data(static_cast<std::size_t>(count) * static_cast<std::size_t>(digest_size)),
         places(static_cast<std::size_t>(count)),
@@ -165,6 +177,11 @@ struct Nodes {
 
   Node& operator[](NodeId n) { return records[static_cast<std::size_t>(n)]; }
   const Node& operator[](NodeId n) const { return records[static_cast<std::size_t>(n)]; }
+  Uses& uses(NodeId n) { return uses_of[static_cast<std::size_t>(n)]; }
+  const Uses& uses(NodeId n) const { return uses_of[static_cast<std::size_t>(n)]; }
+  bool used(NodeId n) const { return (uses(n).ref_count | uses(n).pins) != 0; }
+  // Cached, in no use, and waiting for no step.
+  bool idle(NodeId n) const { return (*this)[n].keyed() && !used(n) && !(*this)[n].fence; }
   Token* tokens(NodeId n) const {
     return token_data.data() + static_cast<std::size_t>(n) * static_cast<std::size_t>(block_size);
   }
@@ -209,7 +226,7 @@ struct Nodes {
     return b;
   }
   std::size_t bytes() const {
-    return records.bytes() + token_data.bytes() + digest_data.bytes() + places.bytes() +
+    return records.bytes() + uses_of.bytes() + links.bytes() + token_data.bytes() + digest_data.bytes() + places.bytes() +
            owners.bytes();
   }
 
@@ -217,7 +234,9 @@ struct Nodes {
   int num_blocks;
   int block_size;
   int digest_size;
-  ZeroedArray<Node> records;  // then one sentinel for each list
+  ZeroedArray<Node> records;
+  ZeroedArray<Uses> uses_of;
+  ZeroedArray<Links> links;  // then one sentinel for each list
   ZeroedArray<Token> token_data;
   ZeroedArray<std::uint8_t> digest_data;
   ZeroedArray<BlockId> places;  // by node
@@ -265,91 +284,42 @@ class FreeBlocks {
   int size_ = 0;
 };
 
-// A circular list threaded through the records' prev and next, so that membership costs nothing
-// and removal from the middle is O(1). The sentinel is a record past the last node.
+// A circular list threaded through the links of the nodes, so that membership costs nothing and
+// removal from the middle is O(1). The sentinel is past the last node.
 class NodeList {
  public:
-  NodeList(Nodes& nodes, NodeId sentinel) : nodes_(&nodes), sentinel_(sentinel) { clear(); }
+  NodeList(Nodes& nodes, NodeId sentinel) : links_(nodes.links.data()), sentinel_(sentinel) {
+    clear();
+  }
 
-  void push_front(NodeId b) { link(b, sentinel_, (*nodes_)[sentinel_].next); }
-  void push_back(NodeId b) { link(b, (*nodes_)[sentinel_].prev, sentinel_); }
+  void push_front(NodeId b) { link(b, sentinel_, at(sentinel_).next); }
+  void push_back(NodeId b) { link(b, at(sentinel_).prev, sentinel_); }
   void remove(NodeId b) {
-    Node& record = (*nodes_)[b];
-    (*nodes_)[record.prev].next = record.next;
-    (*nodes_)[record.next].prev = record.prev;
+    const Links own = at(b);
+    at(own.prev).next = own.next;
+    at(own.next).prev = own.prev;
     --size_;
   }
-  // Takes out the first count members; after is the one that follows them, or end().
-  void remove_front(int count, NodeId after) {
-    (*nodes_)[sentinel_].next = after;
-    (*nodes_)[after].prev = sentinel_;
-    size_ -= count;
-  }
-  // Takes out these members, given in the reverse of the list's order. Of each run of neighbours
-  // only the ends are written to.
-  template <class Visit>
-  void remove_reversed(const NodeId* members, std::int64_t count, Visit visit) {
-    Node* const records = nodes_->records.data();
-    for (std::int64_t i = 0; i < count;) {
-      const NodeId after = records[members[i]].next;
-      NodeId before;
-      do {
-        // Found by the array, not by the link before, so that the processor may read ahead.
-        Node& record = records[members[i]];
-        before = record.prev;
-        visit(record);
-      } while (++i < count && members[i] == before);
-      records[before].next = after;
-      records[after].prev = before;
-    }
-    size_ -= static_cast<int>(count);
-  }
-  // Adds nodes at the end, which is written down only after the last of them.
-  class Appending {
-   public:
-    explicit Appending(NodeList& list)
-        : list_(list),
-          records_(list.nodes_->records.data()),
-          last_(records_[list.sentinel_].prev) {}
-    ~Appending() {
-      records_[last_].next = list_.sentinel_;
-      records_[list_.sentinel_].prev = last_;
-      list_.size_ += count_;
-    }
-    Appending(const Appending&) = delete;
-    Appending& operator=(const Appending&) = delete;
-    void push_back(NodeId b) {
-      records_[b].prev = last_;
-      records_[last_].next = b;
-      last_ = b;
-      ++count_;
-    }
-
-   private:
-    NodeList& list_;
-    Node* records_;
-    NodeId last_;
-    int count_ = 0;
-  };
   void clear() {
-    (*nodes_)[sentinel_].prev = (*nodes_)[sentinel_].next = sentinel_;
+    at(sentinel_).prev = at(sentinel_).next = sentinel_;
     size_ = 0;
   }
   bool empty() const { return size_ == 0; }
   int size() const { return size_; }
-  NodeId front() const { return (*nodes_)[sentinel_].next; }
-  NodeId after(NodeId b) const { return (*nodes_)[b].next; }
+  NodeId front() const { return at(sentinel_).next; }
+  NodeId after(NodeId b) const { return at(b).next; }
   NodeId end() const { return sentinel_; }
 
  private:
+  Links& at(NodeId n) const { return links_[n]; }
   void link(NodeId b, NodeId before, NodeId after) {
-    (*nodes_)[b].prev = before;
-    (*nodes_)[b].next = after;
-    (*nodes_)[before].next = b;
-    (*nodes_)[after].prev = b;
+    at(b).prev = before;
+    at(b).next = after;
+    at(before).next = b;
+    at(after).prev = b;
     ++size_;
   }
-  Nodes* nodes_;
+  Links* links_;
   NodeId sentinel_;
   int size_ = 0;
 };

@@ -19,6 +19,30 @@ struct Run {
   const NodeId* end() const { return nodes + count; }
 };
 
+// Whether these eight nodes have the ids from this one on. Without an exit in between: one vector.
+inline bool are_eight(const NodeId* nodes, NodeId first) {
+  int differs = 0;
+  for (int i = 0; i < 8; ++i) differs |= nodes[i] ^ (first + i);
+  return !differs;
+}
+// How many of these nodes, from the first on, have ids next to each other.
+inline std::int64_t count_neighbours(const NodeId* nodes, std::int64_t count) {
+  std::int64_t length = 1;
+  const auto next = [&] { return nodes[0] + static_cast<NodeId>(length); };
+  while (length + 8 <= count && are_eight(nodes + length, next())) length += 8;
+  while (length < count && nodes[length] == next()) ++length;
+  return length;
+}
+// The same from the last one back.
+inline std::int64_t count_neighbours_before(const NodeId* nodes, std::int64_t count) {
+  const NodeId* const last = nodes + count - 1;
+  std::int64_t length = 1;
+  const auto next = [&] { return *last - static_cast<NodeId>(length); };
+  while (length + 8 <= count && are_eight(last - length - 7, next() - 7)) length += 8;
+  while (length < count && last[-length] == next()) ++length;
+  return length;
+}
+
 // Node ids [first, first + count), and the most blocks that they have at a time.
 struct Range {
   class Id {

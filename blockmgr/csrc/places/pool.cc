@@ -1,6 +1,7 @@
 #include "places/pool.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -10,6 +11,26 @@ namespace blockmgr {
 namespace {
 
 constexpr int kVictimsAhead = 3;
+
+// The uses of a block in the middle of the only table that names it: the table's, and the pin of
+// the block after it.
+constexpr Uses kInChain{1, 1};
+
+// How many in a row have no other uses, from this one back, most of them at most.
+std::int64_t count_in_chain(const Uses* last, std::int64_t most) {
+  std::int64_t count = 0;
+  const auto differs = [last](std::int64_t i) {
+    return std::bit_cast<std::uint64_t>(last[-i]) ^ std::bit_cast<std::uint64_t>(kInChain);
+  };
+  // Eight at a time, without an exit in between.
+  for (; count + 8 <= most; count += 8) {
+    std::uint64_t any = 0;
+    for (std::int64_t i = count; i < count + 8; ++i) any |= differs(i);
+    if (any) break;
+  }
+  while (count < most && !differs(count)) ++count;
+  return count;
+}
 
 // What tokens of a free block are overwritten with when debugging.
 constexpr Token kPoison = 0xdeadbeef;
@@ -71,7 +92,7 @@ inline void Pool::bind(NodeId n, BlockId b) noexcept {
         std::max(nodes_[n].generation, (*generations_)[static_cast<std::size_t>(number(b))]);
   if (debug_) [[unlikely]]
     check_taken(n);
-  nodes_[n].ref_count = 1;
+  nodes_.uses(n).ref_count = 1;
 }
 
 // Takes the block from a node whose content is lost.
@@ -128,8 +149,9 @@ void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) n
   for (std::int64_t i = 0; i < count + kErase; ++i) {
     if (i < count) {
       blocks[i] = victim;
+      prefetch(&nodes_[victim]);
       prefetch(nodes_.digest(victim));
-      victim = nodes_[victim].next;
+      victim = own.idle.after(victim);
     }
     if (i >= kBucket && i - kBucket < count)
       index_.prefetch_bucket(nodes_.digest(blocks[i - kBucket]));
@@ -139,7 +161,7 @@ void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) n
       blocks[i - kErase] = number(unbind(own, n));
     }
   }
-  own.idle.remove_front(static_cast<int>(count), victim);
+  own.idle.remove_front(static_cast<int>(count));
   own.num_evicted += count;
 }
 
@@ -148,7 +170,7 @@ NodeId Pool::take_idle(int partition) noexcept {
   Partition& own = at(partition);
   const NodeId n = victim_of(own);
   evict(own, n);
-  nodes_[n].ref_count = 1;
+  nodes_.uses(n).ref_count = 1;
   return n;
 }
 
@@ -173,7 +195,7 @@ BlockId Pool::evict_block(Partition& own) noexcept {
 // Ends what a node was. It keeps its block for now.
 void Pool::evict(Partition& own, NodeId b) noexcept {
   if (debug_) [[unlikely]] {
-    expect(nodes_[b].keyed() && !nodes_[b].used() && !nodes_[b].fence,
+    expect(nodes_[b].keyed() && !nodes_.used(b) && !nodes_[b].fence,
            "a block that is not idle is evicted", b);
     expect(nodes_[b].first_child < 0, "a block is evicted before its children", b);
   }
@@ -185,8 +207,10 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
   // Evictions come in runs: have the place of one of the next victims in the index at hand. (Under
   // a policy of its own that is a guess.)
   NodeId ahead = own.idle.front();
-  for (int i = 0; i < kVictimsAhead; ++i) ahead = nodes_[ahead].next;
-  if (ahead < nodes_.count) index_.prefetch_bucket(nodes_.digest(ahead));
+  for (int i = 0; i < kVictimsAhead && ahead != own.idle.end(); ++i) ahead = own.idle.after(ahead);
+  if (ahead == own.idle.end()) return;
+  prefetch(&nodes_[ahead]);
+  index_.prefetch_bucket(nodes_.digest(ahead));
 }
 
 // A used block keeps its cached parent used: see node.h. A sequence comes to
@@ -199,87 +223,93 @@ void Pool::use(NodeId b) noexcept {
     dequeue(b);
     const NodeId parent = nodes_[b].parent;
     if (parent < 0) return;
-    const bool was_used = nodes_[parent].used();
-    ++nodes_[parent].pins;
+    const bool was_used = nodes_.used(parent);
+    ++nodes_.uses(parent).pins;
     if (was_used) return;
     b = parent;
   }
 }
 
-// Users of a block use its parent too, so the used ones come first; and the idle ones were queued
-// by one call as a rule, last to first.
+// Users of a block use its parent too, so the used ones come first.
 void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   std::int64_t i = 0;
   if (num_fenced_ || debug_) [[unlikely]] {
     for (; i < count; ++i) acquire(chain[i]);
     return;
   }
-  for (; i < count && nodes_[chain[i]].used(); ++i) ++nodes_[chain[i]].ref_count;
+  for (; i < count && nodes_.used(chain[i]); ++i) ++nodes_.uses(chain[i]).ref_count;
   if (i == count) return;
-  if (const NodeId parent = nodes_[chain[i]].parent; parent >= 0) ++nodes_[parent].pins;
+  if (const NodeId parent = nodes_[chain[i]].parent; parent >= 0) ++nodes_.uses(parent).pins;
   Partition& own = of(chain[i]);
-  own.idle.remove_reversed(chain + i, count - i, [](Node& record) {
-    record.ref_count = 1;
-    record.pins = 1;  // by its child in the chain
-  });
-  nodes_[chain[count - 1]].pins = 0;
+  const Run idle{chain + i, count - i};
+  while (i < count) {
+    const std::int64_t length = count_neighbours(chain + i, count - i);
+    const NodeId first = chain[i];
+    own.idle.remove(first, first + static_cast<NodeId>(length) - 1);
+    std::fill_n(&nodes_.uses(first), length, kInChain);
+    i += length;
+  }
+  nodes_.uses(chain[count - 1]).pins = 0;
   if (idles_unheard_) return;
-  if (partitions_) num_queued_ -= static_cast<int>(count - i);
-  own.tell([run = Run{chain + i, count - i}](Observer& each) { each.on_used(run); });
+  if (partitions_) num_queued_ -= static_cast<int>(idle.count);
+  own.tell([idle](Observer& each) { each.on_used(idle); });
 }
 
 void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) noexcept {
   const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
-    release(table[--count], who);  // not full as a rule, or the very first
-    if (count < worth_a_run) continue;
-    count = idles_unheard_ ? release_cached<kUnheard>(table, count, who)
-            : open_fence_  ? release_cached<kToFence>(table, count, who)
-                           : release_cached<kToIdle>(table, count, who);
+    release(table[--count], who);  // not full as a rule
+    if (count >= worth_a_run) count = release_cached(table, count, who);
   }
+}
+
+// How many of a table, from its last block back, are a run of ids that the index says go on.
+inline std::int64_t Pool::count_run(const NodeId* table, std::int64_t count) const {
+  if (twins_) return 1;
+  const NodeId last = table[count - 1];
+  const std::int64_t most = 1 + index_.count_going_on(last, count - 1);
+  return std::min(most, count_neighbours_before(table, count));
 }
 
 // release() of blocks that are cached, or used by others, from the last one on. How many come
 // before the first that is neither. What is before a used block is used, so those that become
 // unused are neighbours: one run.
-template <Pool::Leaving kLeaving>
 std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept {
   constexpr std::int64_t kAhead = 8;
-  Node* const records = nodes_.records.data();
+  Uses* const uses = nodes_.uses_of.data();
   Partition& own = of(table[0]);
   std::int64_t first = 0, last = 0;  // the run
-  {
-    NodeList::Appending queue(
-        kLeaving == kToFence ? fences_[static_cast<std::size_t>(open_fence_ - 1)] : own.idle);
-    for (; count; --count) {
-      if (count > kAhead) prefetch(records + table[count - 1 - kAhead]);
-      const NodeId b = table[count - 1];
-      Node& record = records[b];
-      if (twins_ && record.ref_count == 1) break;
-      if (record.ref_count + record.pins == 1) {
-        const NodeId parent = record.parent;
-        if (!record.keyed() || parent < 0 || !records[parent].ref_count) break;
-        if (kLeaving == kToFence) record.fence = static_cast<std::uint8_t>(open_fence_);
-        queue.push_back(b);
-        --records[parent].pins;
-        if (kLeaving != kUnheard) {
-          if (!last) last = count;
-          first = count - 1;
-        }
-      }
-      --record.ref_count;
+  while (count) {
+    if (count > kAhead) {
+      prefetch(uses + table[count - 1 - kAhead]);
+      prefetch(&nodes_[table[count - 1 - kAhead]]);
     }
+    const std::int64_t length = count_run(table, count);
+    const NodeId end = table[count - 1];
+    const NodeId begin = end - static_cast<NodeId>(length) + 1;
+    if (twins_ && uses[end].ref_count == 1) break;
+    NodeId kept = end;  // the deepest that stays used
+    if (uses[end].ref_count + uses[end].pins == 1) {
+      const NodeId parent = nodes_[begin].parent;
+      if (!nodes_[end].keyed() || (parent >= 0 && !uses[parent].ref_count)) break;
+      kept -= static_cast<NodeId>(1 + count_in_chain(uses + end - 1, length - 1));
+      std::fill(uses + kept + 1, uses + end + 1, Uses());
+      if (open_fence_) {
+        for (NodeId n = end; n > kept; --n) enqueue_in(own, n, open_fence_);
+      } else {
+        own.idle.push_back(kept + 1, end);
+      }
+      if (const NodeId pinned = kept >= begin ? kept : parent; pinned >= 0) --uses[pinned].pins;
+      if (!last) last = count;
+      first = count - (end - kept);
+    }
+    for (NodeId n = begin; n <= kept; ++n) --uses[n].ref_count;
+    count -= length;
   }
-  if (kLeaving == kUnheard || !last) return count;
-  const int num_unused = static_cast<int>(last - first);
-  if (kLeaving == kToFence) {
-    num_fenced_ += num_unused;
-    own.num_fenced += num_unused;
-  } else if (partitions_) {
-    num_queued_ += num_unused;
-  }
-  own.tell([&, run = Run{table + first, num_unused}](Observer& each) {
-    kLeaving == kToFence ? each.on_waiting(run, who) : each.on_idle(run, who);
+  if (idles_unheard_ || !last) return count;
+  if (partitions_ && !open_fence_) num_queued_ += static_cast<int>(last - first);
+  own.tell([&, run = Run{table + first, last - first}](Observer& each) {
+    open_fence_ ? each.on_waiting(run, who) : each.on_idle(run, who);
   });
   return count;
 }
@@ -296,8 +326,8 @@ void Pool::unuse(NodeId b, Context& who) noexcept {
     if (!idles_unheard_) [[unlikely]]
       tell_unused(b, open_fence_, who);
     if (parent < 0) return;
-    --nodes_[parent].pins;
-    if (nodes_[parent].used()) return;
+    --nodes_.uses(parent).pins;
+    if (nodes_.used(parent)) return;
     b = parent;
   }
 }
@@ -371,19 +401,19 @@ inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
 
 void Pool::promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
   if (debug_) [[unlikely]]
-    expect(nodes_[b].used() && !nodes_[b].keyed(), "a block that is not owned is promoted", b);
+    expect(nodes_.used(b) && !nodes_[b].keyed(), "a block that is not owned is promoted", b);
   index_.insert(b, key, digest);
   if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
-  if (key.parent >= 0) ++nodes_[key.parent].pins;
+  if (key.parent >= 0) ++nodes_.uses(key.parent).pins;
 }
 
 void Pool::forget(NodeId b) noexcept {
   while (first_twin(b) >= 0) drop_twin(first_twin(b));
-  const bool used = nodes_[b].used();
+  const bool used = nodes_.used(b);
   const NodeId parent = nodes_[b].parent;
   const int fence = nodes_[b].fence;
   if (!used) dequeue(b);
@@ -400,7 +430,7 @@ void Pool::forget(NodeId b) noexcept {
 std::int64_t Pool::count_available(const NodeId* chain, std::int64_t count) const {
   const NodeId* const end = chain + count;
   const NodeId* const unused =
-      std::partition_point(chain, end, [this](NodeId n) { return nodes_[n].used(); });
+      std::partition_point(chain, end, [this](NodeId n) { return nodes_.used(n); });
   if (!num_fenced_) return end - unused;
   return std::count_if(unused, end, [this](NodeId n) { return !nodes_[n].fence; });
 }
@@ -409,8 +439,8 @@ void Pool::exchange(NodeId own, NodeId twin) noexcept {
   // A pool too small to hold the twin would have cached the block itself, and freed none.
   Partition& partition = of(own);
   std::unique_ptr<ReuseTracker> past;
-  if (partition.past && !open_fence_ && counts_as_available(twin) && nodes_[own].ref_count == 1 &&
-      !nodes_[own].pins) {
+  if (partition.past && !open_fence_ && counts_as_available(twin) && nodes_.uses(own).ref_count == 1 &&
+      !nodes_.uses(own).pins) {
     partition.past->on_exchanged(twin);
     past = std::move(partition.past);
   }
@@ -436,7 +466,7 @@ std::size_t Pool::memory() const {
   return owners * sizeof partitions_[0] + apart_.capacity() * sizeof(Partition) +
          (twins_ ? twins_->bytes() : 0) + (generations_ ? generations_->bytes() : 0) +
          sum([](const Partition& p) {
-           return p.ids.bytes() + (p.policy ? p.policy->memory() : 0) +
+           return p.ids.bytes() + p.idle.bytes() + (p.policy ? p.policy->memory() : 0) +
                   (p.past ? p.past->memory() : 0);
          });
 }
@@ -446,7 +476,7 @@ void Pool::take_over(NodeId tail) noexcept {
   dequeue(tail);
   tell_uncached(of(tail), tail, false);
   index_.erase(tail);
-  nodes_[tail].ref_count = 1;
+  nodes_.uses(tail).ref_count = 1;
 }
 
 void Pool::set_debug(bool debug) noexcept {
@@ -474,7 +504,7 @@ bool Pool::expect(bool holds, const char* otherwise, NodeId b) noexcept {
 void Pool::poison(NodeId b) noexcept { std::fill_n(nodes_.tokens(b), nodes_.block_size, kPoison); }
 
 void Pool::check_taken(NodeId b) noexcept {
-  expect(!nodes_[b].used() && !nodes_[b].keyed(), "a block that is not free is handed out", b);
+  expect(!nodes_.used(b) && !nodes_[b].keyed(), "a block that is not free is handed out", b);
   const Token* tokens = nodes_.tokens(b);
   expect(std::all_of(tokens, tokens + nodes_.block_size, [](Token t) { return t == kPoison; }),
          "a block was written while it was free", b);

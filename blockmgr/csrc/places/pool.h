@@ -20,6 +20,7 @@
 #include "identity/index.h"
 #include "identity/node_ids.h"
 #include "memory/node.h"
+#include "places/idle_segments.h"
 #include "policies/policy.h"
 #include "policies/retention.h"
 #include "policies/reuse.h"
@@ -64,7 +65,7 @@ class Pool {
           range{first_node, NodeIds::count_for(capacity), capacity},
           ids(range),
           free(nodes, first, capacity),
-          idle(nodes, sentinel) {}
+          idle(nodes, range, sentinel) {}
     int available() const { return free.size() + idle.size(); }
     bool holds(BlockId b) const { return number(b) >= first && number(b) < first + capacity; }
     // Whether an observer is notified of what happens here.
@@ -80,7 +81,7 @@ class Pool {
     Range range;
     NodeIds ids;
     FreeBlocks free;
-    NodeList idle;  // by recency: what became idle first is in front, children before parents
+    IdleSegments idle;  // by recency: what became idle first is in front, children before parents
     std::unique_ptr<Policy> policy;        // nullptr: the least recently used block goes first
     RetainingPolicy* retention = nullptr;  // the policy, if it is one
     std::unique_ptr<ReuseTracker> past;    // nullptr: there is no memory
@@ -119,9 +120,9 @@ class Pool {
   // Adds a table's reference.
   void acquire(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      expect(nodes_[b].used() || nodes_[b].keyed(), "a free block is acquired", b);
-    if (!nodes_[b].used()) use(b);
-    ++nodes_[b].ref_count;
+      expect(nodes_.used(b) || nodes_[b].keyed(), "a free block is acquired", b);
+    if (!nodes_.used(b)) use(b);
+    ++nodes_.uses(b).ref_count;
   }
   // Acquires each block of a chain that the index found, first to last.
   void acquire_chain(const NodeId* chain, std::int64_t count) noexcept;
@@ -130,19 +131,19 @@ class Pool {
     release(b, nobody);
   }
   void release(NodeId b, Context& who) noexcept {
-    Node& record = nodes_[b];
+    Uses& uses = nodes_.uses(b);
     if (debug_) [[unlikely]]
-      if (!expect(record.ref_count, "a block is released more often than it is held", b)) return;
-    --record.ref_count;
-    if (twins_ && !record.ref_count) [[unlikely]]
+      if (!expect(uses.ref_count, "a block is released more often than it is held", b)) return;
+    --uses.ref_count;
+    if (twins_ && !uses.ref_count) [[unlikely]]
       part_from_twins(b);
-    if (record.used()) return;
+    if (nodes_.used(b)) return;
     // The usual case without a call: a cached block whose parent is released after it, without
     // an observer.
-    const NodeId parent = record.parent;
-    if (record.keyed() && idles_unheard_ && parent >= 0 && nodes_[parent].ref_count) {
+    const NodeId parent = nodes_[b].parent;
+    if (nodes_[b].keyed() && idles_unheard_ && parent >= 0 && nodes_.uses(parent).ref_count) {
       common_.idle.push_back(b);
-      --nodes_[parent].pins;
+      --nodes_.uses(parent).pins;
       return;
     }
     unuse(b, who);
@@ -151,15 +152,15 @@ class Pool {
   void release_table(const NodeId* table, std::int64_t count, Context& who) noexcept;
   void pin(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      expect(nodes_[b].used() || nodes_[b].keyed(), "a free block is pinned", b);
-    if (!nodes_[b].used()) use(b);
-    ++nodes_[b].pins;
+      expect(nodes_.used(b) || nodes_[b].keyed(), "a free block is pinned", b);
+    if (!nodes_.used(b)) use(b);
+    ++nodes_.uses(b).pins;
   }
   void unpin(NodeId b) noexcept {
     if (debug_) [[unlikely]]
-      if (!expect(nodes_[b].pins, "a block is unpinned more often than it is pinned", b)) return;
-    --nodes_[b].pins;
-    if (!nodes_[b].used()) unuse(b);
+      if (!expect(nodes_.uses(b).pins, "a block is unpinned more often than it is pinned", b)) return;
+    --nodes_.uses(b).pins;
+    if (!nodes_.used(b)) unuse(b);
   }
   // What the policy of a partition needs to know of requests: see there.
   Context admitted(int number, Run found, std::int64_t num_blocks) noexcept {
@@ -182,7 +183,7 @@ class Pool {
   const ReuseTracker* past(int number) const { return partition(number).past.get(); }
 
   // Whether using this block makes one fewer available.
-  bool counts_as_available(NodeId b) const { return !nodes_[b].used() && !nodes_[b].fence; }
+  bool counts_as_available(NodeId b) const { return !nodes_.used(b) && !nodes_[b].fence; }
 
   // How many of a chain that the index found do so.
   std::int64_t count_available(const NodeId* chain, std::int64_t count) const;
@@ -244,7 +245,7 @@ class Pool {
   std::string take_fault();
 
   const FreeBlocks& free_blocks(int number = 0) const { return partition(number).free; }
-  const NodeList& idle_list(int number = 0) const { return partition(number).idle; }
+  const IdleSegments& idle_list(int number = 0) const { return partition(number).idle; }
   const Policy* policy(int number = 0) const { return partition(number).policy.get(); }
   const NodeList& fence_list(int fence) const {
     return fences_[static_cast<std::size_t>(fence - 1)];
@@ -282,9 +283,7 @@ class Pool {
   BM_NOINLINE void tell_used(NodeId b) noexcept;
   BM_NOINLINE static void tell_taken(Partition& own) noexcept;
   BM_NOINLINE static void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
-  // Where blocks go whose last use ended, and whether an observer is notified.
-  enum Leaving { kUnheard, kToIdle, kToFence };
-  template <Leaving kLeaving>
+  std::int64_t count_run(const NodeId* table, std::int64_t count) const;
   std::int64_t release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept;
   BlockId take_block(Partition& own) noexcept;
   void evict(Partition& own, NodeId b) noexcept;

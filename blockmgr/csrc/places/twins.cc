@@ -4,9 +4,9 @@
 namespace blockmgr {
 
 void Pool::set_twin(NodeId b, NodeId cached) noexcept {
-  if (!nodes_[cached].ref_count) {
-    if (!nodes_[cached].used()) return hand_over(cached, b);
-    ++nodes_[cached].pins;  // used until all is moved: what keeps it may go with its children
+  if (!nodes_.uses(cached).ref_count) {
+    if (!nodes_.used(cached)) return hand_over(cached, b);
+    ++nodes_.uses(cached).pins;  // used until all is moved: what keeps it may go with its children
     hand_over(cached, b);
     return unpin(cached);
   }
@@ -36,15 +36,15 @@ void Pool::part_from_twins(NodeId b) noexcept {
   if (!nodes_[b].keyed()) return drop_twin(b);
   const NodeId twin = first_twin(b);
   if (twin < 0) return;
-  ++nodes_[b].pins;  // used until all is moved
+  ++nodes_.uses(b).pins;  // used until all is moved
   hand_over(b, twin);
-  --nodes_[b].pins;
+  --nodes_.uses(b).pins;
 }
 
 // Its key, its children and its twins pass from a cached block that no table names to a private
 // one with the same content. What it loses is given back: by the caller if it was used.
 void Pool::hand_over(NodeId from, NodeId to) noexcept {
-  const bool used = nodes_[from].used();
+  const bool used = nodes_.used(from);
   const int fence = nodes_[from].fence;
   const NodeId parent = nodes_[from].parent;
   if (!used) {
@@ -57,13 +57,13 @@ void Pool::hand_over(NodeId from, NodeId to) noexcept {
   each_twin(to, [&](NodeId b) { nodes_[b].parent = to; });
   index_.move(from, to);
   for (NodeId b = nodes_[to].first_child; b >= 0; b = nodes_[b].next_sibling) {
-    const bool pins = nodes_[b].used();
-    nodes_[from].pins -= pins;
-    nodes_[to].pins += pins;
+    const bool pins = nodes_.used(b);
+    nodes_.uses(from).pins -= pins;
+    nodes_.uses(to).pins += pins;
   }
   of(to).tell([from, to](Observer& each) { each.on_moved(from, to); });
   if (used) return;  // its parent is pinned as before, by another child
-  if (parent >= 0) ++nodes_[parent].pins;
+  if (parent >= 0) ++nodes_.uses(parent).pins;
   enqueue(from, fence);
 }
 

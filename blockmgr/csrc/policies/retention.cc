@@ -297,7 +297,7 @@ void RetainingPolicy::set_time(double now) noexcept {
     forget_retention(b);
     if (!current) continue;
     // What is not cached and waits for a step has no content any more.
-    if (at(b).cached || nodes_[b].used()) ++counts_.expired;
+    if (at(b).cached || nodes_.used(b)) ++counts_.expired;
     if (at(b).cached) refresh(b);
   }
 }

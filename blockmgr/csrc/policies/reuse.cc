@@ -156,8 +156,7 @@ void ReuseTracker::count(const NodeId* found, std::int64_t num_found, const std:
 std::int64_t ReuseTracker::place(NodeId b) const noexcept {
   const Tick t = tick_[b];
   if (t != kNoTick) return in_use_ + rank(t);
-  const Node& record = nodes_[b];
-  return record.used() || record.fence ? 0 : limit_ + 1;
+  return nodes_.used(b) || nodes_[b].fence ? 0 : limit_ + 1;
 }
 
 // Something more is in use: it fills the first hole, or all the rest moves back.

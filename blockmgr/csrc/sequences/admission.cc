@@ -379,7 +379,8 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   if (num_tokens < config_.min_partial_tokens || s.num_chained != logical) return;
   const NodeId b = table(s)[logical];
   const Node& record = nodes_[b];
-  if (record.ref_count != 1 || record.keyed() || record.copy_source != kNoNode || record.in_flight)
+  if (nodes_.uses(b).ref_count != 1 || record.keyed() || record.copy_source != kNoNode ||
+      record.in_flight)
     return;
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), nodes_.tokens(b)};
   if (is_covered(key, num_tokens)) return;

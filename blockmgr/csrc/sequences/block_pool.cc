@@ -43,8 +43,7 @@ NodeId BlockPool::checked(std::int64_t id, std::int64_t position) const {
 // A block that only a copy in flight or pending keeps holds nothing that a caller may refer to.
 void BlockPool::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
-    const Node& record = listed(ids[i], i);
-    if (!record.ref_count && !record.keyed())
+    if (!uses(ids[i], i).ref_count && !listed(ids[i], i).keyed())
       throw WrongBlockState(
           ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
@@ -79,7 +78,7 @@ void BlockPool::begin_list() noexcept {
 void BlockPool::check_held(const std::int64_t* ids, std::int64_t count) {
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!listed(ids[i], i).ref_count)
+    if (!uses(ids[i], i).ref_count)
       throw WrongBlockState(ids[i], "it is released more often than it is held");
     if (named_before(ids[i])) [[unlikely]]
       return check_counted(ids, count);
@@ -91,7 +90,7 @@ void BlockPool::check_counted(const std::int64_t* ids, std::int64_t count) const
   named.begin(std::min<std::int64_t>(count, nodes_.count));
   for (std::int64_t i = 0; i < count; ++i) {
     const NodeId n = checked(ids[i], i);
-    if (n < 0 || named.add(n) > nodes_[n].ref_count)
+    if (n < 0 || named.add(n) > nodes_.uses(n).ref_count)
       throw WrongBlockState(ids[i], "it is released more often than it is held");
   }
 }
@@ -110,7 +109,7 @@ std::int64_t BlockPool::run_from(const std::int64_t* ids, std::int64_t count,
 // What is before the run may be idle too: then the first of it takes that along.
 void BlockPool::acquire_run(Run run) noexcept {
   const NodeId before = nodes_[run.nodes[0]].parent;
-  if (before >= 0 && !nodes_[before].used()) {
+  if (before >= 0 && !nodes_.used(before)) {
     pool_.acquire(run.nodes[0]);
     run = {run.nodes + 1, run.count - 1};
   }
@@ -243,7 +242,7 @@ void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, con
   const int partition = partition_of_chain(key);
   begin_list();
   for (std::int64_t i = 0; i < count; ++i) {
-    if (!listed(ids[i], i).ref_count)
+    if (!uses(ids[i], i).ref_count)
       throw WrongBlockState(ids[i], "cannot promote it: it is not held");
     if (named_before(ids[i]))
       throw Error(ErrorKind::kValue,
@@ -340,7 +339,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
 std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
                                       const Announce& announce) {
   const Held held(monitor_);
-  if (!view(id).ref_count)
+  if (!uses(id).ref_count)
     throw WrongBlockState(id, "cannot make it writable: it is not held");
   if (num_tokens < 0 || num_tokens > nodes_.block_size)
     throw Error(ErrorKind::kValue, "num_tokens must be in [0, " +
@@ -387,12 +386,12 @@ void BlockPool::reset() {
   const Held held(monitor_);
   if (pool_.num_used()) {
     std::int64_t b = first_;
-    while (!view(b).used()) ++b;
+    while (uses(b) == Uses()) ++b;
     throw WrongBlockState(b, "cannot reset: it is in use");
   }
   const PrefixIndex::Clearing clearing(index_);
   for (int i = 0; i < pool_.num_partitions(); ++i) {
-    const NodeList& idle = pool_.idle_list(i);
+    const IdleSegments& idle = pool_.idle_list(i);
     while (!idle.empty()) pool_.forget(idle.front());  // has no cached child
     if (ReuseTracker* past = pool_.past(i)) past->forget_ghosts();
   }

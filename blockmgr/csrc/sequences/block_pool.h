@@ -81,6 +81,11 @@ class BlockPool : public Store {
     const NodeId n = checked(id, position);
     return n < 0 ? free_ : nodes_[n];
   }
+  // What keeps it; nothing keeps a free block.
+  Uses uses(std::int64_t id, std::int64_t position = -1) const {
+    const NodeId n = checked(id, position);
+    return n < 0 ? Uses() : nodes_.uses(n);
+  }
   std::uint32_t generation(std::int64_t id) const {
     checked(id, -1);
     return pool_.generation(id);

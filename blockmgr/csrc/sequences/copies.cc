@@ -85,7 +85,7 @@ void CopyTracker::aborted() noexcept {
     const NodeId destination = flight_[i].destination;
     nodes_[destination].in_flight = 0;
     pending_.push_front(destination);
-    if (nodes_[destination].ref_count == 0) drop(destination);
+    if (nodes_.uses(destination).ref_count == 0) drop(destination);
     pool_.unpin(destination);
   }
   flight_.clear();

@@ -54,7 +54,7 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
   constexpr std::int32_t kAhead = 16;
   for (std::int32_t i = 0; i < model.num_blocks; ++i) {
     if (i + kAhead < model.num_blocks) prefetch(&nodes_[from[i + kAhead]]);
-    nodes_[from[i]].ref_count += static_cast<std::uint32_t>(count);
+    nodes_.uses(from[i]).ref_count += static_cast<std::uint32_t>(count);
   }
   const std::int32_t* shown = nullptr;
   for (std::int64_t c = 0; c < count; ++c) {
@@ -134,7 +134,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
   // Every new reference before any release: a block may pass from one beam to another.
   for (const Successor& next : successors) {
     for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
-      ++nodes_[next.table[i]].ref_count;
+      ++nodes_.uses(next.table[i]).ref_count;
     index_.retain_root(next.state.root);
   }
   for (std::size_t c = 0; c < changed.size(); ++c) {

@@ -138,7 +138,11 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   for (std::int64_t i = 0; i < count; ++i) {
     if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
       const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
-      if (ahead.num_blocks > 0) prefetch(&nodes_[table(ahead)[ahead.num_blocks - 1]]);
+      if (ahead.num_blocks > 0) {
+        const NodeId last = table(ahead)[ahead.num_blocks - 1];
+        prefetch(&nodes_[last]);
+        prefetch(&nodes_.uses(last));
+      }
     }
     Sequence& s = running(handles[i]);
     if (s.mark == batch_mark_)
@@ -156,7 +160,8 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     if (logical < s.num_blocks) {
       const NodeId b = table(s)[logical];
       const Node& record = nodes_[b];
-      takes = record.keyed() || (record.ref_count > 1 && !sharers.is_last(b, record.ref_count));
+      const std::uint32_t refs = nodes_.uses(b).ref_count;
+      takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= longest(s.partition)) {
@@ -198,8 +203,8 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
-      const Node& record = nodes_[t[logical]];
-      if (record.ref_count > 1 || record.keyed() || record.parent >= 0)
+      const NodeId b = t[logical];
+      if (is_shared(b) || nodes_[b].parent >= 0)
         make_private(s, logical, s.num_tokens);
     } else {
       set_entry(row_of(s), logical, pool_.take(s.partition, before(s, logical)));

@@ -18,7 +18,7 @@ NodeId Sequences::checked_block(std::int64_t id, std::int64_t position) const {
 void Sequences::check_known(const std::int64_t* ids, std::int64_t count, const char* call) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const NodeId n = checked_block(ids[i], i);
-    if (n < 0 || (!nodes_[n].ref_count && !nodes_[n].keyed() && !num_holds(n)))
+    if (n < 0 || (!nodes_.uses(n).ref_count && !nodes_[n].keyed() && !num_holds(n)))
       throw WrongBlockState(
           ids[i], std::string("cannot ") + call + " it: it is not held, and it is not cached");
   }
@@ -26,7 +26,7 @@ void Sequences::check_known(const std::int64_t* ids, std::int64_t count, const c
 
 std::int64_t Sequences::ref_count(std::int64_t id) const {
   const NodeId n = checked_block(id, -1);
-  return n < 0 ? 0 : nodes_[n].ref_count + num_holds(n);
+  return n < 0 ? 0 : nodes_.uses(n).ref_count + num_holds(n);
 }
 
 // A hold is a pin: it keeps the block and its ancestors, and does not cause a copy before a write.
@@ -76,7 +76,7 @@ void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   check_known(ids, count, "touch");
   for (std::int64_t i = 0; i < count; ++i)
-    for (NodeId b = nodes_.owner(ids[i]); b >= 0 && !nodes_[b].used(); b = nodes_[b].parent)
+    for (NodeId b = nodes_.owner(ids[i]); b >= 0 && !nodes_.used(b); b = nodes_[b].parent)
       if (pool_.counts_as_available(b)) {
         pool_.touch(b);
         ++counters_.touched_blocks;

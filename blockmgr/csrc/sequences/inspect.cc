@@ -8,8 +8,9 @@ namespace blockmgr {
 
 namespace {
 
-BlockFacts::State state_of(const Node& record) {
-  if (record.used()) return record.keyed() ? BlockFacts::kCached : BlockFacts::kOwned;
+BlockFacts::State state_of(const Nodes& nodes, NodeId n) {
+  const Node& record = nodes[n];
+  if (nodes.used(n)) return record.keyed() ? BlockFacts::kCached : BlockFacts::kOwned;
   if (record.fence) return BlockFacts::kFenced;
   return record.keyed() ? BlockFacts::kIdle : BlockFacts::kFree;
 }
@@ -31,15 +32,15 @@ std::vector<BlockFacts> inspect(const Nodes& nodes, const Pool& pool, const Copy
     const NodeId n = nodes.owner(b);
     if (n < 0) continue;
     const Node& record = nodes[n];
-    fact.state = state_of(record);
-    fact.ref_count = static_cast<std::int32_t>(record.ref_count);
-    fact.pins = static_cast<std::int32_t>(record.pins);
+    fact.state = state_of(nodes, n);
+    fact.ref_count = static_cast<std::int32_t>(nodes.uses(n).ref_count);
+    fact.pins = static_cast<std::int32_t>(nodes.uses(n).pins);
     fact.num_tokens = fact.num_computed = record.key_tokens;
     (record.keyed() ? fact.parent : fact.twin) = nodes.name(record.parent);
     if (record.keyed() && record.parent >= 0) ++at(record.parent).num_children;
   }
   for (int i = 0; i < pool.num_partitions(); ++i) {
-    const NodeList& idle = pool.idle_list(i);
+    const IdleSegments& idle = pool.idle_list(i);
     std::int32_t rank = 0;
     for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) at(n).eviction_rank = rank++;
   }
@@ -66,7 +67,7 @@ static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   for (NodeId n = 0; n < nodes.count; ++n)
     if (nodes.block(n) != kNoBlock) at(n).priority = core.level(n);
   for (int i = 0; i < core.pool().num_partitions(); ++i) {
-    const NodeList& idle = core.pool().idle_list(i);
+    const IdleSegments& idle = core.pool().idle_list(i);
     std::int32_t rank = 0;
     for (int level = kLow; level <= kPinned; ++level)
       for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n))

@@ -97,7 +97,7 @@ void Sequences::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
     if (node < 0) continue;
     if (!expect_reuse) {
       const Node& record = nodes_[node];
-      const bool in_use = record.ref_count > (keyed ? 1 : 0);
+      const bool in_use = nodes_.uses(node).ref_count > (keyed ? 1 : 0);
       const bool branches = record.first_child >= 0 &&
                             (record.first_child != below || nodes_[below].next_sibling >= 0);
       if (in_use || branches || policy.is_expected(node)) return;

@@ -81,7 +81,7 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
 
 // One reference to what a copy is pending into goes.
 void Store::release_destination(NodeId b) noexcept {
-  if (nodes_[b].ref_count == 1) copies_.drop(b);
+  if (nodes_.uses(b).ref_count == 1) copies_.drop(b);
 }
 
 Store::Writable Store::move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,

@@ -124,7 +124,7 @@ class Store {
   }
 
   // Whether a write into this block would be seen by others.
-  bool is_shared(NodeId b) const { return nodes_[b].ref_count > 1 || nodes_[b].keyed(); }
+  bool is_shared(NodeId b) const { return nodes_.uses(b).ref_count > 1 || nodes_[b].keyed(); }
   // Moves a reference from a shared block to a fresh one, which takes over the leading num_known
   // token ids. The K/V of the leading num_tokens is copied, as far as a copy can bring it.
   struct Writable {

@@ -13,7 +13,7 @@ void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* cal
   refuse_open_ticket(call);
   const std::int32_t* t = table(s);
   for (std::int64_t i = settled(s) / config_.block_size; i < s.num_chained; ++i)
-    if (nodes_[t[i]].unwritten && nodes_[t[i]].ref_count > 1)
+    if (nodes_[t[i]].unwritten && nodes_.uses(t[i]).ref_count > 1)
       throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                         std::to_string(handle_of(row_of(s))) + ": block " +
                                         std::to_string(nodes_.name(t[i])) +
