@@ -29,6 +29,7 @@ __all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
 
 _MOST_GROUP: Final = 255
 _LOG = logging.getLogger(__name__)
+_REMOVED: Final = EventKind.REMOVED
 _KINDS: Final[Mapping[type, EventKind]] = {
     **dict.fromkeys((wire.BlockStored, wire.OldBlockStored, wire.StoredHashes), EventKind.STORED),
     **dict.fromkeys(
@@ -241,8 +242,16 @@ class WorkerIndex:
         run: list[Any] = []
         what = None
         groups = self._groups.setdefault(worker, {})
+        # Of removals, which come one block at a time, those like the last one need no second look.
+        alike: tuple[Any, ...] | None = None
         for event in events:
-            tier, kind = wire.tier_of(event), _KINDS[type(event)]
+            kind = _KINDS[event.__class__]
+            about = (event.medium, event.locality, event.group_idx) if kind is _REMOVED else None
+            if about is not None and about == alike and event.block_hashes:
+                run.append(event)
+                continue
+            alike = None
+            tier = wire.tier_of(event)
             if tier is None:
                 self._refuse("other_medium", worker, f"medium {event.medium!r} is unknown")
             elif kind is EventKind.CLEARED:
@@ -256,6 +265,7 @@ class WorkerIndex:
                     self._apply_run(worker, what, run)
                     run, what = [], (kind, tier)
                 run.append(event)
+                alike = about
         self._apply_run(worker, what, run)
 
     def _apply_run(
