@@ -106,12 +106,16 @@ class Match:
         num_idle_blocks: Idle blocks that admission takes into use for it, beside the fresh ones. So
             it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of those
             that are available.
+        num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
+            of the same namespace has and has yet to commit. A request that waits until it has
+            need not compute them.
     """
 
     num_cached_tokens: int
     num_partial_tokens: int
     block_ids: npt.NDArray[np.int32]
     num_idle_blocks: int = 0
+    num_computing_tokens: int = 0
 
 
 class Priority(enum.IntEnum):

@@ -146,7 +146,7 @@ _SENTENCES = {
     MissReason.TOO_LARGE: "were not looked for: the request is larger than the pool",
     MissReason.LAST_TOKEN: "are left to compute: the last token is never served from the cache",
     MissReason.PARTIAL_BLOCK: "fill no whole block, and no cached part of one serves them",
-    MissReason.NOT_COMMITTED: "are held by a running sequence that has not committed them",
+    MissReason.NOT_COMMITTED: "belong to a running sequence that has yet to commit them",
     MissReason.OTHER_EXTRAS: "are cached with other extra keys",
     MissReason.OTHER_NAMESPACE: "are cached in another namespace",
     MissReason.NEVER_SEEN: "were never cached",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HoldingEngine"]
 
+COUNTS = ("num_cached_tokens", "num_partial_tokens", "num_idle_blocks", "num_computing_tokens")
+"""What a match says in numbers."""
+
 
 class HoldingEngine(RememberingEngine):
     """Looks prompts up, and names blocks by their ids, as code that moves K/V does."""
@@ -32,7 +35,7 @@ class HoldingEngine(RememberingEngine):
         if answer is None or self.model is None:
             return answer
         ours, theirs = answer
-        for name in ("num_cached_tokens", "num_partial_tokens", "num_idle_blocks"):
+        for name in COUNTS:
             if getattr(ours, name) != getattr(theirs, name):
                 raise DivergenceError(f"match({tokens}).{name}: {ours}, expected {theirs}")
         self.same_blocks(ours.block_ids.tolist(), theirs.block_ids.tolist(), "match")

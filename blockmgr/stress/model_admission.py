@@ -50,7 +50,7 @@ class Plan:
     needed: int
 
 
-def common(left: Sequence[int], right: Sequence[int]) -> int:
+def common(left: Sequence[object], right: Sequence[object]) -> int:
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -265,7 +265,19 @@ class ModelAdmission(ModelPool):
         num_cached = len(plan.hits) * self.size + plan.num_partial
         ids = np.array([b.id for b in plan.hits], np.int32)
         idle = plan.needed - (plan.num_blocks - len(plan.hits))
-        return Match(num_cached, plan.num_partial, ids, idle)
+        last = len(seq.tokens) - 1 if terms.most is None else min(len(seq.tokens) - 1, terms.most)
+        most = self.num_computing(seq.content(last // self.size))
+        computing = most * self.size - num_cached if most > len(plan.hits) else 0
+        return Match(num_cached, plan.num_partial, ids, idle, computing)
+
+    def num_computing(self, wanted: Content) -> int:
+        """The most leading blocks of this that one running sequence has, or will commit."""
+        namespace, chunks = wanted
+        running = (s for s in self.seqs.values() if not s.is_preempted and not s.outdated)
+        alike = (s for s in running if self.config.prefix_caching and s.namespace == namespace)
+        return max(
+            (common(s.content(s.num_tokens // self.size)[1], chunks) for s in alike), default=0
+        )
 
     def can_admit(
         self,

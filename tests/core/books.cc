@@ -415,6 +415,17 @@ std::vector<Tampering> of_sequences() {
              }
          return {};
        }},
+      {"a row with blocks to commit that is not known",
+       [](Victim& v) -> Undo {
+         BitTree& rows = v.core.computing_;
+         for (const Sequence& s : v.core.sequences_) {
+           const auto row = static_cast<std::uint32_t>(v.core.row_of(s));
+           if (!v.core.is_computing(s)) continue;
+           rows.erase(row);
+           return [&rows, row] { rows.insert(row); };
+         }
+         return {};
+       }},
       {"an unused row less",
        [](Victim& v) -> Undo {
          auto& rows = v.core.unused_rows_;

@@ -242,6 +242,25 @@ std::int64_t World::needed_for(const MatchResult& match, std::int64_t slots) con
   return needed;
 }
 
+std::int64_t World::computing_for(const Prompt& asked, int name, int extras,
+                                  const MatchResult& match) const {
+  const std::int64_t size = config_.block_size;
+  const auto found = static_cast<std::int64_t>(match.blocks.size());
+  const std::int64_t limit = std::min(asked.num_tokens - 1, asked.most_cached) / size;
+  std::int64_t most = found;
+  for (const EntryPtr& entry : entries_) {
+    if (!digester_ || !entry->running || entry->name != name || view(*entry).outdated) continue;
+    const auto end = std::min(limit, static_cast<std::int64_t>(entry->tokens.size()) / size);
+    std::int64_t i = 0;
+    while (i < end && extras_number(entry->extras, i) == extras_number(extras, i) &&
+           std::equal(asked.tokens + i * size, asked.tokens + (i + 1) * size,
+                      entry->tokens.begin() + i * size))
+      ++i;
+    most = std::max(most, i);
+  }
+  return most > found ? most * size - match.num_cached : 0;
+}
+
 // What match finds of a sequence's tokens; the digest does not fail meanwhile.
 MatchResult World::found_for(const Entry& entry) {
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
@@ -294,6 +313,8 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   Prompt looked_up = asked;
   if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // there may be less room
   call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
+  EXPECT(match.num_computing == computing_for(looked_up, name, extras, match),
+         "match says that others are computing more, or less, than they are");
   asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
   EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");

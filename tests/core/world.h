@@ -264,6 +264,9 @@ class World {
   void check_others(const std::vector<Share>& before, unsigned touched, bool deep) const;
   // Blocks a prompt would take or use that are available: what has to be left.
   std::int64_t needed_for(const MatchResult& match, std::int64_t slots) const;
+  // Tokens past what match finds that a running sequence will commit.
+  std::int64_t computing_for(const Prompt& asked, int name, int extras,
+                             const MatchResult& match) const;
   MatchResult found_for(const Entry& entry);
   // The nodes of a sequence, and their blocks.
   const NodeId* nodes_of(const Entry& entry) const {

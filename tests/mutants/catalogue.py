@@ -464,6 +464,61 @@ CORE = (
         "  refuse_open_ticket(call);\n",
         "",
     ),
+    # What is being computed.
+    Mutant(
+        "appended_tokens_are_not_being_computed",
+        "sequences/growth.cc",
+        "  show_length(s);\n  note_computing(s);\n",
+        "  show_length(s);\n",
+    ),
+    Mutant(
+        "what_decode_fills_is_not_being_computed",
+        "sequences/growth.cc",
+        "    if (offset + 1 == size) computing_",
+        "    if (offset > size) computing_",
+    ),
+    Mutant(
+        "a_fork_computes_nothing",
+        "sequences/fork.cc",
+        "    show_length(child);\n    note_computing(child);\n",
+        "    show_length(child);\n",
+    ),
+    Mutant(
+        "a_beam_computes_nothing",
+        "sequences/fork.cc",
+        "    show_length(s);\n    note_computing(s);\n",
+        "    show_length(s);\n",
+    ),
+    Mutant(
+        "what_another_tenant_computes_is_waited_for",
+        "sequences/computing.cc",
+        "      } else if (s.root == root) {",
+        "      } else {\n        (void)root;",
+    ),
+    Mutant(
+        "what_is_computed_with_other_extra_keys_is_waited_for",
+        "sequences/computing.cc",
+        "    if (extras_at(s.extras_ids(), i) != extras_at(&extras, i) ||\n        !same",
+        "    (void)extras;\n    if (!same",
+    ),
+    Mutant(
+        "what_follows_another_prefix_is_waited_for",
+        "sequences/computing.cc",
+        "  if (i > found.num_full || (i && chain_node(s, i) != found.full[i - 1])) return 0;",
+        "  if (i > found.num_full) return 0;",
+    ),
+    Mutant(
+        "the_last_token_is_waited_for",
+        "sequences/computing.cc",
+        "  const std::int64_t last = std::min(prompt.num_tokens - 1, prompt.most_cached);",
+        "  const std::int64_t last = std::min(prompt.num_tokens, prompt.most_cached);",
+    ),
+    Mutant(
+        "tokens_without_slots_are_compared_from_the_first",
+        "sequences/computing.cc",
+        "waiting + (i - s.num_blocks) * size;",
+        "waiting + (i - s.num_chained) * size * (i < s.num_blocks);",
+    ),
     # Idle segments.
     Mutant(
         "a_run_that_becomes_idle_leaves_out_its_last",

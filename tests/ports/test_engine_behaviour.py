@@ -353,6 +353,27 @@ def test_every_prompt_needs_a_sampling() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{}, {"chunk_size": 3}, {"num_blocks": 15}, {"early_commit": True, "chunk_size": 5}],
+    ids=str,
+)
+def test_a_beginning_that_another_computes_can_be_waited_for(options: dict[str, Any]) -> None:
+    """The tokens are the same, and each block that prompts share is computed once."""
+    prompts = [[7] * 32 + [n, n + 1] for n in range(11, 16)]
+    hurried = engine_of(**options)
+    patient = engine_of(wait_for_computing=True, **options)
+    expected = tokens_of(hurried.generate(prompts, GREEDY))
+    assert tokens_of(patient.generate(prompts, GREEDY)) == expected
+    assert patient.report().computed_tokens <= hurried.report().computed_tokens
+    if "num_blocks" in options:  # preempted ones are computed again
+        return
+    once = 34 + 4 * 2 + len(prompts) * (NEW_TOKENS - 1)
+    assert patient.report().computed_tokens == once
+    if not options.get("early_commit"):
+        assert hurried.report().computed_tokens == once + 4 * 32
+
+
+@pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),

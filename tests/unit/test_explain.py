@@ -88,12 +88,11 @@ def test_tokens_that_are_held_and_not_committed_are_found_so(make_manager: MakeM
     assert reasons(manager, [1, 2, 3, 4, 6])[0] == ("NEVER_SEEN", 2, 4)
 
 
-def test_tokens_without_slots_are_not_held(make_manager: MakeManager) -> None:
+def test_tokens_without_slots_will_be_committed_too(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2)
     manager.admit([1, 2, 3, 4, 5], num_slots=2)
     assert reasons(manager, [1, 2, 3, 4, 6]) == [
-        ("NOT_COMMITTED", 0, 2),
-        ("NEVER_SEEN", 2, 4),
+        ("NOT_COMMITTED", 0, 4),
         ("LAST_TOKEN", 4, 5),
     ]
 

@@ -205,6 +205,7 @@ struct Known {
   Field num_partial_tokens;
   Field block_ids;
   Field num_idle_blocks;
+  Field num_computing_tokens;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;

@@ -53,6 +53,7 @@ void know_python() {
             field(match, "num_partial_tokens"),
             field(match, "block_ids"),
             field(match, "num_idle_blocks"),
+            field(match, "num_computing_tokens"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),

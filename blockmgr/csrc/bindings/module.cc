@@ -138,6 +138,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
   python.block_ids.set(record, ids.array);
   python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
+  python.num_computing_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
   return record;
 }
 

@@ -233,6 +233,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   const std::int64_t from = found.num_full * size;
   store_tokens(s, from, tokens + from, std::min(s.num_tokens, num_slots(s)) - from);
   show_length(s);
+  note_computing(s);
 }
 
 Handle Sequences::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
@@ -330,6 +331,7 @@ MatchResult Sequences::match(const Prompt& prompt) {
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
+  result.num_computing = num_computing(prompt, found);
   result.blocks.resize(static_cast<std::size_t>(found.num_full));
   nodes_.name_all(found.full, found.num_full, result.blocks.data());
   return result;

@@ -42,26 +42,6 @@ class Sequences::Elsewhere {
   std::vector<NodeId> next_;
 };
 
-// Leading blocks of the prompt, limit at most, that some running sequence holds, findable or not.
-std::int64_t Sequences::num_uncommitted(const Prompt& prompt, std::int64_t limit,
-                                        std::uint32_t root, const ExtrasIds& extras,
-                                        const Found& found) const {
-  const int size = config_.block_size;
-  std::int64_t most = found.num_full;
-  for (const Sequence& s : sequences_) {
-    if (s.state != Sequence::kRunning || s.root != root) continue;
-    const std::int32_t* t = table(s);
-    const std::int64_t end = std::min(limit, std::min(s.num_tokens, num_slots(s)) / size);
-    std::int64_t i = 0;
-    while (i < end && extras_at(s.extras_ids(), i) == extras_at(&extras, i) &&
-           ((i < found.num_full && t[i] == found.full[i]) ||
-            same_tokens(nodes_.tokens(t[i]), prompt.tokens + i * size, size)))
-      ++i;
-    most = std::max(most, i);
-  }
-  return most;
-}
-
 // The most leading tokens that any child of the node has in common with these.
 std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t extras,
                                              NodeId node) const {
@@ -99,7 +79,9 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
 
   const bool missing = found.num_full < limit;
   const std::int64_t held =
-      missing && root != kUnknownId ? num_uncommitted(prompt, limit, root, extras, found) : 0;
+      missing && root != kUnknownId
+          ? count_with_computing(prompt.tokens, limit, root, extras, found)
+          : 0;
   Elsewhere elsewhere(*this, prompt, root);
   if (missing)
     for (std::int64_t i = 0; i < found.num_full; ++i) elsewhere.step(i);

@@ -49,6 +49,7 @@ void Sequences::mend_chains() noexcept {
     const std::int32_t* t = table(s);
     for (std::int32_t i = 0; i < s.num_chained; ++i)
       if (!nodes_[t[i]].keyed() && nodes_[t[i]].parent < 0) s.num_chained = i;
+    note_computing(s);
   }
 }
 

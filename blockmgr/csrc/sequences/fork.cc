@@ -76,6 +76,7 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
       shown = shown_at(index);
     }
     show_length(child);
+    note_computing(child);
   }
   counters_.forks += count;
   return true;
@@ -147,6 +148,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
                table(s) + next.num_kept);
     show(row_of(s), next.num_kept, s.num_blocks - next.num_kept);
     show_length(s);
+    note_computing(s);
   }
 }
 

@@ -88,6 +88,7 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
   store_tokens(s, s.num_tokens, tokens, count);
   s.num_tokens = total;
   show_length(s);
+  note_computing(s);
 }
 
 // Before decode copies this block: all of its tokens count as computed afterwards, so that the copy
@@ -214,6 +215,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     slots[i] = nodes_.name(t[logical]) * size + offset;
     ++s.num_tokens;
     show_length(s);
+    if (offset + 1 == size) computing_.insert(static_cast<std::uint32_t>(row_of(s)));
   }
   promote_all(plan.promotions);
 }

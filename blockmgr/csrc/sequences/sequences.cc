@@ -34,6 +34,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       shown_lengths_(static_cast<std::size_t>(config.max_seqs)),
       found_room_(static_cast<std::size_t>(config.row_width)),
       ghosts_room_(config.ghost_blocks ? found_room_.size() : 0),
+      computing_(sequences_.size()),
       max_remaps_(remap_limit(config)),
       first_generation_(next_first_generation()),
       recent_hits_(config.hit_rate_window) {
@@ -294,7 +295,7 @@ std::size_t Sequences::memory() const {
   total += decode_room_.rewritten.capacity() * sizeof(NodeId);
   total += remaps_.capacity() * sizeof(RemapRecord);
   total += recent_hits_.bytes();
-  total += unused_rows_.capacity() * sizeof(std::int32_t);
+  total += unused_rows_.capacity() * sizeof(std::int32_t) + computing_.bytes();
   for (const Sequence& s : sequences_) total += s.waiting.capacity() * sizeof(Token);
   return total;
 }

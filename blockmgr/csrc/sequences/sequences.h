@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/bit_tree.h"
 #include "memory/tally.h"
 #include "sequences/recent_hits.h"
 #include "sequences/store.h"
@@ -57,6 +58,7 @@ struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
+  std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
   std::vector<std::int32_t> blocks;
 };
 
@@ -342,6 +344,21 @@ class Sequences : public Store {
   // Holds the monitor, and keeps the peak.
   class Call;
 
+  // computing.cc
+  bool is_computing(const Sequence& s) const {
+    return s.state == Sequence::kRunning && !s.outdated &&
+           s.num_tokens / config_.block_size > s.num_chained;
+  }
+  // After a call that gives a sequence blocks to commit.
+  void note_computing(const Sequence& s) noexcept {
+    if (is_computing(s)) computing_.insert(static_cast<std::uint32_t>(row_of(s)));
+  }
+  std::int64_t num_computing(const Prompt& prompt, const Found& found);
+  std::int64_t count_with_computing(const Token* tokens, std::int64_t limit, std::uint32_t root,
+                                    const ExtrasIds& extras, const Found& found);
+  std::int64_t count_computing(const Sequence& s, const Token* tokens, std::int64_t limit,
+                               const ExtrasIds& extras, const Found& found) const;
+
   Sequence& live(Handle handle);
   const Sequence& live(Handle handle) const;
   const Sequence& running(Handle handle) const;
@@ -450,8 +467,6 @@ class Sequences : public Store {
 
   // explain.cc
   class Elsewhere;
-  std::int64_t num_uncommitted(const Prompt& prompt, std::int64_t limit, std::uint32_t root,
-                               const ExtrasIds& extras, const Found& found) const;
   std::int64_t longest_child_prefix(const Token* tokens, std::uint32_t extras, NodeId node) const;
 
   // growth.cc
@@ -491,6 +506,7 @@ class Sequences : public Store {
   // what an earlier one left here means nothing.
   ZeroedArray<NodeId> found_room_;
   ZeroedArray<std::int32_t> ghosts_room_;
+  BitTree computing_;  // rows of all sequences with a full block to commit, and of some others
   DecodePlan decode_room_;
   std::vector<RemapRecord> remaps_;
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it

@@ -54,6 +54,8 @@ class Engine(NotCopied):
         block_size: Tokens per block.
         max_batch_tokens: Tokens of one forward, at most; at least ``max_seqs``.
         chunk_size: Tokens of one prompt in one forward, at most; None for no further limit.
+        wait_for_computing: Leave a prompt in the queue while another request is computing its
+            beginning, and start those behind it first. Then no beginning is computed twice.
         layout: Of the K/V tensors, as ``PagedKVCache`` names it.
         kernel: What computes attention, as ``PagedModel`` names it.
         **options: Of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``, ``max_seqs``,
@@ -62,6 +64,7 @@ class Engine(NotCopied):
     Raises:
         UnsupportedModelError: The model needs something that is missing here.
         ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
 
     Warns:
         UserWarning: The model's generation config has settings that are not applied here.
@@ -81,6 +84,7 @@ class Engine(NotCopied):
         block_size: int = 16,
         max_batch_tokens: int = 2048,
         chunk_size: int | None = None,
+        wait_for_computing: bool = False,
         layout: str = "NHD",
         kernel: KernelName = "sdpa",
         **options: Unpack[ManagerOptions],
@@ -100,10 +104,16 @@ class Engine(NotCopied):
                 f"max_batch_tokens must be at least max_seqs, {config.max_seqs}, got "
                 f"{max_batch_tokens}"
             )
+        if not isinstance(wait_for_computing, bool):
+            raise TypeError(f"wait_for_computing must be a bool, got {wait_for_computing!r}")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         self._scheduler = Scheduler(
-            self.model, config, max_batch_tokens, chunk_size or max_batch_tokens
+            self.model,
+            config,
+            max_batch_tokens,
+            chunk_size or max_batch_tokens,
+            waits=wait_for_computing,
         )
         if ignored := ignored_settings(model.generation_config):
             names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())

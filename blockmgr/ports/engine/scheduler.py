@@ -52,6 +52,7 @@ class Scheduler:
         config: Of the manager; blocks as in the model's cache.
         max_batch_tokens: Tokens of one forward, at most.
         chunk_size: Tokens of one sequence in one forward, at most.
+        waits: Pass over a job while another is computing the beginning of its prompt.
 
     Attributes:
         manager: Which block holds what.
@@ -59,13 +60,20 @@ class Scheduler:
     """
 
     def __init__(
-        self, model: PagedModel, config: ManagerConfig, max_batch_tokens: int, chunk_size: int
+        self,
+        model: PagedModel,
+        config: ManagerConfig,
+        max_batch_tokens: int,
+        chunk_size: int,
+        *,
+        waits: bool,
     ) -> None:
         self.manager = BlockManager.from_config(config)
         self.tally = Tally()
         self._model = model
         self._max_batch_tokens = max_batch_tokens
         self._chunk_size = chunk_size
+        self._waits = waits
         self._waiting: deque[Job] = deque()  # oldest first: preempted ones, then fresh ones
         self._running: list[Job] = []  # oldest first
         self._finished: list[Job] = []
@@ -242,10 +250,19 @@ class Scheduler:
         return chunks
 
     def _admit(self, budget: int) -> list[Track]:
-        """Starts waiting jobs, oldest first, while rows, blocks and budget last."""
+        """Starts waiting jobs, oldest first, while rows, blocks and budget last.
+
+        A job is passed over no longer than it takes the other to compute what both need.
+        """
         started = []
-        while self._waiting and budget > 0 and self._start(self._waiting[0], budget):
-            job = self._waiting.popleft()
+        for job in [*self._waiting]:
+            if budget <= 0:
+                break
+            if self._waits and self._is_computed(job):
+                continue
+            if not self._start(job, budget):
+                break
+            self._waiting.remove(job)
             insort(self._running, job, key=attrgetter("order"))
             track = job.tracks[0]
             if self.manager.config.early_commit:
@@ -254,10 +271,13 @@ class Scheduler:
             started.append(track)
         return started
 
+    def _is_computed(self, job: Job) -> bool:
+        """Whether another job is computing the beginning of this one."""
+        return self.manager.match(_prompt(job)).num_computing_tokens > 0
+
     def _start(self, job: Job, budget: int) -> bool:
         """Admits or resumes a job for its first chunk; False if there is no room yet."""
-        track = job.tracks[0]
-        tokens = track.tokens if track.handle is None else track.tokens[: track.length]
+        track, tokens = job.tracks[0], _prompt(job)
         cached = self.manager.match(tokens).num_cached_tokens
         target = min(len(tokens), cached + min(self._chunk_size, budget))
         if track.handle is None:
@@ -379,3 +399,9 @@ class Scheduler:
         self._finished.append(job)
         self._rows -= job.rows
         self.tally.generated_tokens += sum(len(sample.tokens) for sample in job.result())
+
+
+def _prompt(job: Job) -> list[int]:
+    """What a waiting job has to compute before it samples."""
+    track = job.tracks[0]
+    return track.tokens if track.handle is None else track.tokens[: track.length]
