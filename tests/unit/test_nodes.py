@@ -107,6 +107,27 @@ def test_every_answer_names_blocks() -> None:
     manager.check_invariants()
 
 
+def test_the_order_of_free_blocks_after_a_reset_is_that_of_blocks() -> None:
+    """Children first, else in the order of the blocks; the one that came free last is next."""
+    manager = churned()
+    snapshot = manager.blocks()
+    parent = snapshot.parent.tolist()
+    cached = set(np.flatnonzero(snapshot.eviction_rank >= 0).tolist())
+    free = [block for block in range(16) if block not in cached]
+    assert len(cached) > 6
+    due: list[int] = []
+    for block in range(16):
+        last = block
+        while last in cached and last not in {parent[other] for other in cached}:
+            cached.remove(last)
+            due.insert(0, last)
+            last = parent[last]
+    manager.reset_prefix_cache()
+    handle = manager.admit([0] * (16 * SIZE))
+    assert manager.sequence(handle).block_ids.tolist()[: len(due)] == due
+    assert sorted(manager.sequence(handle).block_ids.tolist()[len(due) :]) == free
+
+
 def test_a_log_of_remaps_that_overflowed_names_blocks() -> None:
     manager = churned()
     manager.commit(cached := manager.admit([1, 2, 1, 2, 9]), 5)

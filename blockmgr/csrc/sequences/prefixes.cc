@@ -13,8 +13,9 @@ void Sequences::detach(Sequence& s) noexcept {
   s.num_chained = 0;
 }
 
-// A block goes after the last of its children: each is tried in turn, and after it what it
-// continues.
+// A node goes after the last of its children: each is tried in turn, and after it what it
+// continues. By blocks, so that the order in which these are handed out next says nothing of ids
+// that callers do not know.
 std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
   Call call(*this);
   // The mark of what is not written yet would go with its key.
@@ -23,11 +24,12 @@ std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
     if (s.state == Sequence::kRunning) detach(s);
   const std::int64_t count = index_.num_keyed();
   const PrefixIndex::Clearing clearing(index_);
-  for (NodeId first = 0; first < nodes_.count; ++first)
-    for (NodeId b = first; b >= 0 && nodes_[b].keyed() && nodes_[b].first_child < 0;) {
-      const NodeId parent = nodes_[b].parent;
-      pool_.forget(b);
-      b = parent;
+  for (std::int32_t block = 0; block < nodes_.num_blocks; ++block)
+    for (NodeId n = nodes_.owner(block);
+         n >= 0 && nodes_[n].keyed() && nodes_[n].first_child < 0;) {
+      const NodeId parent = nodes_[n].parent;
+      pool_.forget(n);
+      n = parent;
     }
   for (int i = 0; i < pool_.num_partitions(); ++i)
     if (ReuseTracker* past = pool_.past(i)) past->forget_ghosts();
