@@ -217,6 +217,12 @@ std::vector<Tampering> of_blocks() {
          swap();
          return swap;
        }},
+      {"a block marked as not written",
+       to(
+           &Node::unwritten, [](NodeId, const Node& k) { return !k.unwritten; }, 1)},
+      {"a block that is not written, without its mark",
+       to(
+           &Node::unwritten, [](NodeId, const Node& k) { return k.unwritten != 0; }, 0)},
       {"a node without a block",
        [](Victim& v) -> Undo {
          const NodeId n = v.owner();
@@ -268,6 +274,14 @@ std::vector<Tampering> of_pool() {
        [](Victim& v) { return miscount(v, partition(v).idle); }},
       {"the list of copies miscounted",
        [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
+      {"a word of free ids that no search finds",
+       [](Victim& v) -> Undo {
+         auto& levels = partition(v).ids.free_.levels_;
+         if (levels.size() < 2) return {};
+         return set(levels[1][0], levels[1][0] ^ 1);
+       }},
+      {"the list of unwritten blocks miscounted",
+       [](Victim& v) { return miscount(v, v.core.unwritten_); }},
       {"a fence miscounted",
        [](Victim& v) -> Undo {
          auto& fences = v.core.pool_.fences_;

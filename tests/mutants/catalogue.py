@@ -309,8 +309,8 @@ CORE = (
     Mutant(
         "a_reset_passes_over_parents",
         "sequences/prefixes.cc",
-        "      pool_.forget(b);\n      b = parent;\n",
-        "      pool_.forget(b);\n      b = parent < first ? kNoNode : parent;\n",
+        "      pool_.forget(n);\n      n = parent;\n",
+        "      pool_.forget(n);\n      n = nodes_.name(parent) < block ? kNoNode : parent;\n",
     ),
     Mutant(
         "a_reset_does_not_wait_for_the_forward",

@@ -15,6 +15,7 @@ class Audit : public BlockAudit {
   std::vector<std::string> run() {
     check_sequences();
     check_holds();
+    check_unwritten();
     core_.audit_shares(*this);
     check_blocks();
     check_steps();
@@ -100,6 +101,30 @@ class Audit : public BlockAudit {
     }
   }
 
+  // A block committed ahead of this step's forward is in use until it is written, and it is cached
+  // or has a cached twin.
+  void check_unwritten() {
+    const NodeList& list = core_.unwritten_;
+    std::set<NodeId> listed;
+    NodeId before = list.end();
+    for (NodeId n = list.front(); n != list.end(); n = list.after(n)) {
+      if (!valid(n) || !listed.insert(n).second || nodes_[n].prev != before) {
+        BLOCKMGR_EXPECT(false, "the list of unwritten blocks is not linked right at " + name(n));
+        return;
+      }
+      before = n;
+      const Node& record = nodes_[n];
+      BLOCKMGR_EXPECT(record.used() && (record.keyed() || record.parent >= 0),
+                      name(n) + " is unwritten and nobody's");
+    }
+    BLOCKMGR_EXPECT(static_cast<int>(listed.size()) == list.size(),
+                    "the unwritten blocks are miscounted");
+    for (NodeId n = 0; n < count_; ++n)
+      BLOCKMGR_EXPECT((nodes_[n].unwritten != 0) == (listed.count(n) == 1) &&
+                          nodes_[n].unwritten <= size_,
+                      name(n) + " has a wrong mark of what is not written");
+  }
+
   void check_steps() {
     const Sequences& c = core_;
     std::int64_t before = 0;
@@ -166,12 +191,16 @@ std::vector<std::string> BlockPool::violations() const {
   for (NodeId b = 0; b < nodes_.count; ++b) audit.refs(b) = nodes_.uses(b).ref_count;
   audit_shares(audit);
   audit.check_blocks();
+  for (std::int64_t b = 0; b < nodes_.num_blocks; ++b)
+    audit.expect(pool_.generation(b) >= pool_.last_generation(b),
+                 "block " + std::to_string(b) + " has a generation that it had before");
   return audit.result();
 }
 
 std::string BlockPool::fingerprint() const {
   std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   put_numbers(out, last_ticket_);
+  for (std::int64_t b = 0; b < nodes_.num_blocks; ++b) put_numbers(out, pool_.generation(b));
   for (NodeId b = 0; contexts_ && b < nodes_.count; ++b)
     if (nodes_[b].keyed()) put_numbers(out, context(b));
   return out;

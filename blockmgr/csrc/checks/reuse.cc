@@ -27,6 +27,7 @@ void ReuseTracker::audit(BlockAudit& audit) const {
                    "a ghost stands where the pool still holds");
     }
   }
+  audit.expect(live_.adds_up() && holes_.adds_up(), "the sets of places do not add up");
   std::int64_t before = live;
   for (Tick t = 0; t < next_; ++t) {
     if (!live_.contains(t)) continue;

@@ -61,7 +61,7 @@ std::uint32_t NodeIds::begin_run() noexcept {
 }
 
 bool NodeIds::adds_up() const {
-  bool holds = true;
+  bool holds = free_.adds_up() && empty_.adds_up();
   for (std::uint32_t word = 0; word << 6 < count_; ++word)
     holds &= empty_.contains(word) == (free_.word(word) == whole(word));
   return holds;

@@ -54,7 +54,8 @@ class NodeIds {
   }
   bool is_free(NodeId n) const { return free_.contains(static_cast<std::uint32_t>(n - first_)); }
   std::size_t bytes() const { return free_.bytes() + empty_.bytes(); }
-  // For check_invariants: whether it knows which words are wholly free.
+  // For check_invariants: whether it knows which words are wholly free, and finds
+  // them.
   bool adds_up() const;
 
  private:

@@ -84,4 +84,12 @@ std::size_t BitTree::bytes() const {
   return total;
 }
 
+bool BitTree::adds_up() const {
+  bool holds = true;
+  for (std::size_t level = 1; level < levels_.size(); ++level)
+    for (std::size_t i = 0; i < levels_[level - 1].size(); ++i)
+      holds &= (levels_[level][i >> 6] >> (i & 63) & 1) == (levels_[level - 1][i] != 0);
+  return holds;
+}
+
 }  // namespace blockmgr

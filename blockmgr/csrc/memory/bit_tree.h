@@ -40,6 +40,8 @@ class BitTree {
   std::size_t num_words() const { return levels_[0].size(); }
   std::uint64_t word(std::size_t i) const { return words_[i]; }
   std::size_t bytes() const;
+  // For check_invariants: whether each level knows which words below are not zero.
+  bool adds_up() const;
 
  private:
   void insert_above(std::uint32_t word) noexcept;

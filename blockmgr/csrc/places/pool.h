@@ -206,7 +206,11 @@ class Pool {
   }
   std::uint32_t generation(std::int64_t block) const {
     const NodeId n = nodes_.owner(block);
-    return n < 0 ? (*generations_)[static_cast<std::size_t>(block)] : nodes_[n].generation;
+    return n < 0 ? last_generation(block) : nodes_[n].generation;
+  }
+  // Of the node that had the block before the present one; of a free block, the same.
+  std::uint32_t last_generation(std::int64_t block) const {
+    return (*generations_)[static_cast<std::size_t>(block)];
   }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(NodeId b) noexcept;
@@ -307,7 +311,7 @@ class Pool {
   // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
   // there are none.
   std::unique_ptr<ZeroedArray<NodeId>> twins_;
-  // Of each free block, the generation of the node that had it last. nullptr: not kept.
+  // Of each block, the generation of the node that had it last, the present one not counted. nullptr: not kept.
   std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
   std::vector<NodeList> fences_;
   int open_fence_ = 0;
