@@ -50,7 +50,7 @@ class EventLog {
   // some was lost; from here on, nothing is missing.
   bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }
   void cleared() noexcept;
-  // The block has another place.
+  // The key of one node has passed to another: the same block to a reader.
   void moved(NodeId from, NodeId to) noexcept;
   // The namespace of a block without a parent, and that of any other.
   void set_root(NodeId b, std::uint32_t root) { roots_[static_cast<std::size_t>(b)] = root; }

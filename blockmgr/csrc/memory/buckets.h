@@ -1,9 +1,9 @@
-// The table of the prefix index: block ids by digest, in buckets of one cache line.
+// The table of the prefix index: node ids by digest, in buckets of one cache line.
 //
-// A bucket has twelve places, each for a block id and a byte of its digest, and counts the blocks
+// A bucket has twelve places, each for a node id and a byte of its digest, and counts the nodes
 // that passed it because it was full: a search goes on to the next bucket only if there are any.
 // So whatever is looked up, entered or taken out concerns one cache line as a rule. Nothing moves
-// up when a block is taken out, which would take the digests of the blocks behind it: a cache miss
+// up when a node is taken out, which would take the digests of the nodes behind it: a cache miss
 // each, and branches that no predictor can predict.
 #pragma once
 
@@ -22,12 +22,13 @@ namespace blockmgr {
 
 class Buckets {
  public:
+  // For so many nodes: only those with a block are ever entered, so as many as there are blocks.
   explicit Buckets(int num_nodes);
 
   void insert(NodeId b, const std::uint8_t* digest) noexcept;
-  // Takes out a block that was entered with this digest.
+  // Takes out a node that was entered with this digest.
   void erase(NodeId b, const std::uint8_t* digest) noexcept;
-  // The first block that may have this digest and is wanted, or kNoNode.
+  // The first node that may have this digest and is wanted, or kNoNode.
   template <class Wanted>
   NodeId find(const std::uint8_t* digest, Wanted wanted) const {
     const std::size_t start = home(digest);
@@ -46,14 +47,14 @@ class Buckets {
   void prefetch(const std::uint8_t* digest) const { blockmgr::prefetch(&buckets_[home(digest)]); }
   std::size_t bytes() const { return buckets_.bytes(); }
 
-  // For check_invariants: every block the table holds.
+  // For check_invariants: every node the table holds.
   template <class Visit>
   void each(Visit visit) const {
     for (std::size_t i = 0; i < buckets_.size(); ++i)
       for (int place = 0; place < kPlaces; ++place)
         if (buckets_[i].marks[place]) visit(buckets_[i].nodes[place]);
   }
-  // Likewise: whether each block has its mark, and each bucket counts those that passed it.
+  // Likewise: whether each node has its mark, and each bucket counts those that passed it.
   bool adds_up(const Nodes& nodes) const;
 
  private:

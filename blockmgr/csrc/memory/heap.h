@@ -1,4 +1,4 @@
-// A binary heap of block ids by a key, in memory taken at construction, that can lose any member.
+// A binary heap of node ids by a key, in memory taken at construction, that can lose any member.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace blockmgr {
 
-// positions: of each block that may be a member, negative while it is in no heap; several heaps may
+// positions: of each node that may be a member, negative while it is in no heap; several heaps may
 // share it if a block is in one of them at most.
 template <class Key>
 class BlockHeap {

@@ -311,7 +311,8 @@ class Pool {
   // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
   // there are none.
   std::unique_ptr<ZeroedArray<NodeId>> twins_;
-  // Of each block, the generation of the node that had it last, the present one not counted. nullptr: not kept.
+  // Of each block, the generation of the node that had it last, the present one not counted.
+  // nullptr: not kept.
   std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
   std::vector<NodeList> fences_;
   int open_fence_ = 0;
