@@ -11,7 +11,7 @@ FEW, MANY = 4_096, 12_288
 # What a manager of any size holds besides: the log of remaps at its least, and scratch.
 FIXED = 16_384
 WINDOW = 16 * 1000  # the last requests, as many as are looked back on by default
-ROW = 136
+ROW = 137
 # Bytes a block for what a policy keeps on each, rounded up.
 POLICY_BYTES = {
     "lru": 0,

@@ -108,13 +108,13 @@ class Audit : public BlockAudit {
     std::set<NodeId> listed;
     NodeId before = list.end();
     for (NodeId n = list.front(); n != list.end(); n = list.after(n)) {
-      if (!valid(n) || !listed.insert(n).second || nodes_[n].prev != before) {
+      if (!valid(n) || !listed.insert(n).second || nodes_.links[static_cast<std::size_t>(n)].prev != before) {
         BLOCKMGR_EXPECT(false, "the list of unwritten blocks is not linked right at " + name(n));
         return;
       }
       before = n;
       const Node& record = nodes_[n];
-      BLOCKMGR_EXPECT(record.used() && (record.keyed() || record.parent >= 0),
+      BLOCKMGR_EXPECT(nodes_.used(n) && (record.keyed() || record.parent >= 0),
                       name(n) + " is unwritten and nobody's");
     }
     BLOCKMGR_EXPECT(static_cast<int>(listed.size()) == list.size(),

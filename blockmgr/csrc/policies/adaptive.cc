@@ -204,21 +204,23 @@ void AdaptivePolicy::on_waiting(Run run, Context& who) noexcept {
 void AdaptivePolicy::on_idle(Run run, Context& who) noexcept {
   const bool noted = who == kAsNoted;
   Request by = request(who);
+  const std::uint32_t since = units();
   for (std::int64_t i = run.count; i-- > 0;) {
     if (!noted) note(run.nodes[i], by);
-    idle(run.nodes[i]);
+    idle(run.nodes[i], since, i + 1 == run.count);
   }
   if (!noted) who = context(by);
 }
 
-void AdaptivePolicy::idle(NodeId b) noexcept {
+void AdaptivePolicy::idle(NodeId b, std::uint32_t since, bool is_last) noexcept {
   Facts& f = facts(b);
-  f.since = units();
+  f.since = since;
   f.idle = true;
   const int cell = cell_of(f);
   f.level = static_cast<std::uint8_t>(sample_.model().level(cell)) & 31;
   if (f.sampled) sample_.end_use(tag(b), cell, now_, spans_);
-  f.listed = nodes_[b].first_child < 0;
+  // Of a run, only the last may be without cached children: each is the parent of the next.
+  f.listed = is_last && nodes_[b].first_child < 0;
   if (f.listed) lists_.push_back(item(b), lists_.list(spans_.newest_slot(), f.level));
 }
 

@@ -99,7 +99,7 @@ class AdaptivePolicy final : public Policy {
   // What is noted of a block when its last use ends.
   void note(NodeId b, Request& by) noexcept;
   void cached(NodeId b, Request& by) noexcept;
-  void idle(NodeId b) noexcept;
+  void idle(NodeId b, std::uint32_t since, bool is_last) noexcept;
   int cell_of(const Facts& f) const;
   void tick() noexcept;
   void begin_span() noexcept;
