@@ -41,17 +41,17 @@ class Row:
 
 
 ROWS = (
-    Row("warm admit, 32k tokens, array", 10, "ns/block", cases.Admit),
-    Row("warm match, 32k tokens, array", 10, "ns/block", cases.Match),
+    Row("warm admit, 32k tokens, array", 3.5, "ns/block", cases.Admit),
+    Row("warm match, 32k tokens, array", 2.5, "ns/block", cases.Match),
     Row("warm admit, from a list of ints", None, "ns/block", lambda: cases.Admit(as_list=True)),
     Row("warm match, from a list of ints", None, "ns/block", lambda: cases.Match(as_list=True)),
-    Row("cold admit + commit", 100, "ns/block", cases.ColdAdmit),
-    Row("the same, each block evicts", 100, "ns/block", lambda: cases.ColdAdmit(evicting=True)),
-    Row("free", 5, "ns/block", cases.Free),
-    Row("decode of 1,024", 40, "µs", cases.DecodeStep),
+    Row("cold admit + commit", 35, "ns/block", cases.ColdAdmit),
+    Row("the same, each block evicts", 40, "ns/block", lambda: cases.ColdAdmit(evicting=True)),
+    Row("free", 1, "ns/block", cases.Free),
+    Row("decode of 1,024", 20, "µs", cases.DecodeStep),
     Row("the same, each block evicts", 40, "µs", lambda: cases.DecodeStep(evicting=True)),
-    Row("fork of 2,048 blocks x 8", 6, "µs", cases.Fork),
-    Row("match, 1 M blocks, cache-missing", 60, "ns/block", large_pool.LargePoolMatch),
+    Row("fork of 2,048 blocks x 8", 4, "µs", cases.Fork),
+    Row("match, 1 M blocks, cache-missing", 8, "ns/block", large_pool.LargePoolMatch),
     Row("admit, 1 M blocks, cache-missing", 60, "ns/block", large_pool.LargePoolAdmit),
 )
 SCALE = {"ns/block": 1e9, "µs": 1e6, "ms": 1e3, "bytes": 1.0}

@@ -21,7 +21,7 @@ def block_budget(block_size: int) -> int:
 
 def row_budget(max_blocks: int) -> int:
     """Bytes a sequence may take: its block table, the copy that callers see, its record."""
-    return 8 * max_blocks + 136
+    return 8 * max_blocks + 137
 
 
 def bytes_per_block(block_size: int) -> float:

@@ -60,7 +60,7 @@ def table() -> str:
     ]
     for name, words, key in ROWS:
         row = measured[name]
-        cells = [words, _amount(row), f"{row['budget']:,.0f} {_unit(row)}"]
+        cells = [words, _amount(row), f"{row['budget']:,g} {_unit(row)}"]
         for peer in PEERS.values():
             ratio = _ratio(peers, key, *peer)
             cells.append("" if ratio is None else f"{_times(ratio)} x")

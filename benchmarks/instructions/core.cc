@@ -160,6 +160,11 @@ void count_misses(const Config& config, const std::string& which, bool evicting)
     }
     require(world.evicted() - before == (evicting ? kPromptBlocks : 0), "not the evictions due");
     world.core.free(handle);
+    if (evicting) continue;
+    const Tokens other = world.prompts.draw(kPromptTokens);
+    handle = world.core.admit(prompt_of(other));
+    const auto free = [&] { world.core.free(handle); };
+    counted ? count(which + "free, not computed", kPromptBlocks, "block", free) : free();
   }
 }
 

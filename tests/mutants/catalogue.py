@@ -529,7 +529,7 @@ CORE = (
     Mutant(
         "ids_next_to_each_other_pass_for_a_run",
         "places/pool.cc",
-        "  return std::min(most, count_neighbours_before(table, count));",
+        "  return count_neighbours_before(table + count - most, most);",
         "  (void)most;\n  return count_neighbours_before(table, count);",
     ),
     Mutant(

@@ -259,16 +259,16 @@ void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) 
   const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
     release(table[--count], who);  // not full as a rule
-    if (count >= worth_a_run) count = release_cached(table, count, who);
+    if (count >= worth_a_run && nodes_[table[count - 1]].keyed())
+      count = release_cached(table, count, who);
   }
 }
 
 // How many of a table, from its last block back, are a run of ids that the index says go on.
 inline std::int64_t Pool::count_run(const NodeId* table, std::int64_t count) const {
   if (twins_) return 1;
-  const NodeId last = table[count - 1];
-  const std::int64_t most = 1 + index_.count_going_on(last, count - 1);
-  return std::min(most, count_neighbours_before(table, count));
+  const std::int64_t most = 1 + index_.count_going_on(table[count - 1], count - 1);
+  return count_neighbours_before(table + count - most, most);
 }
 
 // release() of blocks that are cached, or used by others, from the last one on. How many come
