@@ -253,8 +253,9 @@ void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t sto
 
 std::vector<std::int32_t> Sequences::block_ids(Handle handle, std::int64_t start) const {
   const Sequence& s = live(handle);
-  std::vector<std::int32_t> ids;
-  for (std::int64_t i = start; i < s.num_blocks; ++i) ids.push_back(nodes_.name(table(s)[i]));
+  const std::int64_t first = std::min<std::int64_t>(start, s.num_blocks);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(s.num_blocks - first));
+  nodes_.name_all(table(s) + first, s.num_blocks - first, ids.data());
   return ids;
 }
 
