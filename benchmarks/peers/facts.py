@@ -17,12 +17,12 @@ AHEAD = 2.0
 TREE_MARK = "Rust tree"
 
 BUDGETS = (
-    ("warm match of 32k tokens, a block", "match/usual", 10),
-    ("cold admit with commit, a block", "cold", 100),
-    ("cold admit with commit, each block evicts", "evicting", 100),
-    ("free, a block", "free/usual", 5),
-    ("decode of 1,024", "decode/1024", 40_000),
-    ("match in 1 M blocks, cache-missing, a block", "match/usual/scattered", 60),
+    ("warm match of 32k tokens, a block", "match/usual", 2.5),
+    ("cold admit with commit, a block", "cold", 35),
+    ("cold admit with commit, each block evicts", "evicting", 40),
+    ("free, a block", "free/usual", 1),
+    ("decode of 1,024", "decode/1024", 20_000),
+    ("match in 1 M blocks, cache-missing, a block", "match/usual/scattered", 8),
 )
 
 GROWTH_FROM, GROWTH_TO = 10_000, 1_000_000
@@ -38,8 +38,8 @@ UNHASHED = (
     "hashes each block, so that any prompt finds it, and can evict single blocks"
 )
 SCATTERED = (
-    "two cache misses a block, for its record and its tokens; the tree reads memory in order: "
-    "[identity apart from place](design/nodes-and-blocks.md)"
+    "a whole prompt is one piece of memory there; blockmgr reads tokens in order and looks up which "
+    "block each node has: [identity apart from place](design/nodes-and-blocks.md)"
 )
 REASONS = {
     "cold": UNHASHED,
