@@ -111,6 +111,14 @@ CORE = (
         "    if (known) return;\n    own |= std::uint64_t{1} << (word & 63);\n",
     ),
     Mutant(
+        "takes_a_block_back_to_an_earlier_generation",
+        "places/pool.cc",
+        "        std::max(nodes_[n].generation, "
+        "(*generations_)[static_cast<std::size_t>(number(b))]);\n",
+        "        nodes_[n].generation;\n",
+        profile="pool",
+    ),
+    Mutant(
         "takes_the_block_of_a_node_that_goes_on",
         "places/pool.cc",
         "    own.free.push(unbind(own, b));\n",
@@ -1646,6 +1654,22 @@ PYTHON = (
 
 # Where Python and the core meet: each takes a whole build.
 EXTENSION = (
+    Mutant(
+        "forgets_in_the_order_of_nodes",
+        "sequences/prefixes.cc",
+        "  for (std::int32_t block = 0; block < nodes_.num_blocks; ++block)\n"
+        "    for (NodeId n = nodes_.owner(block);\n",
+        "  for (std::int32_t block = 0; block < nodes_.count; ++block)\n"
+        "    for (NodeId n = block;\n",
+        ("tests/unit/test_nodes.py",),
+    ),
+    Mutant(
+        "names_four_nodes_when_two_are_neighbours",
+        "memory/node.h",
+        "      if (pairs[0] == first && pairs[1] == first + 0x200000002u) {\n",
+        "      if (pairs[0] == first) {\n",
+        ("tests/unit/test_nodes.py",),
+    ),
     Mutant(
         "forgets_the_generation_of_a_free_block",
         "places/pool.cc",
