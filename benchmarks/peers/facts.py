@@ -38,8 +38,8 @@ UNHASHED = (
     "hashes each block, so that any prompt finds it, and can evict single blocks"
 )
 SCATTERED = (
-    "a whole prompt is one piece of memory there; blockmgr reads tokens in order and looks up which "
-    "block each node has: [identity apart from place](design/nodes-and-blocks.md)"
+    "a whole prompt is one piece of memory there; blockmgr reads tokens in order, and looks up "
+    "which block each node has: [identity apart from place](design/nodes-and-blocks.md)"
 )
 REASONS = {
     "cold": UNHASHED,
