@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from blockmgr import _core
 from blockmgr.arguments import integer
 from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
+from blockmgr.changes import CompiledManagerCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError
@@ -67,7 +68,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
     Language Model Serving with PagedAttention", SOSP 2023, sections 4.2 to 4.4.
     """
 
-    __slots__ = ("__weakref__", "_config", "_core", "block_tables", "seq_lens")
+    __slots__ = ("__weakref__", "_config", "_core", "block_tables", "compiled", "seq_lens")
 
     block_tables: npt.NDArray[np.int32]
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
@@ -79,6 +80,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
     live, zero-copy and read-only."""
+
+    compiled: CompiledManagerCalls
+    """Its calls as functions of compiled code: see ``blockmgr.changes``."""
 
     _instead = "fork its sequences, or make another manager with from_config(manager.config)"
 
@@ -122,6 +126,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)
+        self.compiled = CompiledManagerCalls(self._core)
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.arguments import extras_pairs, whole
 from blockmgr.blocks import CopyPlan
+from blockmgr.changes import CompiledPoolCalls
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
@@ -79,7 +80,15 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     (True, 2)
     """
 
-    __slots__ = ("__weakref__", "_config", "_core", "block_size", "capacity", "num_blocks")
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_core",
+        "block_size",
+        "capacity",
+        "compiled",
+        "num_blocks",
+    )
 
     _core: _core.PoolCore
 
@@ -91,6 +100,9 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
     capacity: int
     """Blocks that can be held: all but the null block."""
+
+    compiled: CompiledPoolCalls
+    """Its calls as functions of compiled code: see ``blockmgr.changes``."""
 
     _instead = "make another pool, whose blocks are its own"
 
@@ -143,6 +155,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.PoolCore(options)
+        self.compiled = CompiledPoolCalls(self._core)
 
     def __repr__(self) -> str:
         return (

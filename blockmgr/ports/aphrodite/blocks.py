@@ -21,8 +21,8 @@ from blockmgr.ports.aphrodite.interfaces import Block
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_tokens
 
 if TYPE_CHECKING:
+    from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-    from blockmgr.ports.commits import Step
 
 __all__ = [
     "FREED",
@@ -45,7 +45,7 @@ _DIGEST_BYTES = 16
 class Run:
     """Consecutive blocks of one sequence, as columns. Only allocators write to it.
 
-    What changes it gives the steps that do: they are made together with those of the pool.
+    A call that writes here gives the changes for it, which are made together with the pool's.
 
     Attributes:
         allocator: Whose blocks they are.
@@ -90,29 +90,29 @@ class Run:
         tokens: list[tuple[int, ...]],
         extra: int | None,
         num_promoted: int = 0,
-    ) -> list[Step]:
+    ) -> list[Change]:
         """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
 
         An empty run is filled at once, because no caller has it yet.
         """
         start, count = len(self.blocks), len(tokens)
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
-        steps: list[Step] = []
+        changes: list[Change] = []
         if start:
-            steps.append((self.blocks.extend, blocks))
-            steps.append((self.tokens.extend, tokens))
-            steps.append((self.promoted.extend, promoted))
+            changes.append((self.blocks.extend, blocks))
+            changes.append((self.tokens.extend, tokens))
+            changes.append((self.promoted.extend, promoted))
         else:
             self.tokens += tokens
             self.promoted += promoted
             if isinstance(blocks, list):
                 self.blocks += blocks
             else:
-                steps.append((self.blocks.extend, blocks))
+                changes.append((self.blocks.extend, blocks))
         if extra is not None:
             extras = dict.fromkeys(range(start, start + count), extra)
-            steps.append((self.extras.update, extras))
-        return steps
+            changes.append((self.extras.update, extras))
+        return changes
 
     def add_slice(self, other: Run, stop: int) -> None:
         """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
@@ -130,7 +130,7 @@ class Run:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
-    def drop(self, start: int, stop: int) -> Step:
+    def drop(self, start: int, stop: int) -> Change:
         """Takes note that the blocks of this part, if any are left, are given back."""
         self.may_have_freed = True
         return (self.blocks.__setitem__, slice(start, stop), [FREED] * (stop - start))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from blockmgr.changes import at_once
 from blockmgr.ports.aphrodite.blocks import FREED, PrefixCachingBlock
 from blockmgr.ports.aphrodite.tokens import extra_bytes
-from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from blockmgr.changes import Change
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.blocks import Run
-    from blockmgr.ports.commits import Step
 
 __all__ = ["PrefixCache"]
 
@@ -46,7 +46,7 @@ class PrefixCache:
 
     def promote(
         self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None, is_next: bool
-    ) -> list[Step]:
+    ) -> list[Change]:
         """Caches a block that is full by then, or makes it wait.
 
         Args:
@@ -63,11 +63,11 @@ class PrefixCache:
             place = zip(((run, index),), map(blocks.__getitem__, (index,)), strict=True)
             return [(self._waiting.update, place)]
         before = run.place_before(index)
-        # Read when the step is made: the steps before may have put other blocks there.
+        # Read when the change is made: those before it may have put other blocks there.
         parent = (-1,) if before is None else map(before[0].blocks.__getitem__, before[1:])
         own = map(blocks.__getitem__, (index,))
         key = (extra_bytes(extra),)
-        kept = map(self._pool._core.promote, own, (tokens,), parent, (b"",), key)
+        kept = map(self._pool.compiled.promote, own, (tokens,), parent, (b"",), key)
         return [
             # If it gives way to a twin it is not cached, and this means nothing.
             (self._uncomputed.update, map(blocks.__getitem__, (index,))),
@@ -82,7 +82,7 @@ class PrefixCache:
             return False
         is_there = index <= len(run.blocks)
         parent = self.node(run.place_before(index)) if is_there else None
-        if parent is None:  # cached by a step before this one: it can wait to be looked at
+        if parent is None:  # cached by a change before this one: it can wait to be looked at
             return True
         key = extra_bytes(extra)
         twins = self._pool.find(tokens, parent=parent, extras={0: key} if key else None).tolist()
@@ -92,9 +92,9 @@ class PrefixCache:
         known = self._unwritten.get(block)
         return known == self._pool.generation(block) and block in self._uncomputed
 
-    def promote_waiting(self) -> list[Step]:
+    def promote_waiting(self) -> list[Change]:
         """Tries again with what waits, in order. Blocks given back since wait no more."""
-        steps: list[Step] = [(self._waiting.clear,)]
+        changes: list[Change] = [(self._waiting.clear,)]
         cached: set[Place] = set()
         for (run, index), block in self._waiting.items():
             if run.blocks[index] != block or run.promoted[index]:
@@ -105,14 +105,14 @@ class PrefixCache:
             more = self.promote(run, index, run.tokens[index], extra, is_next)
             if len(more) > 1:
                 cached.add((run, index))
-            steps += more
-        return steps
+            changes += more
+        return changes
 
-    def wait(self, places: dict[Place, int]) -> Step:
+    def wait(self, places: dict[Place, int]) -> Change:
         """Lets the blocks at these places wait."""
         return (self._waiting.update, places)
 
-    def fork(self, sources: list[tuple[Run, int]], copy: Run) -> list[Step]:
+    def fork(self, sources: list[tuple[Run, int]], copy: Run) -> list[Change]:
         """Lets what waits in these runs wait in a copy of them as well."""
         if not self._waiting:
             return []
@@ -125,32 +125,32 @@ class PrefixCache:
             start += stop
         return [self.wait(waiting)]
 
-    def leave(self, run: Run) -> list[Step]:
+    def leave(self, run: Run) -> list[Change]:
         """Takes note that the blocks of a run are not of this pool any more."""
         return [(self._waiting.pop, place) for place in self._waiting if place[0] is run]
 
-    def add(self, blocks: list[int]) -> Step:
+    def add(self, blocks: list[int]) -> Change:
         """Takes note of blocks that are cached."""
         return (self._uncomputed.update, blocks)
 
-    def compute(self, blocks: list[int]) -> Step:
+    def compute(self, blocks: list[int]) -> Change:
         """Takes note that the K/V of cached blocks is written."""
         return (self._uncomputed.difference_update, blocks)
 
-    def leave_unwritten(self, blocks: list[int]) -> Step:
+    def leave_unwritten(self, blocks: list[int]) -> Change:
         """Takes note of cached blocks that no forward has reached yet."""
         return (self._unwritten.update, {b: self._pool.generation(b) for b in blocks})
 
-    def progress(self, done: list[int], rest: list[int]) -> list[Step]:
+    def progress(self, done: list[int], rest: list[int]) -> list[Change]:
         """The forward that is about to be launched writes the first blocks, and not the rest."""
         cached = self._pool.is_cached
-        steps = [self.compute([b for b in done if b != FREED and cached(b)])]
+        changes = [self.compute([b for b in done if b != FREED and cached(b)])]
         late = [b for b in rest if b in self._uncomputed and cached(b)]
         if late:
-            steps.append(self.leave_unwritten(late))
+            changes.append(self.leave_unwritten(late))
         elif self._unwritten and not any(map(self._is_unwritten, self._unwritten)):
-            steps.append((self._unwritten.clear,))
-        return steps
+            changes.append((self._unwritten.clear,))
+        return changes
 
     def is_computed(self, block: int) -> bool:
         """Whether a block is cached, and its K/V was marked computed."""
@@ -182,9 +182,9 @@ class PrefixCache:
             return
         self._uncomputed.difference_update([b for b in blocks if self._pool.is_cached(b)])
 
-    def reset(self, and_then: Step) -> bool:
+    def reset(self, and_then: Change) -> bool:
         """Forgets everything cached, if no block is in use; says whether it did."""
         if self._pool.num_used:
             return False
         forgotten = [(each.clear,) for each in (self._uncomputed, self._unwritten, self._waiting)]
-        return at_once([(self._pool._core.reset,), *forgotten, and_then], True)
+        return at_once([(self._pool.compiled.reset,), *forgotten, and_then], True)

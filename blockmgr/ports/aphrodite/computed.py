@@ -14,9 +14,9 @@ from blockmgr.ports.aphrodite.tokens import extra_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.groups import SequenceLike
     from blockmgr.ports.aphrodite.table import BlockTable
-    from blockmgr.ports.commits import Step
 
 __all__ = ["ComputedBlocksTracker"]
 
@@ -98,6 +98,6 @@ class ComputedBlocksTracker:
         """Forgets the answer to a sequence, if there was one."""
         self._known.pop(seq_id, None)
 
-    def plan_removal(self, seq_id: int) -> Step:
-        """``remove_seq``, as a step."""
+    def plan_removal(self, seq_id: int) -> Change:
+        """``remove_seq``, as a change."""
         return (self._known.pop, seq_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
+from blockmgr.changes import at_once
 from blockmgr.errors import SequenceStateError
 from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
@@ -19,15 +20,14 @@ from blockmgr.ports.aphrodite.growth import blocks_needed
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.aphrodite.table import BlockTable
 from blockmgr.ports.aphrodite.tables import GroupTables
-from blockmgr.ports.commits import at_once
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.blocks import Run
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
-    from blockmgr.ports.commits import Step
 
 __all__ = ["BlockSpaceManager"]
 
@@ -133,12 +133,12 @@ class BlockSpaceManager(GroupTables):
         first, *others = self._waiting(seq_group)
         table = self._new_table()
 
-        def publish(run: Run) -> list[Step]:
-            known, steps = {first.seq_id: table}, []
+        def publish(run: Run) -> list[Change]:
+            known, changes = {first.seq_id: table}, []
             for seq in others:
                 known[seq.seq_id], forked = table.plan_fork(run)
-                steps += forked
-            return [*steps, (self.block_tables.update, known)]
+                changes += forked
+            return [*changes, (self.block_tables.update, known)]
 
         table.allocate_and(tokens_of(first), Device.GPU, extra_hash_of(first), publish)
 
@@ -201,8 +201,8 @@ class BlockSpaceManager(GroupTables):
         child = id_of(child_seq)
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
-        fork, steps = table.plan_fork(table.run)
-        at_once([*steps, (self.block_tables.__setitem__, child, fork)], None)
+        fork, changes = table.plan_fork(table.run)
+        at_once([*changes, (self.block_tables.__setitem__, child, fork)], None)
 
     @exclusive
     def free(self, seq: SequenceLike) -> None:
@@ -296,11 +296,11 @@ class BlockSpaceManager(GroupTables):
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
-        steps: list[Step] = []
+        changes: list[Change] = []
         for _, table in self._running(seq_group):
             self._check_on_device(table)
-            steps += table.plan_progress(token_chunk_size)
-        at_once(steps, None)
+            changes += table.plan_progress(token_chunk_size)
+        at_once(changes, None)
 
     @exclusive
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:

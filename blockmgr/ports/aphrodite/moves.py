@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from blockmgr.changes import Loan, at_once
 from blockmgr.ports.aphrodite.blocks import FREED, Run
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import extra_bytes
-from blockmgr.ports.commits import Loan, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-    from blockmgr.ports.commits import Step
 
 __all__ = ["Move", "cached_at"]
 
@@ -70,7 +70,7 @@ class Move:
         self._source = source
         self._destination = destination
         self._loan = Loan(destination.pool)
-        self._steps: list[Step] = []
+        self._changes: list[Change] = []
         self._copies: list[tuple[int, int]] = []
         self._moved: dict[int, int] = {}  # cached blocks that go, and what stands for them then
         brought: set[int] = set()
@@ -106,7 +106,7 @@ class Move:
                 self._loan.acquire(arrival.found)
             for arrival in self._arrivals:
                 self._plan(arrival)
-            return at_once([*self._steps, self._loan.keep], form(self._copies))
+            return at_once([*self._changes, self._loan.keep], form(self._copies))
         except BaseException:
             self._loan.give_back()
             raise
@@ -133,10 +133,10 @@ class Move:
             if old != FREED and new not in ready
         ]
         uncomputed = set(news[:num_cached]) - set(computed) - ready
-        self._steps += [
+        self._changes += [
             destination.prefix_cache.compute(computed),
             destination.prefix_cache.leave_unwritten(sorted(uncomputed)),
-            (source.pool._core.release, held[::-1]),
+            (source.pool.compiled.release, held[::-1]),
         ]
         self._change(arrival.runs, news, num_cached)
 
@@ -145,10 +145,10 @@ class Move:
         tokens = _tokens(runs, start, start + len(fresh))
         keys = _extras(runs, start, start + len(fresh))
         parent = found[-1] if found else -1
-        core = self._destination.pool._core
+        calls = self._destination.pool.compiled
         assert len(tokens) == len(fresh) * size
-        self._steps += [
-            (core.promote_chain, fresh, tokens, parent, b"", tuple(keys.items()) or None),
+        self._changes += [
+            (calls.promote_chain, fresh, tokens, parent, b"", tuple(keys.items()) or None),
             self._destination.prefix_cache.add(fresh),
         ]
 
@@ -157,7 +157,7 @@ class Move:
         for run in runs:
             count = len(run.blocks)
             promoted = bytes(at + i < num_cached for i in range(count))
-            self._steps += [
+            self._changes += [
                 *self._source.prefix_cache.leave(run),
                 (setattr, run, "allocator", self._destination),
                 (run.promoted.__setitem__, slice(None), promoted),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from blockmgr.arguments import integer
+from blockmgr.changes import at_once
 from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
@@ -16,7 +17,6 @@ from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
 from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
-from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -84,13 +84,13 @@ class PoolAllocator(PoolPlans):
         run = self._run_after(previous)
         if run.blocks:
             return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
-        # No caller has the run yet, so there is one step, and its making as in ``at_once``.
+        # No caller has the run yet, so there is one change, made as in ``at_once``.
         run.tokens.append(())
         run.promoted.append(0)
         if extra_hash is not None:
             run.extras[0] = extra_hash
         first = run.view(0)
-        taken = map(_item, map(self.pool._core.take, (1,)))
+        taken = map(_item, map(self.pool.compiled.take, (1,)))
         try:
             return ([*map(run.blocks.extend, (taken,))], first)[1]
         except OutOfBlocksError as error:
@@ -132,7 +132,7 @@ class PoolAllocator(PoolPlans):
         if self.caches and len(tokens) == self.block_size and extra_hash is None:
             run = self._shared(prev_block, tokens)
             if run is not None:
-                acquire = (self.pool._core.acquire, run.blocks)
+                acquire = (self.pool.compiled.acquire, run.blocks)
                 return at_once((acquire, self.hits.count(1, 1)), run.view(0))
         self._check_sizes((tokens,))
         return self.extend(prev_block, tokens, 0, extra_hash, lambda v: ([], v.run.view(v.start)))
@@ -158,7 +158,7 @@ class PoolAllocator(PoolPlans):
         block = run.blocks[index]
         if block == FREED:
             run.view(index).held()  # raises
-        if count < empty and self.pool._core.ref_count(block) == 1:
+        if count < empty and self.pool.ref_count(block) == 1:
             run.tokens[index] = present + tokens
             return
         before = self.prefix_cache.node(run.place_before(index))
@@ -326,7 +326,7 @@ class PoolAllocator(PoolPlans):
         run, index = mine._run, mine._index
         run.may_have_freed = True
         # The list is written by the instruction that reads what it is to hold.
-        released = map(self.pool._core.release, ((mine.held(),),))
+        released = map(self.pool.compiled.release, ((mine.held(),),))
         run.blocks[index : index + 1] = map(freed_after, released)
 
     # Names and numbers.
@@ -388,7 +388,7 @@ class PoolAllocator(PoolPlans):
         run = self._run_after(previous)
         if parent is None or run.blocks:
             return None
-        run.blocks = self.pool._core.find(tokens, parent, b"", None).tolist()
+        run.blocks = self.pool.find(tokens, parent=parent).tolist()
         run.tokens.append(tokens)
         run.promoted.append(1)
         return run if run.blocks else None

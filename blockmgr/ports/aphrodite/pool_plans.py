@@ -1,26 +1,26 @@
-"""The steps of which an allocator's calls are made, for those calls, block tables and swaps."""
+"""The changes that make up an allocator's calls, for those calls, block tables and swaps."""
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
-from blockmgr.blocks import CopyPlan
+from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run
 from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes
-from blockmgr.ports.commits import Loan, at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockmgr.blocks import CopyPlan
+    from blockmgr.changes import Change
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.caching import PrefixCache
     from blockmgr.ports.aphrodite.tracking import HitCounter
-    from blockmgr.ports.commits import Step
 
 __all__ = ["PoolPlans"]
 
@@ -48,7 +48,7 @@ class PoolPlans(BlockAllocator):
         tokens: tuple[int, ...],
         num_empty: int,
         extra_hash: int | None,
-        publish: Callable[[BlockView], tuple[list[Step], T]],
+        publish: Callable[[BlockView], tuple[list[Change], T]],
     ) -> T:
         """Blocks with these tokens, then ``num_empty`` empty ones. For block tables.
 
@@ -57,8 +57,8 @@ class PoolPlans(BlockAllocator):
             tokens: Their tokens.
             num_empty: Blocks without tokens after them.
             extra_hash: Their extra key.
-            publish: Plans what is made of the blocks: the steps, and what is returned. The columns
-                of a run of their own are filled by then.
+            publish: Plans what is made of the blocks: the changes, and what is returned. The
+                columns of a run of their own are filled by then.
         """
         previous = self._previous(prev_block)
         if previous is not None and tokens and not previous.is_full:
@@ -73,38 +73,38 @@ class PoolPlans(BlockAllocator):
         num_blocks = -(-len(tokens) // size) + num_empty
         loan = Loan(self.pool) if num_blocks > len(found) else None
         fresh: list[int] = []
-        steps: list[Step] = []
+        changes: list[Change] = []
         try:
             if loan:
                 fresh = self.take_beside(loan, found, num_blocks - len(found))
             else:  # nothing is evicted for it, so this can wait
-                steps.append((self.pool._core.acquire, found))
+                changes.append((self.pool.compiled.acquire, found))
             num_fresh = num_full - len(found)
             if keep and num_fresh:
                 rest = tokens[len(found) * size : num_full * size]
                 keys = tuple((i, key) for i in range(num_fresh)) if key else None
                 before = found[-1] if found else parent
                 chained = fresh[:num_fresh]
-                steps += [
-                    (self.pool._core.promote_chain, chained, rest, before, b"", keys),
+                changes += [
+                    (self.pool.compiled.promote_chain, chained, rest, before, b"", keys),
                     self.prefix_cache.add(chained),
                 ]
             run = self._run_after(previous)
             start = len(run.blocks)
             chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-            steps += run.extend(
+            changes += run.extend(
                 found + fresh, chunks + [()] * num_empty, extra_hash, num_full if keep else 0
             )
             if self.caches and num_full:
-                steps.append(self.hits.count(num_full, len(found)))
+                changes.append(self.hits.count(num_full, len(found)))
                 if not keep:
                     waiting = {(run, start + i): fresh[i] for i in range(num_full)}
-                    steps.append(self.prefix_cache.wait(waiting))
+                    changes.append(self.prefix_cache.wait(waiting))
             more, result = publish(BlockView(run, start, start + num_blocks))
-            steps += more
+            changes += more
             if loan:
-                steps.append(loan.keep)
-            return at_once(steps, result)
+                changes.append(loan.keep)
+            return at_once(changes, result)
         except BaseException:
             if loan:
                 loan.give_back()
@@ -131,10 +131,10 @@ class PoolPlans(BlockAllocator):
         num_blocks = -(-len(tokens) // self.block_size)
         return num_blocks - len(found) + int(self.pool.are_idle(found).sum())
 
-    def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Step]:
+    def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Change]:
         """Adds empty blocks at the end of a run. For block tables."""
-        # Taken when the step is made, when others may have been given back.
-        taken = map(np.ndarray.tolist, map(self.pool._core.take, (n,)))
+        # Taken when the change is made, when others may have been given back.
+        taken = map(np.ndarray.tolist, map(self.pool.compiled.take, (n,)))
         return run.extend(chain.from_iterable(taken), [()] * n, extra_hash)
 
     def take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
@@ -151,16 +151,16 @@ class PoolPlans(BlockAllocator):
         taken: list[int] = loan.take(n).tolist() if n else []
         return taken
 
-    def carry_out(self, steps: list[Step], result: T) -> T:
-        """Makes the steps at once, of which the first may find no block."""
+    def carry_out(self, changes: list[Change], result: T) -> T:
+        """Makes the changes at once, of which the first may find no block."""
         try:
-            return at_once(steps, result)
+            return at_once(changes, result)
         except OutOfBlocksError as error:
             raise NoFreeBlocksError(error.needed, error.available) from None
 
     def fill(
         self, run: Run, index: int, tokens: tuple[int, ...], is_next: bool, extra: int | None
-    ) -> tuple[list[Step], bool]:
+    ) -> tuple[list[Change], bool]:
         """Lets a block hold these tokens, after those it holds.
 
         Args:
@@ -171,67 +171,67 @@ class PoolPlans(BlockAllocator):
             extra: The extra key of a block that is added by then.
 
         Returns:
-            The steps, and whether the block is cached by then.
+            The changes, and whether the block is cached by then.
         """
-        steps: list[Step] = []
+        changes: list[Change] = []
         waits = False
         if index < len(run.blocks):
-            steps, waits = self._make_writable(run, index)
+            changes, waits = self._make_writable(run, index)
             extra = run.extras.get(index)
-        steps.append((run.tokens.__setitem__, index, tokens))
+        changes.append((run.tokens.__setitem__, index, tokens))
         if not self.caches or len(tokens) < self.block_size:
-            return steps, False
+            return changes, False
         is_next = is_next and not waits
-        return steps + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
+        return changes + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
 
-    def _make_writable(self, run: Run, index: int) -> tuple[list[Step], bool]:
+    def _make_writable(self, run: Run, index: int) -> tuple[list[Change], bool]:
         """Moves a block if it is shared; whether what stands there then waits for a copy."""
         block, count = run.blocks[index], len(run.tokens[index])
-        if self.pool._core.ref_count(block) == 1:
+        if self.pool.ref_count(block) == 1:
             return [], self.pool.waits_for_copy(block)
-        moved = map(self.pool._core.make_writable, (block,), (count,))
+        moved = map(self.pool.compiled.make_writable, (block,), (count,))
         return [(run.blocks.__setitem__, slice(index, index + 1), moved)], count > 0
 
     def hand_out_copies(self, form: Callable[[dict[int, list[int]]], T]) -> T:
         """``clear_copy_on_writes``, in another form."""
-        core = self.pool._core
+        calls = self.pool.compiled
         plans: list[CopyPlan] = []
         try:
             # Noted down in the same instruction.
-            plans.extend(map(core.take_copies, (CopyPlan,)))
+            plans.extend(starmap(calls.take_copies, ((),)))
             copies: dict[int, list[int]] = {}
             for source, destination, _ in plans[0]:
                 copies.setdefault(self._ids[source], []).append(self._ids[destination])
             # All that were planned are in it, so nothing waits for a copy any more.
-            applied = (core.copies_applied, plans[0].ticket)
+            applied = (calls.copies_applied, plans[0].ticket)
             promoted = self.prefix_cache.promote_waiting()
             return at_once([applied, *promoted, (plans.clear,)], form(copies))
         except BaseException:
             for plan in plans:
-                core.copies_aborted(plan.ticket)
+                self.pool.copies_aborted(plan.ticket)
             raise
 
-    def fork_run(self, run: Run) -> tuple[Run, list[Step]]:
+    def fork_run(self, run: Run) -> tuple[Run, list[Change]]:
         """The same for a table, some of whose blocks may have left its window."""
         return self._fork([(run, len(run.blocks))])
 
-    def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Step]]:
+    def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Change]]:
         copy = Run(self)  # type: ignore[arg-type]  # the only one of its kind
         for run, stop in parts:
             copy.add_slice(run, stop)
-        acquired = (self.pool._core.acquire, copy.held(), False)
+        acquired = (self.pool.compiled.acquire, copy.held(), False)
         return copy, [acquired, *self.prefix_cache.fork(parts, copy)]
 
-    def free_slice(self, run: Run, start: int, stop: int) -> list[Step]:
+    def free_slice(self, run: Run, start: int, stop: int) -> list[Change]:
         """Frees some blocks of a run, none of which was freed before. For block tables."""
         blocks = run.blocks[start:stop]
         if FREED in blocks:
             run.view(start + blocks.index(FREED)).held()  # raises
-        return [(self.pool._core.release, blocks), run.drop(start, stop)]
+        return [(self.pool.compiled.release, blocks), run.drop(start, stop)]
 
-    def free_run(self, run: Run) -> list[Step]:
+    def free_run(self, run: Run) -> list[Change]:
         """Frees all blocks of a run that are held, the last first. For block tables."""
-        return [(self.pool._core.release, run.held()[::-1]), run.drop(0, len(run.blocks))]
+        return [(self.pool.compiled.release, run.held()[::-1]), run.drop(0, len(run.blocks))]
 
     def refuse_waiting(self, blocks: list[int]) -> None:
         """Raises for blocks of the pool that wait for a copy. For swaps.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
+from blockmgr.changes import at_once
 from blockmgr.errors import SequenceStateError
 from blockmgr.ports.aphrodite.blocks import BlockView, Run
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.growth import Growth, blocks_needed
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
-from blockmgr.ports.commits import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockmgr.ports.commits import Step
+    from blockmgr.changes import Change
 
 __all__ = ["BlockTable"]
 
@@ -115,7 +115,7 @@ class BlockTable:
         token_ids: Sequence[int],
         device: Device,
         extra_hash: int | None,
-        then: Callable[[Run], list[Step]],
+        then: Callable[[Run], list[Change]],
     ) -> None:
         """``allocate``, and at once what ``then`` plans to do with the blocks."""
         if self._run is not None:
@@ -125,7 +125,7 @@ class BlockTable:
 
         self._dropped = self.num_computed_slots = 0  # mean nothing as long as there are no blocks
 
-        def publish(view: BlockView) -> tuple[list[Step], None]:
+        def publish(view: BlockView) -> tuple[list[Change], None]:
             return [(setattr, self, "_run", view.run), *then(view.run)], None
 
         allocator = self._allocator.pool_of(device)
@@ -174,7 +174,7 @@ class BlockTable:
         num_lookahead_slots: int,
         num_computed_slots: int | None,
         extra_hash: int | None,
-        then: list[Step],
+        then: list[Change],
     ) -> None:
         if not (tokens := whole_tokens(token_ids)):
             raise ValueError("token_ids must not be empty")
@@ -189,7 +189,7 @@ class BlockTable:
                 f"num_computed_slots must be at most the {start} slots with tokens, "
                 f"got {num_computed_slots}"
             )
-        run, steps = self._grow(
+        run, changes = self._grow(
             len(tokens) + whole("num_lookahead_slots", num_lookahead_slots, 0),
             len(tokens),
             num_computed,
@@ -203,9 +203,9 @@ class BlockTable:
             present = run.tokens[at] if at < len(run.tokens) else ()
             chunk = tokens[taken : taken + size - len(present)]
             more, is_next = allocator.fill(run, at, present + chunk, is_next, extra_hash)
-            steps += more
+            changes += more
             at, taken = at + 1, taken + len(chunk)
-        allocator.carry_out([*steps, *then], None)
+        allocator.carry_out([*changes, *then], None)
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Makes sure of so many empty slots after the tokens.
@@ -215,12 +215,12 @@ class BlockTable:
             SequenceStateError: The table has no blocks.
             ValueError: A negative number.
         """
-        run, steps = self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
-        run.allocator.carry_out(steps, None)
+        run, changes = self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
+        run.allocator.carry_out(changes, None)
 
     def _grow(
         self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
-    ) -> tuple[Run, list[Step]]:
+    ) -> tuple[Run, list[Change]]:
         run = self._allocated()
         checked_extra(extra_hash)
         growth = self.growth(num_slots, num_written, num_computed)
@@ -229,14 +229,14 @@ class BlockTable:
         needed = blocks_needed(pool, [growth])
         if needed > pool.num_available:
             raise NoFreeBlocksError(needed, pool.num_available)
-        steps: list[Step] = []
+        changes: list[Change] = []
         if stale := growth.stale:
-            steps += run.allocator.free_slice(run, stale.start, stale.stop)
-            steps.append((setattr, self, "_dropped", stale.stop))
+            changes += run.allocator.free_slice(run, stale.start, stale.stop)
+            changes.append((setattr, self, "_dropped", stale.stop))
         if growth.num_new:
             run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
-            steps += run.allocator.add_empty(run, growth.num_new, extra_hash)
-        return run, steps
+            changes += run.allocator.add_empty(run, growth.num_new, extra_hash)
+        return run, changes
 
     def growth(self, num_slots: int, num_written: int, num_computed: int) -> Growth:
         """What the table takes to have slots for what comes next.
@@ -261,7 +261,7 @@ class BlockTable:
         num_computed = self.num_full_slots if num_unseen else 0
         return self.growth(num_unseen + num_lookahead_slots, num_unseen, num_computed)
 
-    def plan_progress(self, num_slots: int | None) -> list[Step]:
+    def plan_progress(self, num_slots: int | None) -> list[Change]:
         """The next forward computes so many more slots; None for all that have tokens."""
         run, size, full = self._allocated(), self.block_size, self.num_full_slots
         before = self.num_computed_slots if num_slots is not None else 0
@@ -301,16 +301,16 @@ class BlockTable:
 
         Cost: O(blocks), without recursion and without an object a block.
         """
-        child, steps = self.plan_fork(self._allocated())
-        return at_once(steps, child)
+        child, changes = self.plan_fork(self._allocated())
+        return at_once(changes, child)
 
-    def plan_fork(self, run: Run) -> tuple[BlockTable, list[Step]]:
-        """A fork, whose blocks are its own once the steps are made, given those of this table."""
+    def plan_fork(self, run: Run) -> tuple[BlockTable, list[Change]]:
+        """A fork, whose blocks are its own once the changes are made, given those of this table."""
         child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
-        child._run, steps = run.allocator.fork_run(run)
+        child._run, changes = run.allocator.fork_run(run)
         child._dropped = self._dropped
         child.num_computed_slots = self.num_computed_slots
-        return child, steps
+        return child, changes
 
     def free(self) -> None:
         """Frees all blocks, the last first. Cached ones stay findable.
@@ -320,7 +320,7 @@ class BlockTable:
         """
         at_once(self.plan_free(), None)
 
-    def plan_free(self) -> list[Step]:
+    def plan_free(self) -> list[Change]:
         """What ``free`` does."""
         run = self._allocated()
         return [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.ports.commits import at_once
+from blockmgr.changes import at_once
 
 if TYPE_CHECKING:
+    from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.interfaces import Block
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-    from blockmgr.ports.commits import Step
 
 __all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
 
@@ -53,7 +53,7 @@ class RefCounter(ReadOnlyRefCounter):
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) + 1
-        return at_once(((pool._core.acquire, (block,), False),), count)
+        return at_once(((pool.compiled.acquire, (block,), False),), count)
 
     def decr(self, block_id: int) -> int:
         """Drops a reference; returns how many are left.
@@ -64,7 +64,7 @@ class RefCounter(ReadOnlyRefCounter):
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) - 1
-        return at_once(((pool._core.release, (block,)),), count)
+        return at_once(((pool.compiled.release, (block,)),), count)
 
     def as_readonly(self) -> ReadOnlyRefCounter:
         """The same counts, only for reading."""
@@ -110,12 +110,12 @@ class HitCounter:
         """Of those, how many were cached."""
         return self._counts[1]
 
-    def count(self, num_queries: int, num_hits: int) -> Step:
+    def count(self, num_queries: int, num_hits: int) -> Change:
         """Adds a look-up of so many blocks."""
         counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
         return (self._counts.__setitem__, slice(None), counts)
 
-    def restart(self) -> Step:
+    def restart(self) -> Change:
         """Counts from 0 again."""
         return (self._counts.__setitem__, slice(None), [0, 0])
 

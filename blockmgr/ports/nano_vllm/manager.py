@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import integer
-from blockmgr.ports.commits import at_once
+from blockmgr.changes import at_once
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.nano_vllm.tables import Tables, check_has
 
@@ -172,10 +172,10 @@ class LegacyBlockManager(Tables):
         computed = self._computed(holder)
         publication = self._publication(holder, computed)
         if tokens and (entries or publication):
-            append = (self._core.append, holder.handle, tokens)
+            append = (self.manager.compiled.append, holder.handle, tokens)
             at_once((append, *entries, *publication), None)
         elif tokens:
-            self._core.append(holder.handle, tokens)
+            self.manager.append(holder.handle, tokens)
         else:
             at_once(publication, None)
 

@@ -11,8 +11,8 @@ import xxhash
 import blockmgr
 from blockmgr.arguments import whole
 from blockmgr.blocks import Admission, BlockState
+from blockmgr.changes import at_once
 from blockmgr.errors import NeverFitsError, SequenceStateError
-from blockmgr.ports.commits import at_once
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from blockmgr.changes import Change
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.commits import Step
 
 __all__ = ["ChunkedSequence", "Holder", "NanoSequence", "Tables", "check_has"]
 
@@ -59,7 +59,7 @@ class Holder:
         # The core's own block table; a memory view gives Python's ints.
         self._entries = memoryview(entries)  # type: ignore[arg-type]  # NumPy's are buffers
 
-    def entries(self, start: int, stop: int) -> Step:
+    def entries(self, start: int, stop: int) -> Change:
         """Writes these entries of the block table as they stand in the core's by then."""
         entries = self._entries[start:stop]
         return (self.seq.block_table.__setitem__, slice(start, stop), entries)
@@ -71,7 +71,7 @@ class Tables:
     Calls of several threads wait for one another.
     """
 
-    __slots__ = ("_core", "_holders", "_lengths", "_most_blocks", "_mutex", "block_size", "manager")
+    __slots__ = ("_holders", "_lengths", "_most_blocks", "_mutex", "block_size", "manager")
 
     manager: blockmgr.BlockManager
     """The manager that does the work, for its statistics. Its sequences belong to the port."""
@@ -99,7 +99,6 @@ class Tables:
             dedup=dedup,
             eviction=eviction,
         )
-        self._core = self.manager._core
         self._lengths = memoryview(self.manager.seq_lens)  # type: ignore[arg-type]  # as in Holder
         self.block_size = self.manager.config.block_size
         self._most_blocks = self.manager.config.row_width
@@ -161,9 +160,9 @@ class Tables:
         holder = self._holder(seq)
         tokens, entries = self._growth(holder)
         if entries:
-            at_once(((self._core.append, holder.handle, tokens), *entries), None)
+            at_once(((self.manager.compiled.append, holder.handle, tokens), *entries), None)
         elif tokens:
-            self._core.append(holder.handle, tokens)
+            self.manager.append(holder.handle, tokens)
 
     @exclusive
     def deallocate(self, seq: NanoSequence) -> None:
@@ -244,7 +243,7 @@ class Tables:
         try:
             # Noted down in the same instruction.
             arguments = ((seq.token_ids,), (b"",), (None,), (None,), (True,))
-            handles.extend(map(self._core.admit, *arguments))
+            handles.extend(map(self.manager.compiled.admit, *arguments))
             view = self.manager.sequence(handles[0])
             holder = Holder(seq, view, self.manager.block_tables[view.row])
             at_once(
@@ -261,7 +260,7 @@ class Tables:
                 self.manager.free(handle)
             raise
 
-    def _growth(self, holder: Holder) -> tuple[list[int], list[Step]]:
+    def _growth(self, holder: Holder) -> tuple[list[int], list[Change]]:
         """The tokens sampled since the last call, and how the table takes in blocks for them."""
         seq = holder.seq
         num_tokens = len(seq.token_ids)
@@ -270,24 +269,24 @@ class Tables:
         entries = [holder.entries(present, num_blocks)] if num_blocks > present else []
         return seq.token_ids[known:], entries
 
-    def _publication(self, holder: Holder, num_computed_tokens: int) -> list[Step]:
+    def _publication(self, holder: Holder, num_computed_tokens: int) -> list[Change]:
         """Makes what was computed findable, if that fills a block: the core is told only then."""
         start = holder.num_computed_tokens // self.block_size
         full = num_computed_tokens // self.block_size
         if full == start:
             return []
         return [
-            (self._core.commit, holder.handle, num_computed_tokens),
+            (self.manager.compiled.commit, holder.handle, num_computed_tokens),
             # With ``dedup="remap"``, these may be others afterwards.
             holder.entries(start, full),
             (setattr, holder, "num_computed_tokens", num_computed_tokens),
         ]
 
-    def _departure(self, holder: Holder) -> list[Step]:
+    def _departure(self, holder: Holder) -> list[Change]:
         """Releases the blocks, and forgets the sequence."""
         seq = holder.seq
         return [
-            (self._core.free, holder.handle),
+            (self.manager.compiled.free, holder.handle),
             (self._holders.pop, id(seq)),
             (seq.block_table.clear,),
             (setattr, seq, "num_cached_tokens", 0),

@@ -11,8 +11,8 @@ from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
 
 if TYPE_CHECKING:
+    from blockmgr.changes import Change
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
     from blockmgr.ports.radix.records import RadixCacheHandle
     from blockmgr.ports.radix.tree import RadixTree
@@ -23,7 +23,7 @@ __all__ = ["PageKeeper"]
 class _HandOver(NamedTuple):
     """How the pages of a request get into the tree."""
 
-    promote: Step
+    promote: Change
     """Puts them there."""
     chain: Pages
     """What stands for them there then."""
@@ -107,15 +107,15 @@ class PageKeeper:
             own[whole_pages:],
         )
 
-    def _end(self, handle: RadixCacheHandle) -> list[Step]:
+    def _end(self, handle: RadixCacheHandle) -> list[Change]:
         # What nothing was matched for holds no lock that could be missed the next time. The root
         # itself, given in place of a match, may stand for any number of requests.
-        steps: list[Step] = []
+        changes: list[Change] = []
         if not handle.node.is_root():
-            steps += self._tree._unlock(handle)
+            changes += self._tree._unlock(handle)
         if handle.node is not self._tree.root_node:
-            steps.append((object.__setattr__, handle, "_has_ended", True))
-        return steps
+            changes.append((object.__setattr__, handle, "_has_ended", True))
+        return changes
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
         """Refuses pages that are not the caller's to give away, or are given twice."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError
-from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.faces import RadixCacheManager
 from blockmgr.ports.radix.keeper import PageKeeper
@@ -167,11 +167,10 @@ class CacheManager(PageKeeper):
             TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
-        core = self._pool._core
-        in_tree = core.are_cached(pages)
+        in_tree = self._pool.are_cached(pages)
         if 1 in in_tree.tobytes():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
-        core.release(pages)
+        self._pool.release(pages)
 
     @exclusive
     def free_and_cache_finished_req(
@@ -202,7 +201,7 @@ class CacheManager(PageKeeper):
         """
         plan = self._hand_over(old_handle, input_ids, indices)
         pages = np.concatenate([plan.done, plan.unfinished])
-        release = (self._pool._core.release, pages)
+        release = (self._pool.compiled.release, pages)
         at_once((plan.promote, release, *self._end(old_handle)), None)
 
     @exclusive
@@ -232,7 +231,7 @@ class CacheManager(PageKeeper):
         plan = self._hand_over(old_handle, input_ids, indices)
         handle = self.manager._handle(plan.chain, old_handle.namespace)
         lock = [] if handle.node.is_root() else self.manager._lock(handle)
-        release = (self._pool._core.release, plan.done)
+        release = (self._pool.compiled.release, plan.done)
         return at_once(
             (plan.promote, *lock, release, *self._end(old_handle)),
             MatchResult(handle, self.manager._slots(plan.chain)),

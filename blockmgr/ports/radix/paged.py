@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError
-from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
 from blockmgr.ports.radix.faces import RadixPrefixCache
@@ -20,8 +20,8 @@ from blockmgr.ports.radix.tree import new_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from blockmgr.changes import Change
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
     from blockmgr.ports.radix.records import PrefixMatch
 
@@ -202,12 +202,12 @@ class PagedCacheManager(PageKeeper):
         going = np.concatenate([plan.done, plan.unfinished]) if finished else plan.done
         # Pages handed to the tree are released directly: the tree owns them.
         mine = np.isin(going, plan.chain)
-        leave: list[Step] = [(self._pool._core.release, going[mine])]
+        leave: list[Change] = [(self._pool.compiled.release, going[mine])]
         self._refuse_given(going[~mine])
         if self._lazy:
             leave.append((self._lazy[-1].append, going[~mine]))
         else:
-            leave.append((self._pool._core.release, going[~mine]))
+            leave.append((self._pool.compiled.release, going[~mine]))
         if finished:
             at_once((plan.promote, *leave, *self._end(old)), None)
             return
@@ -239,7 +239,7 @@ class PagedCacheManager(PageKeeper):
         finally:
             with self._mutex:
                 pages = np.concatenate([np.empty(0, np.int32), *mine])
-                release = (self._pool._core.release, pages)
+                release = (self._pool.compiled.release, pages)
                 at_once((release, (self._lazy.remove, mine)), None)
 
     def _refuse_given(self, pages: Pages) -> None:

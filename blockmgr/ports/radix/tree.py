@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.changes import at_once
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import at_once
 from blockmgr.ports.locking import exclusive, new_mutex
 from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
 from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNode, SizeInfo
@@ -17,8 +17,8 @@ from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.changes import Change
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.commits import Step
     from blockmgr.ports.radix.arrays import Ids, Pages
 
 __all__ = ["RadixTree", "new_pool"]
@@ -44,7 +44,7 @@ class RadixTree:
 
     __slots__ = (
         "_caller_keeps_pages",
-        "_core",
+        "_calls",
         "_goes_by_recency",
         "_locks",
         "_mutex",
@@ -88,7 +88,7 @@ class RadixTree:
 
     def _set_up(self, pool: BlockPool, device: object) -> None:
         self.pool = pool
-        self._core = pool._core
+        self._calls = pool.compiled
         self.page_size = pool.block_size
         self.root_node = RadixNode(-1, 0, self)
         self._to_device = ToDevice(device)
@@ -160,10 +160,10 @@ class RadixTree:
         num_pages = -(-whole("size", size, 0) // self.page_size)
         if self._goes_by_recency:
             next_pages = self.pool.idle_blocks(num_pages)
-            return at_once(((self._core.evict, num_pages),), self._slots(next_pages))
+            return at_once(((self._calls.evict, num_pages),), self._slots(next_pages))
         missing = num_pages - sum(map(len, self._owed))
         # Noted in the same instruction, so that no exception from outside loses them.
-        self._owed.extend(map(self._core.evict, (max(0, missing),)))
+        self._owed.extend(map(self._calls.evict, (max(0, missing),)))
         return at_once(((self._owed.clear,),), self._slots(np.concatenate(self._owed)))
 
     @exclusive
@@ -215,7 +215,7 @@ class RadixTree:
         length, page = handle.cached_len, node.page
         if (page < 0) != (length == 0) or length < 0 or length % self.page_size:
             raise ValueError(f"handle must end where its cached_len says, got {handle!r}")
-        if page >= 0 and self._core.generation(page) != node.generation:
+        if page >= 0 and self.pool.generation(page) != node.generation:
             raise BlockStateError(page, "evicted since it was matched")
 
     def _pages_beyond(self, found: Pages, input_ids: Ids, indices: Ids) -> Pages:
@@ -226,35 +226,35 @@ class RadixTree:
             )
         return self._page_slots.pages(indices, len(found))
 
-    def _promotion(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> Step:
+    def _promotion(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> Change:
         """Puts pages below the chain that was found; the caller keeps the references to them."""
         if len(pages):
             start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
             parent = int(found[-1]) if len(found) else -1
             whose = b"" if len(found) else namespace
-            return (self._core.promote_chain, pages, tokens[start:stop], parent, whose, None)
-        return (self._core.touch, found[-1:])
+            return (self._calls.promote_chain, pages, tokens[start:stop], parent, whose, None)
+        return (self._calls.touch, found[-1:])
 
-    def _first_lock(self, handle: RadixCacheHandle) -> list[Step]:
+    def _first_lock(self, handle: RadixCacheHandle) -> list[Change]:
         """Tells the policy that a request has found all pages of a match, and locks it."""
         if not handle._is_match or handle in self._locks:
             return self._lock(handle)
         found, before = handle._pages, handle._pages[:-1][::-1]
         return [
-            (self._core.acquire, found, True),
-            (self._core.release, before),
+            (self._calls.acquire, found, True),
+            (self._calls.release, before),
             (self._locks.__setitem__, handle, 1),
         ]
 
-    def _lock(self, handle: RadixCacheHandle) -> list[Step]:
+    def _lock(self, handle: RadixCacheHandle) -> list[Change]:
         locks = self._locks.get(handle, 0) + 1
         return [
-            (self._core.acquire, [handle.node.page], False),
+            (self._calls.acquire, [handle.node.page], False),
             (self._locks.__setitem__, handle, locks),
         ]
 
-    def _unlock(self, handle: RadixCacheHandle) -> list[Step]:
-        release = (self._core.release, [handle.node.page])
+    def _unlock(self, handle: RadixCacheHandle) -> list[Change]:
+        release = (self._calls.release, [handle.node.page])
         if (locks := self._locks[handle] - 1) == 0:
             return [release, (self._locks.pop, handle)]
         return [release, (self._locks.__setitem__, handle, locks)]
@@ -269,7 +269,7 @@ class RadixTree:
         num_whole = len(tokens) // self.page_size
         pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
         promote = self._promotion(found, pages, tokens, namespace)
-        release = (self._core.release, pages)
+        release = (self._calls.release, pages)
         handle = self._handle(np.concatenate([found, pages]), namespace)
         return at_once((promote, release), InsertResult(len(found) * self.page_size, handle))
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from blockmgr.arguments import whole
+from blockmgr.changes import at_once
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import at_once
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
-    from blockmgr.ports.commits import Step
+    from blockmgr.changes import Change
 
 __all__ = ["SlotAllocator"]
 
@@ -21,7 +21,7 @@ __all__ = ["SlotAllocator"]
 class _Cache(Protocol):
     """The interface that learns which slots lose their content."""
 
-    def _shrinking(self, slot: int, keep: int) -> list[Step]: ...
+    def _shrinking(self, slot: int, keep: int) -> list[Change]: ...
 
 
 class SlotAllocator:
@@ -88,7 +88,7 @@ class SlotAllocator:
         slot = self._checked("idx", idx)
         if slot not in self._occupied:
             raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
-        release = (self._pool._core.release, [slot])
+        release = (self._pool.compiled.release, [slot])
         at_once((release, (self._occupied.remove, slot)), None)
 
     @exclusive
@@ -142,15 +142,15 @@ class SlotAllocator:
         """
         self._pool.check_invariants()
 
-    def _occupation(self, slot: int, keep: int) -> list[Step]:
+    def _occupation(self, slot: int, keep: int) -> list[Change]:
         """Takes an idle slot, of whose content this much stays."""
-        steps: list[Step] = [
-            (self._pool._core.acquire, [slot]),
+        changes: list[Change] = [
+            (self._pool.compiled.acquire, [slot]),
             (self._occupied.add, slot),
         ]
         for cache in self._caches:
-            steps += cache._shrinking(slot, keep)
-        return steps
+            changes += cache._shrinking(slot, keep)
+        return changes
 
     def _checked(self, name: str, slot: int) -> int:
         return whole(name, slot, 0, len(self._versions) - 1)

@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
+from blockmgr.changes import Loan, at_once
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.commits import Loan, at_once
 from blockmgr.ports.locking import exclusive, new_mutex
 from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from blockmgr.changes import Change
     from blockmgr.kv import KVBlocks
     from blockmgr.manager import Tokens
-    from blockmgr.ports.commits import Step
 
 __all__ = ["Copies", "PrefixCacheManager"]
 
@@ -130,25 +130,25 @@ class PrefixCacheManager:
         try:
             loan.acquire(path[-1:])
             fresh = loan.take(len(tokens) - len(path))
-            steps = self._addition(tokens, path, fresh)
+            changes = self._addition(tokens, path, fresh)
             owners = self._slot_of[path]
             if shrinks:
                 old, left = self._left(slot, keep)
-                steps.append((self._slot_of.put, old, left))
+                changes.append((self._slot_of.put, old, left))
                 both = min(len(old), len(path))
                 again = old[:both] == path[:both]
                 owners[:both][again] = left[:both][again]
             # Tokens without an owner are this slot's now, and so are the added ones.
             owners[owners < 0] = slot
-            steps += [
+            changes += [
                 (self._slot_of.put, path, owners),
                 (self._slot_of.put, fresh, slot),
                 (self._versions.__setitem__, slot, version),
             ]
             if shrinks or len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
-                steps.append((self._contents.__setitem__, slot, tokens))
-            steps += self._slot_hold(slot if len(fresh) else int(owners[-1]))
-            at_once([*steps, loan.keep], None)
+                changes.append((self._contents.__setitem__, slot, tokens))
+            changes += self._slot_hold(slot if len(fresh) else int(owners[-1]))
+            at_once([*changes, loan.keep], None)
         except BaseException:
             loan.give_back()
             raise
@@ -186,7 +186,7 @@ class PrefixCacheManager:
         """
         node, _ = self._held(token_ids)
         hold = self._slot_hold(int(self._slot_of[node]))
-        at_once([(self._pool._core.acquire, [node]), *hold], None)
+        at_once([(self._pool.compiled.acquire, [node]), *hold], None)
 
     @exclusive
     def release(self, token_ids: Tokens) -> None:
@@ -199,11 +199,11 @@ class PrefixCacheManager:
         path = self._path(token_ids)
         if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
             raise ValueError("token_ids must be pinned, they are not")
-        steps: list[Step] = [(self._pool._core.release, path[-1:])]
+        changes: list[Change] = [(self._pool.compiled.release, path[-1:])]
         if self._slots is not None:
             slot = int(self._slot_of[path[-1]])
-            steps.append((self._slots._pool._core.release, [slot]))
-        at_once(steps, None)
+            changes.append((self._slots._pool.compiled.release, [slot]))
+        at_once(changes, None)
 
     @exclusive
     def copy_kv(
@@ -298,16 +298,16 @@ class PrefixCacheManager:
         tokens: npt.NDArray[np.uint32],
         path: npt.NDArray[np.int32],
         fresh: npt.NDArray[np.int32],
-    ) -> list[Step]:
+    ) -> list[Change]:
         """Makes the whole chain known, and keeps the reference to its last block alone."""
         if not len(fresh):
             return []
-        core = self._pool._core
+        calls = self._pool.compiled
         parent = int(path[-1]) if len(path) else -1
         return [
-            (core.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
-            (core.release, fresh[:-1]),
-            (core.release, path[-1:]),
+            (calls.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
+            (calls.release, fresh[:-1]),
+            (calls.release, path[-1:]),
         ]
 
     # Slots.
@@ -325,26 +325,26 @@ class PrefixCacheManager:
         version = self._slots.version(slot)
         return slot, whole("slot_ver", slot_ver, version, version)
 
-    def _slot_hold(self, slot: int) -> list[Step]:
+    def _slot_hold(self, slot: int) -> list[Change]:
         """Keeps a slot from being handed out."""
         if self._slots is None:
             return []
-        return [(self._slots._pool._core.acquire, [slot])]
+        return [(self._slots._pool.compiled.acquire, [slot])]
 
     def _pins(self, slot: int, start: int) -> bool:
         """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
         path = self._path(self._contents[slot])[start:]
         return bool(self._pool.ref_counts(path)[self._slot_of[path] == slot].any())
 
-    def _shrinking(self, slot: int, keep: int) -> list[Step]:
+    def _shrinking(self, slot: int, keep: int) -> list[Change]:
         """The slot holds no more than this many of its tokens; others answer for the rest."""
         content = self._contents.get(slot)
         if content is None or keep >= len(content):
             return []
-        steps: list[Step] = [(self._slot_of.put, *self._left(slot, keep))]
+        changes: list[Change] = [(self._slot_of.put, *self._left(slot, keep))]
         if keep:
-            return [*steps, (self._contents.__setitem__, slot, content[:keep])]
-        return [*steps, (self._contents.pop, slot), (self._versions.pop, slot)]
+            return [*changes, (self._contents.__setitem__, slot, content[:keep])]
+        return [*changes, (self._contents.pop, slot), (self._versions.pop, slot)]
 
     def _left(self, slot: int, keep: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """The blocks of what a slot holds, and who answers for each once it holds that much."""
@@ -361,7 +361,7 @@ class PrefixCacheManager:
         owners[mine] = heir
         return path, owners
 
-    def _restoration(self, slot: int) -> list[Step]:
+    def _restoration(self, slot: int) -> list[Change]:
         """Lets a slot hold what it holds at the moment, whatever it has lost since."""
         if slot not in self._contents:
             return []

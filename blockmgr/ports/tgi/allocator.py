@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import asynccontextmanager
+from itertools import starmap
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.blocks import CopyPlan
+from blockmgr.changes import at_once
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -20,7 +21,6 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.manager import BlockManager, Sequence
-from blockmgr.ports.commits import at_once
 from blockmgr.ports.tgi.allocation import BlockAllocation, Link
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from blockmgr.blocks import CopyPlan
+    from blockmgr.changes import Change
     from blockmgr.manager import Tokens
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.commits import Step
 
 __all__ = ["BlockAllocator"]
 
@@ -219,13 +220,13 @@ class BlockAllocator:
         try:
             try:
                 self._closed.clear()
-                core = self.manager._core
+                calls = self.manager.compiled
                 # Noted down in the instruction that takes it.
-                self._open.extend(map(core.take_copies, (CopyPlan,)))
+                self._open.extend(starmap(calls.take_copies, ((),)))
                 [plan] = self._open
                 at_once(((self._in_flight.update, self._waiting), (self._waiting.clear,)), None)
                 yield plan
-                applied = (core.copies_applied, plan.ticket)
+                applied = (calls.copies_applied, plan.ticket)
                 at_once((applied, (self._in_flight.clear,), (self._open.clear,)), None)
             finally:
                 self._close_plan()
@@ -235,7 +236,7 @@ class BlockAllocator:
     def _close_plan(self) -> None:
         """Makes the copies of a plan that is open due again, and lets the next task have one."""
         for plan in self._open[:]:
-            aborted = (self._manager._core.copies_aborted, plan.ticket)
+            aborted = (self._manager.compiled.copies_aborted, plan.ticket)
             due = (self._waiting.update, self._in_flight)
             at_once(((self._open.clear,), aborted, due, (self._in_flight.clear,)), None)
         self._closed.set()
@@ -243,8 +244,8 @@ class BlockAllocator:
     def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
         """Whether there is room; the handle is noted down in the instruction that makes it."""
         try:
-            core = self.manager._core
-            handles.extend(map(core.admit, (prompt,), (b"",), (None,), (num_slots,), (True,)))
+            calls = self.manager.compiled
+            handles.extend(map(calls.admit, (prompt,), (b"",), (None,), (num_slots,), (True,)))
         except (OutOfBlocksError, OutOfSequencesError):
             return False
         except NeverFitsError:
@@ -273,16 +274,16 @@ class BlockAllocator:
     def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
         if allocation_id not in self._links:
             raise UnknownSequenceError(allocation_id)
-        core = self.manager._core  # what was dropped before goes first
-        steps = self._release(allocation_id)
+        calls = self.manager.compiled  # what was dropped before goes first
+        changes = self._release(allocation_id)
         most = computed._num_prompt_tokens if computed is not None and self._caching else 0
         if most and self._is_ready(allocation_id):
-            steps.insert(0, (core.commit, allocation_id, most))
-        at_once(steps, None)
+            changes.insert(0, (calls.commit, allocation_id, most))
+        at_once(changes, None)
 
-    def _release(self, allocation_id: int) -> list[Step]:
+    def _release(self, allocation_id: int) -> list[Change]:
         return [
-            (self._manager._core.free, allocation_id),
+            (self._manager.compiled.free, allocation_id),
             (self._links.pop, allocation_id),
             (self._waiting.discard, allocation_id),
             (self._in_flight.discard, allocation_id),

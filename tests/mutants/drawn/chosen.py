@@ -153,7 +153,10 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "ports/vllm/options.py": ("tests/ports/test_vllm_options.py",),
     "ports/sglang/*": ("tests/ports/test_sglang_keys.py", "tests/engines/sglang/test_port.py"),
     "ports/vllm/*": ("tests/ports/test_vllm_options.py", "tests/engines/test_planted.py"),
-    "ports/commits.py": (*ENGINE, "tests/ports/test_radix.py tests/ports/test_nano_vllm.py"),
+    "changes.py": (
+        "tests/unit/test_changes.py tests/ports/test_radix.py tests/ports/test_nano_vllm.py",
+        *ENGINE,
+    ),
     "ports/aphrodite/*": (
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
         " tests/ports/test_aphrodite_defects.py tests/ports/test_aphrodite_swaps.py"

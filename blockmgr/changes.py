@@ -1,0 +1,245 @@
+"""How an adapter changes the core's books and its own together: plan first, then ``at_once``.
+
+An exception can come from outside between any two instructions of Python code:
+``KeyboardInterrupt``, or one that another thread sets. So a call of an adapter only plans in
+Python: it checks, counts and prepares every change, a function of compiled code with its
+arguments. ``at_once`` then makes all the changes within one instruction. The core's functions are
+``BlockPool.compiled`` and ``BlockManager.compiled``. Blocks that a plan has to take from a pool
+beforehand are a ``Loan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import starmap
+from operator import call
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from blockmgr.blocks import CopyPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr import _core
+    from blockmgr.pool import BlockPool, Ints
+
+__all__ = ["Change", "CompiledManagerCalls", "CompiledPoolCalls", "Loan", "at_once"]
+
+T = TypeVar("T")
+
+Change: TypeAlias = tuple[Callable[..., object], *tuple[Any, ...]]
+"""A change, ready to be made: a function of compiled code, and what to call it with."""
+
+
+def at_once(changes: Iterable[Change], result: T) -> T:
+    """Makes all changes, without an instruction of Python code between them.
+
+    The first change may refuse, which leaves everything as it was. The plan has made sure that
+    those after it cannot.
+
+    Args:
+        changes: In order. Each function is one of ``BlockPool.compiled``, or of a built-in
+            container: ``(table.append, block)``. Functions written in Python can be interrupted.
+        result: What to return.
+
+    Returns:
+        The ``result``.
+
+    Raises:
+        TypeError: A change is no tuple that begins with a function.
+
+    >>> from blockmgr.pool import BlockPool
+    >>> pool, table = BlockPool(num_blocks=4, block_size=2), []
+    >>> [block] = pool.take(1)
+    >>> at_once([(pool.compiled.acquire, [block]), (table.append, block)], "shared")
+    'shared'
+    """
+    # One line, so that no exception comes between the last change and the result either.
+    return ([*starmap(call, changes)], result)[1]
+
+
+class CompiledPoolCalls:
+    """Calls of one ``BlockPool`` as functions of compiled code, for ``at_once``.
+
+    Each does what the method of its name does and raises what it raises. Arguments are given by
+    position, all of them unless this page says otherwise, and are read when the call is made.
+    """
+
+    __slots__ = (
+        "acquire",
+        "copies_aborted",
+        "copies_applied",
+        "evict",
+        "forget",
+        "make_writable",
+        "promote",
+        "promote_chain",
+        "release",
+        "reset",
+        "take",
+        "take_copies",
+        "touch",
+    )
+
+    acquire: Callable[..., None]
+    """``acquire(blocks, found=True)``"""
+
+    copies_aborted: Callable[[int], None]
+    """``copies_aborted(ticket)``"""
+
+    copies_applied: Callable[[int], None]
+    """``copies_applied(ticket)``"""
+
+    evict: Callable[..., npt.NDArray[np.int32]]
+    """``evict(n, namespace=b"")``"""
+
+    forget: Callable[..., npt.NDArray[np.int32]]
+    """``forget(n, namespace=b"")``"""
+
+    make_writable: Callable[[int, int], int]
+    """``make_writable(block, num_tokens)``"""
+
+    promote: Callable[[int, Ints, int, bytes, bytes], int]
+    """``promote(block, tokens, parent, namespace, extras)``"""
+
+    promote_chain: Callable[
+        [Ints, Ints, int, bytes, tuple[tuple[int, bytes], ...] | None], npt.NDArray[np.int32]
+    ]
+    """``promote_chain(blocks, tokens, parent, namespace, extras)``; extras are pairs of a block and
+    its bytes, or None."""
+
+    release: Callable[[Ints], None]
+    """``release(blocks)``"""
+
+    reset: Callable[[], None]
+    """``reset()``"""
+
+    take: Callable[..., npt.NDArray[np.int32]]
+    """``take(n, namespace=b"")``"""
+
+    take_copies: Callable[[], CopyPlan]
+    """``take_copies()``"""
+
+    touch: Callable[[Ints], None]
+    """``touch(blocks)``"""
+
+    def __init__(self, core: _core.PoolCore) -> None:
+        _take_over(self, core)
+
+
+class CompiledManagerCalls:
+    """Calls of one ``BlockManager`` as functions of compiled code; as ``CompiledPoolCalls``."""
+
+    __slots__ = (
+        "admit",
+        "append",
+        "commit",
+        "copies_aborted",
+        "copies_applied",
+        "free",
+        "take_copies",
+    )
+
+    admit: Callable[..., int]
+    """``admit(tokens, namespace, extras, num_slots, read_cache, match=None,
+    max_cached_tokens=None, watermark_blocks=None)``; extras are pairs of a block and its bytes, or
+    None."""
+
+    append: Callable[[int, Ints], None]
+    """``append(handle, tokens)``"""
+
+    commit: Callable[[int, int], None]
+    """``commit(handle, num_computed_tokens)``"""
+
+    copies_aborted: Callable[[int], None]
+    """``copies_aborted(ticket)``"""
+
+    copies_applied: Callable[[int], None]
+    """``copies_applied(ticket)``"""
+
+    free: Callable[..., None]
+    """``free(handle, withdraw=False)``"""
+
+    take_copies: Callable[[], CopyPlan]
+    """``take_copies()``"""
+
+    def __init__(self, core: _core.Core) -> None:
+        _take_over(self, core)
+
+
+def _take_over(
+    calls: CompiledPoolCalls | CompiledManagerCalls, core: _core.PoolCore | _core.Core
+) -> None:
+    for name in calls.__slots__:
+        setattr(calls, name, getattr(core, name))
+    # A ``partial`` is called from compiled code as well.
+    calls.take_copies = partial(core.take_copies, CopyPlan)
+
+
+class Loan:
+    """Blocks that a call has taken from a pool while it plans.
+
+    ``keep`` is the change by which they become those of what the call makes. If it does not come to
+    that, ``give_back`` returns them; it does nothing after ``keep``.
+
+    Args:
+        pool: Whose blocks they are.
+
+    >>> from blockmgr.pool import BlockPool
+    >>> pool, table = BlockPool(num_blocks=4, block_size=2), []
+    >>> loan = Loan(pool)
+    >>> try:
+    ...     blocks = loan.take(2).tolist()
+    ...     at_once([(table.extend, blocks), loan.keep], None)
+    ... except BaseException:
+    ...     loan.give_back()
+    ...     raise
+    >>> len(table), pool.num_used
+    (2, 2)
+    """
+
+    __slots__ = ("_calls", "_lent")
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._calls = pool.compiled
+        self._lent: list[Any] = []
+
+    @property
+    def keep(self) -> Change:
+        """The change by which the blocks stop being lent."""
+        return (self._lent.clear,)
+
+    def kept(self, result: T) -> T:
+        """Makes that change, the only one of a call, and gives the result."""
+        return ([*map(list.clear, (self._lent,))], result)[1]  # as at_once
+
+    def take(self, n: int) -> npt.NDArray[np.int32]:
+        """``BlockPool.take``.
+
+        Raises:
+            OutOfBlocksError: Fewer than ``n`` are available.
+            ValueError: ``n`` below 0.
+            TypeError: ``n`` is no int.
+        """
+        # Noted down in the same instruction, as in ``acquire``.
+        self._lent.extend(map(self._calls.take, (n,)))
+        blocks: npt.NDArray[np.int32] = self._lent[-1]
+        return blocks
+
+    def acquire(self, blocks: Ints, *, found: bool = True) -> None:
+        """``BlockPool.acquire``.
+
+        Raises:
+            BlockStateError: A block that is not held and not cached.
+            ValueError: A block out of range.
+            TypeError: ``found`` is no bool.
+        """
+        at_once(((self._calls.acquire, blocks, found), (self._lent.append, blocks)), None)
+
+    def give_back(self) -> None:
+        """Releases what is lent."""
+        while self._lent:
+            blocks = list(self._lent[-1])[::-1]
+            at_once(((self._calls.release, blocks), (self._lent.pop,)), None)
