@@ -36,14 +36,21 @@ class NativeXxh3 : public Digester {
   }
   void digest(std::size_t length, std::uint8_t* out) override {
     const Halves halves = function_(message_.data(), length);
-    store_big_endian(halves.high, out);
-    store_big_endian(halves.low, out + 8);
+    const std::uint64_t canonical[] = {big_endian(halves.high), big_endian(halves.low)};
+    std::memcpy(out, canonical, sizeof canonical);
   }
 
  private:
-  // A loop that compilers turn into one swapped store.
-  static void store_big_endian(std::uint64_t number, std::uint8_t* out) {
-    for (int i = 0; i < 8; ++i) out[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
+  // The number whose bytes in memory are those of this one, the highest first.
+  static std::uint64_t big_endian(std::uint64_t number) {
+#if (defined(__GNUC__) || defined(__clang__)) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return __builtin_bswap64(number);  // compilers see no swap in the loop
+#else
+    std::uint8_t bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
+    std::memcpy(&number, bytes, sizeof bytes);
+    return number;
+#endif
   }
 
   Function function_;

@@ -42,6 +42,12 @@ RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
 }
 
+// memcpy() of as many bytes as there are nearly always, without a call for those.
+template <std::size_t kUsual>
+static void copy_usual(std::uint8_t* to, const void* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes == kUsual ? kUsual : bytes);
+}
+
 void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
   if (digester_->lays_out_blocks()) [[unlikely]]
@@ -50,14 +56,14 @@ void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, cons
   const auto token_bytes = static_cast<std::size_t>(nodes_.block_size) * sizeof(Token);
   const std::size_t length = digest_size + keys.size() + token_bytes;
   std::uint8_t* message = digester_->message(length);
-  std::memcpy(message, parent, digest_size);
+  copy_usual<16>(message, parent, digest_size);
   if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
   std::uint8_t* at = message + digest_size + keys.size();
   const std::uint16_t probe = 1;
   std::uint8_t little_endian;
   std::memcpy(&little_endian, &probe, 1);
   if (little_endian) {
-    std::memcpy(at, tokens, token_bytes);
+    copy_usual<64>(at, tokens, token_bytes);
   } else {
     for (int i = 0; i < nodes_.block_size; ++i)
       for (int byte = 0; byte < 4; ++byte)

@@ -142,8 +142,8 @@ void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* ou
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.
 void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept {
-  constexpr std::int64_t kBucket = 8;
-  constexpr std::int64_t kErase = 16;
+  constexpr std::int64_t kBucket = 12;
+  constexpr std::int64_t kErase = 28;
   if (partitions_) num_queued_ -= static_cast<int>(count);
   NodeId victim = own.idle.front();
   for (std::int64_t i = 0; i < count + kErase; ++i) {

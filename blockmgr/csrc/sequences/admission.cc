@@ -179,14 +179,20 @@ Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::
 
 void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                              std::int64_t count) noexcept {
-  const std::int64_t size = config_.block_size;
-  const std::int32_t* t = table(s);
+  const BlockSize size = size_;
+  const std::int64_t first = size.whole(from);
+  const std::int32_t* t = table(s) + first;
+  std::int64_t offset = from - first * size;
   while (count > 0) {
-    const std::int64_t n = std::min(count, size - from % size);
-    std::copy_n(tokens, n, nodes_.tokens(t[from / size]) + from % size);
+    // The tokens of neighbours lie side by side.
+    const std::int64_t blocks = size.whole(offset + count + size - 1);
+    const std::int64_t run = count_neighbours(t, blocks);
+    const std::int64_t n = std::min(count, run * size - offset);
+    std::copy_n(tokens, n, nodes_.tokens(*t) + offset);
+    t += run;
     tokens += n;
-    from += n;
     count -= n;
+    offset = 0;
   }
 }
 

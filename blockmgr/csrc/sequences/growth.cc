@@ -125,6 +125,15 @@ class Sharers {
 
 }  // namespace
 
+// What a step looks at first of a sequence of the batch that comes later.
+inline void Sequences::prefetch_last(Handle handle) const {
+  const Sequence& s = sequences_[static_cast<std::size_t>(row_of(handle))];
+  if (s.num_blocks <= 0) return;
+  const NodeId last = table(s)[s.num_blocks - 1];
+  prefetch(&nodes_[last]);
+  prefetch(&nodes_.uses(last));
+}
+
 // The blocks that the batch takes, and what the forward before has made findable. A sharer that
 // moves away may leave the last one alone, which then writes in place.
 void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
@@ -133,18 +142,11 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
   if (!config_.remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
-  const std::int64_t size = config_.block_size;
+  const BlockSize size = size_;
   std::int64_t needed = 0;
   ++batch_mark_;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) {
-      const Sequence& ahead = sequences_[static_cast<std::size_t>(row_of(handles[i + 8]))];
-      if (ahead.num_blocks > 0) {
-        const NodeId last = table(ahead)[ahead.num_blocks - 1];
-        prefetch(&nodes_[last]);
-        prefetch(&nodes_.uses(last));
-      }
-    }
+    if (i + 8 < count && row_of(handles[i + 8]) < config_.max_seqs) prefetch_last(handles[i + 8]);
     Sequence& s = running(handles[i]);
     if (s.mark == batch_mark_)
       throw Error(ErrorKind::kValue,
@@ -156,7 +158,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
                       std::to_string(s.num_waiting()) +
                       " tokens without slots; reserve them before decode");
     refuse_ahead(s, "decode");
-    const std::int64_t logical = s.num_tokens / size;
+    const std::int64_t logical = size.whole(s.num_tokens);
     bool takes = true;
     if (logical < s.num_blocks) {
       const NodeId b = table(s)[logical];
@@ -179,7 +181,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   plan.promotions.clear();
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
-    if (s.num_tokens / config_.block_size > s.num_chained)
+    if (size.whole(s.num_tokens) > s.num_chained)
       plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
   }
   reserve_remaps(plan.promotions);
@@ -195,11 +197,12 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   // First: another of the batch may release a cached block, whose key would pass to its
   // twin. That was counted as written in place.
   for (const NodeId b : plan.rewritten) pool_.drop_twin(b);
-  const std::int64_t size = config_.block_size;
+  const BlockSize size = size_;
   for (std::int64_t i = 0; i < count; ++i) {
+    if (i + 8 < count) prefetch_last(handles[i + 8]);
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
-    const std::int64_t logical = s.num_tokens / size;
-    const std::int64_t offset = s.num_tokens % size;
+    const std::int64_t logical = size.whole(s.num_tokens);
+    const std::int64_t offset = s.num_tokens - logical * size;
     s.num_computed = s.num_settled = s.num_written = s.num_tokens;  // by the forward before
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {

@@ -27,6 +27,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
                      const PolicyMaker& make)
     : Store(config, std::move(digester), "manager", make),
       config_(config),
+      size_(config.block_size),
       sequences_(static_cast<std::size_t>(config.max_seqs)),
       tables_(static_cast<std::size_t>(config.max_seqs) *
               static_cast<std::size_t>(config.row_width)),

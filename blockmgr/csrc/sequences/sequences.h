@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "memory/bit_tree.h"
+#include "memory/block_size.h"
 #include "memory/tally.h"
 #include "sequences/recent_hits.h"
 #include "sequences/store.h"
@@ -347,7 +348,7 @@ class Sequences : public Store {
   // computing.cc
   bool is_computing(const Sequence& s) const {
     return s.state == Sequence::kRunning && !s.outdated &&
-           s.num_tokens / config_.block_size > s.num_chained;
+           size_.whole(s.num_tokens) > s.num_chained;
   }
   // After a call that gives a sequence blocks to commit.
   void note_computing(const Sequence& s) noexcept {
@@ -359,6 +360,7 @@ class Sequences : public Store {
   std::int64_t count_computing(const Sequence& s, const Token* tokens, std::int64_t limit,
                                const ExtrasIds& extras, const Found& found) const;
 
+  void prefetch_last(Handle handle) const;
   Sequence& live(Handle handle);
   const Sequence& live(Handle handle) const;
   const Sequence& running(Handle handle) const;
@@ -490,6 +492,7 @@ class Sequences : public Store {
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
   Config config_;
+  const BlockSize size_;
   std::int64_t fits_anyway_ = 0;  // both constant, so that no call has to be waited for
   std::int64_t most_tokens_ = 0;
 
