@@ -65,6 +65,7 @@ from blockmgr.errors import (
 from blockmgr.event_columns import Event, EventKind, Events, Tier
 from blockmgr.explain import Explanation, Miss, MissReason
 from blockmgr.manager import BlockManager, Sequence
+from blockmgr.prompt import Prompt
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 from blockmgr.vllm_keys import vllm_extras
 
@@ -101,6 +102,7 @@ __all__ = [
     "PinBudgetError",
     "PolicyError",
     "Priority",
+    "Prompt",
     "QuotaUsage",
     "RecentHits",
     "ReentrancyError",

@@ -172,10 +172,12 @@ class CompiledManagerCalls:
 def _take_over(
     calls: CompiledPoolCalls | CompiledManagerCalls, core: _core.PoolCore | _core.Core
 ) -> None:
+    # A ``partial`` is called from compiled code as well. Unlike a bound method of the extension, it
+    # can be made while memory runs out, which is an error then.
+    functions = type(core)
     for name in calls.__slots__:
-        setattr(calls, name, getattr(core, name))
-    # A ``partial`` is called from compiled code as well.
-    calls.take_copies = partial(core.take_copies, CopyPlan)
+        setattr(calls, name, partial(getattr(functions, name), core))
+    calls.take_copies = partial(functions.take_copies, core, CopyPlan)  # type: ignore[arg-type]
 
 
 class Loan:

@@ -21,6 +21,7 @@ from blockmgr.manager_cache import CacheCalls
 from blockmgr.manager_events import EventCalls
 from blockmgr.manager_retention import RetentionCalls
 from blockmgr.policy import policies_of
+from blockmgr.prompt import Prompt
 from blockmgr.sequence import Sequence
 from blockmgr.stats import Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
@@ -147,7 +148,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
 
     def admit(
         self,
-        tokens: Tokens,
+        tokens: Tokens | Prompt,
         *,
         namespace: bytes = b"",
         extras: Extras | None = None,
@@ -162,7 +163,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         The last token is never served from the cache, so one is always left to compute.
 
         Args:
-            tokens: The prompt, at least one token.
+            tokens: The prompt, at least one token; or a ``Prompt``, which has its namespace and
+                extras.
             namespace: Whose cache: prompts in different namespaces never share (a tenant's salt,
                 an adapter; see ``namespace_key``). At most 1024 bytes.
             extras: Further keys of single blocks, by logical block: the hash of an image that
@@ -198,7 +200,10 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts diverge.
         """
         # Tested here, for calling a function takes as long as all the core does for a short prompt.
-        keys = None if extras is None else extras_pairs(extras)
+        if type(tokens) is Prompt:
+            tokens, namespace, keys = tokens.parts(namespace, extras)
+        else:
+            keys = None if extras is None else extras_pairs(extras)
         return self._core.admit(
             tokens,
             namespace,
@@ -212,7 +217,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
 
     def can_admit(
         self,
-        tokens: Tokens,
+        tokens: Tokens | Prompt,
         *,
         namespace: bytes = b"",
         extras: Extras | None = None,
@@ -231,7 +236,10 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        keys = None if extras is None else extras_pairs(extras)
+        if type(tokens) is Prompt:
+            tokens, namespace, keys = tokens.parts(namespace, extras)
+        else:
+            keys = None if extras is None else extras_pairs(extras)
         verdict = self._core.can_admit(
             tokens,
             namespace,

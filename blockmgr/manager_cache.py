@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockmgr.explain import Explanation, explanation
+from blockmgr.prompt import Prompt, parts_of
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits
 from blockmgr.tokens import extras_pairs
 
@@ -33,7 +34,7 @@ class CacheCalls:
 
     def match(
         self,
-        tokens: Tokens,
+        tokens: Tokens | Prompt,
         *,
         namespace: bytes = b"",
         extras: Extras | None = None,
@@ -61,13 +62,16 @@ class CacheCalls:
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
         """
-        keys = None if extras is None else extras_pairs(extras)
+        if type(tokens) is Prompt:
+            tokens, namespace, keys = tokens.parts(namespace, extras)
+        else:
+            keys = None if extras is None else extras_pairs(extras)
         return self._core.match(
             tokens, namespace, keys, num_slots, max_cached_tokens, watermark_blocks
         )
 
     def block_digests(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> list[bytes]:
         """The digests of the whole blocks of a prompt, cached or not.
 
@@ -89,10 +93,11 @@ class CacheCalls:
 
         Cost: One digest for each block.
         """
-        return self._core.block_digests(tokens, namespace, extras_pairs(extras))
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.block_digests(tokens, namespace, keys)
 
     def explain(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> Explanation:
         """Explains how much of a prompt is cached, and why the rest is not.
 
@@ -119,7 +124,8 @@ class CacheCalls:
         >>> manager.explain([1, 2, 3, 4, 7]).reason
         <MissReason.NOT_COMMITTED: 'computed but not committed'>
         """
-        return explanation(self._core.explain(tokens, namespace, extras_pairs(extras)))
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return explanation(self._core.explain(tokens, namespace, keys))
 
     def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
         """The hits of pools of other sizes, up to ``num_blocks + ghost_blocks``.

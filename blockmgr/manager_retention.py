@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockmgr.blocks import Pin, Priority
-from blockmgr.tokens import extras_pairs
+from blockmgr.prompt import parts_of
 
 if TYPE_CHECKING:
     from blockmgr import _core
+    from blockmgr.prompt import Prompt
     from blockmgr.tokens import Extras, Tokens
 
 __all__ = ["RetentionCalls", "number", "retention"]
@@ -65,7 +66,7 @@ class RetentionCalls:
 
     def retain_prefix(
         self,
-        tokens: Tokens,
+        tokens: Tokens | Prompt,
         *,
         priority: Priority | None,
         ttl: float | None = None,
@@ -90,9 +91,12 @@ class RetentionCalls:
             TypeError: A value of the wrong type.
         """
         level, seconds = retention(priority, ttl)
-        return self._core.retain_prefix(tokens, namespace, extras_pairs(extras), level, seconds)
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.retain_prefix(tokens, namespace, keys, level, seconds)
 
-    def pin(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+    def pin(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
         """Keeps the cached full blocks of a prompt before all others.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
@@ -116,7 +120,8 @@ class RetentionCalls:
             ValueError: A value out of its bounds, or no ``retention``.
             TypeError: A value of the wrong type.
         """
-        return self._core.pin(tokens, namespace, extras_pairs(extras))
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.pin(tokens, namespace, keys)
 
     def unpin(self, pin: int) -> None:
         """Releases a pin. Its blocks stay cached, as if they had never been pinned.
@@ -136,7 +141,9 @@ class RetentionCalls:
         """
         return Pin(*self._core.view_pin(pin))
 
-    def touch(self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None) -> int:
+    def touch(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
         """Makes the cached blocks of a waiting prompt the last of their priority to be evicted.
 
         It counts as just used, but not as looked up or found, however often it is touched; so
@@ -158,7 +165,8 @@ class RetentionCalls:
 
         Cost: That of ``match``, and O(1) for each idle block found.
         """
-        return self._core.touch(tokens, namespace, extras_pairs(extras))
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.touch(tokens, namespace, keys)
 
     @property
     def time(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from blockmgr import BlockManager, Priority, _core
+from blockmgr import BlockManager, Priority, Prompt, _core
 from blockmgr.pool import BlockPool
 
 PROMPT: Final = [1, 2, 3, 4, 5, 6]
@@ -135,6 +135,11 @@ def method(target: str, of: str, **roles: Role) -> Call:
     return Call(of, lambda w: getattr(getattr(w, target), call), roles, by_position=private)
 
 
+def _parts(tokens: Any, namespace: Any, extras: Any) -> Any:
+    made = Prompt(tokens, namespace=namespace, extras=extras)
+    return made.tokens.tolist(), made.namespace, made.extras
+
+
 handle = number(lambda w: w.running)
 handles = ints(lambda w: [w.running, w.second])
 handles_or_none = Role("ints", lambda w: [w.running, w.second], or_none=True)
@@ -190,6 +195,7 @@ CALLS: Final = (
         max_cached_tokens=few,
         watermark_blocks=few,
     ),
+    Call("Prompt", lambda w: _parts, {"tokens": prompt, "namespace": own, "extras": extras}),
     method("manager", "BlockManager.explain", tokens=prompt, namespace=own, extras=extras),
     method("manager", "BlockManager.reserve", handle=handle, num_slots=number(9)),
     method("manager", "BlockManager.append", handle=handle, tokens=prompt),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from blockmgr import BlockManager, BlockMgrError, Priority
+from blockmgr import BlockManager, BlockMgrError, Priority, Prompt
 from blockmgr._core import order_copies
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.digest import KeyedDigest, VllmDigest
@@ -122,6 +122,7 @@ MANAGER_CALLS = [
     Call("admit", managed, _on("admit", [5, 6, 7, 8, 1], **FRESH)),
     Call("admit, found", managed, _on("admit", [1, 2, 3, 4, 5, 6])),
     Call("match", managed, _on("match", PROMPT)),
+    Call("Prompt", managed, _by(lambda _: Prompt([1, 2, 3], extras={0: b"x"}))),
     Call("can_admit", managed, _on("can_admit", PROMPT)),
     Call("reserve", managed, _on("reserve", "first", 14)),
     Call("append", managed, _on("append", "second", [1, 2, 3])),

@@ -56,6 +56,8 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
 // Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
 // run code, so the bytes live as long as it does.
 ExtrasBytes extras_argument(nb::handle extras);
+// The size of what must hold something.
+std::int64_t not_empty(std::int64_t size, const char* name);
 
 // Exports an object's buffer. If it has none like this, raises TypeError: "<wanted>, got ...".
 // Anything else that goes wrong meanwhile, an interrupt say, is passed on.
@@ -287,6 +289,7 @@ void bind_block_pool(nb::module_& m);
 
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
+void bind_prompt(nb::module_& m);
 void bind_adaptive(nb::module_& m);
 // Adds cbor_of and cbor_items.
 void bind_cbor(nb::module_& m);

@@ -94,6 +94,11 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
   return {data, length};
 }
 
+std::int64_t not_empty(std::int64_t size, const char* name) {
+  if (!size) throw Error(ErrorKind::kValue, std::string(name) + " must not be empty");
+  return size;
+}
+
 ExtrasBytes extras_argument(nb::handle extras) {
   ExtrasBytes result;
   if (extras.is_none()) return result;

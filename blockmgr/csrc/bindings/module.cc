@@ -34,11 +34,6 @@ void read_handles(Core& self, HandleArray& handles) {
   handles.read();
 }
 
-std::int64_t not_empty(std::int64_t size, const char* name) {
-  if (!size) throw Error(ErrorKind::kValue, std::string(name) + " must not be empty");
-  return size;
-}
-
 std::int64_t slots_argument(nb::handle num_slots) {
   if (num_slots.is_none()) return 0;
   const std::int64_t slots = int_argument(num_slots, "num_slots");
@@ -553,6 +548,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate_errors);
   bind_shared_memory(m);
   bind_copies(m);
+  bind_prompt(m);
   bind_cbor(m);
   bind_fleet(m);
 

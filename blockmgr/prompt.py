@@ -1,0 +1,114 @@
+"""``Prompt``: a prompt that is converted and checked once, for several calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, final
+
+from blockmgr import _core
+from blockmgr.arguments import extras_pairs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr.tokens import Extras, Tokens
+
+__all__ = ["Keys", "Prompt", "parts_of"]
+
+Keys: TypeAlias = tuple[tuple[int, bytes], ...] | None
+"""Extra keys as the core takes them."""
+
+
+@final
+class Prompt:
+    """The tokens of a prompt, its namespace and its extra keys, converted and checked once.
+
+    Calls that look a prompt up take it in place of tokens: ``match``, ``can_admit``, ``admit``,
+    ``explain``, ``pin`` and others. A list of tokens is converted by every call it is given to; the
+    tokens of a ``Prompt`` are read where they are. It never changes, and any manager takes it.
+
+    Args:
+        tokens: As ``BlockManager.admit`` has it; of a list or an array a copy is kept.
+        namespace: As ``BlockManager.admit`` has it.
+        extras: As ``BlockManager.admit`` has it.
+
+    Raises:
+        ValueError: No tokens, or a value out of its bounds.
+        TypeError: A value of the wrong type.
+
+    >>> from blockmgr import BlockManager, Prompt
+    >>> manager = BlockManager(num_blocks=8, block_size=4)
+    >>> prompt = Prompt([1, 2, 3, 4, 5, 6], namespace=b"tenant")
+    >>> manager.can_admit(prompt).name, manager.match(prompt).num_cached_tokens
+    ('NOW', 0)
+    >>> handle = manager.admit(prompt)
+    """
+
+    __slots__ = ("__weakref__", "_keys", "_namespace", "_tokens")
+
+    def __init__(
+        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> None:
+        self._keys: Keys = None if extras is None else extras_pairs(extras)
+        self._tokens = _core.prompt_tokens(tokens, namespace, self._keys)
+        self._tokens.flags.writeable = False
+        self._namespace = namespace
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("Prompt cannot be subclassed: calls read its parts without asking it")
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __copy__(self) -> Prompt:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Prompt:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _made, (self._tokens, self._namespace, self.extras)
+
+    def __repr__(self) -> str:
+        # Neither tokens nor keys: they may be secrets.
+        return f"<Prompt: {len(self)} tokens>"
+
+    @property
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """``uint32[n]`` on the host, read-only."""
+        return self._tokens
+
+    @property
+    def namespace(self) -> bytes:
+        """Whose cache."""
+        return self._namespace
+
+    @property
+    def extras(self) -> dict[int, bytes]:
+        """Extra keys by logical block; a copy."""
+        return dict(self._keys or ())
+
+    def parts(
+        self, namespace: bytes, extras: Extras | None
+    ) -> tuple[npt.NDArray[np.uint32], bytes, Keys]:
+        """What the core takes, given what a call was given beside the prompt.
+
+        Raises:
+            ValueError: A namespace or extra keys, which the prompt has.
+        """
+        if namespace != b"" or extras is not None:
+            raise ValueError("namespace and extras must be left out: the Prompt has its own")
+        return self._tokens, self._namespace, self._keys
+
+
+def _made(tokens: Tokens, namespace: bytes, extras: Extras) -> Prompt:
+    return Prompt(tokens, namespace=namespace, extras=extras or None)
+
+
+def parts_of(
+    tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None
+) -> tuple[Tokens, bytes, Keys]:
+    """Tokens, namespace and extra keys as the core takes them, of what a call was given."""
+    if type(tokens) is Prompt:
+        return tokens.parts(namespace, extras)
+    return tokens, namespace, extras_pairs(extras)
