@@ -540,7 +540,7 @@ CORE = (
         "  return count_neighbours_before(table + count - most, most);",
         "  (void)most;\n  return count_neighbours_before(table, count);",
         profile="wide",
-        times=10,
+        times=4,
     ),
     Mutant(
         "what_others_use_becomes_idle_with_the_run",
