@@ -157,8 +157,9 @@ def sequences() -> Iterator[Kind]:
         ("__getattribute__", "interrupted"): RAISED,
         ("__array__", "other"): EITHER | OTHER,
         ("__len__", "interrupted"): RAISED,
-        ("__buffer__", "other"): EITHER,
-        ("__buffer__", "interrupted"): SAME | RAISED,  # a protocol of Python 3.12
+        # A protocol of Python 3.12.
+        ("__buffer__", "other"): EITHER | OTHER,
+        ("__buffer__", "interrupted"): SAME | RAISED,
     }
     for method, ways in OVERRIDES.items():
         for way, function in ways.items():

@@ -64,6 +64,11 @@ def test_a_call_struck_at_any_line_has_done_all_or_nothing(name: str) -> None:
     assert report.broken == []
 
 
+# Where a trace function raises inside a comprehension, these two pass over the handler around it.
+# They do not where a signal comes there.
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info[:2] <= (3, 13), reason="CPython loses handlers when traced"
+)
 @pytest.mark.parametrize("name", PORT_CALLS)
 def test_a_port_struck_at_any_line_has_done_nothing_and_loses_nothing(name: str) -> None:
     """A call that had finished would have an answer that no caller got."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import inspect
+import signal
 from typing import Any
 
 import pytest
@@ -131,6 +132,14 @@ def test_every_method_of_a_pool_has_a_compiled_call_or_needs_none() -> None:
 
 def test_an_exception_from_outside_comes_after_all_changes() -> None:
     """``interrupt_main`` asks for a KeyboardInterrupt, which Python raises at the next chance."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt_amid_changes()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupt_amid_changes() -> None:
     pool = a_pool()
     table = [0, 1]
     changes: list[Change] = [(_thread.interrupt_main,), (pool.compiled.release, [1]), (table.pop,)]

@@ -120,6 +120,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield from events
     yield blockmgr.EventKind.STORED
     yield blockmgr.Tier.DEVICE
+    yield blockmgr.Prompt(PROMPT, namespace=SALT, extras={0: SALT})
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 
