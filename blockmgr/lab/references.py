@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
-from blockmgr.lab.replay import held_blocks
+from blockmgr.lab.by_ids import id_replays
+from blockmgr.lab.replay_config import held_blocks
 from blockmgr.lab.runs import NO_RUN, References, RequestReferences, Runs
 from blockmgr.lab.trace import HashedPrompt
 
@@ -100,6 +101,8 @@ def references(
     """
     check_rule(rule)
     trace.check_block_size(config.block_size)
+    if sample is None and (by_ids := id_replays(trace, config)) is not None:
+        return by_ids.references(rule)
     return _Builder(trace, config, rule, sample or _everything).build()
 
 
@@ -334,7 +337,8 @@ class _Builder:
                 done, goes_on = cut, False
                 ends[segment, cut] = run
             last[segment] = run
-        runs.first_node.extend(accumulate(runs.length[:-1], initial=0))
+        # One number more than there are runs; with none at all there is no first block either.
+        runs.first_node.extend([*accumulate(runs.length, initial=0)][:-1])
         return runs, ends
 
     def _last_tokens(self, request: Request) -> int:

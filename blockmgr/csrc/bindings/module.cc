@@ -555,6 +555,7 @@ NB_MODULE(_core, m) {
   bind_copies(m);
   bind_cbor(m);
   bind_fleet(m);
+  bind_replays(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.
