@@ -43,6 +43,9 @@ Numbers = npt.NDArray[np.int64]
 AT_ONCE: Final = 1024
 """Requests between two looks at signals: a few milliseconds of a replay."""
 
+MOST_IDS: Final = 1 << 28
+"""Ids of a trace, beyond which its requests are looked at one by one, in less memory."""
+
 MOST_NAMES: Final = OUTPUT_TOKEN
 """Blocks of a trace that have a name each."""
 
@@ -96,7 +99,7 @@ def id_columns(trace: Trace, block_size: int) -> IdColumns | None:
         ids = np.concatenate([_ids(r.prompt).astype(np.uint64) for r in trace.requests])
         known = {r.prompt.words for r in trace.requests if isinstance(r.prompt, HashedPrompt)}
         words = known.pop() if len(known) == 1 else 0
-    if not np.array_equal(counts, -(-tokens // size)):
+    if not np.array_equal(counts, -(-tokens // size)) or len(ids) > MOST_IDS:
         return None
     spaces = {name: number for number, name in enumerate(dict.fromkeys(namespaces))}
     return IdColumns(

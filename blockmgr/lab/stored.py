@@ -274,7 +274,11 @@ class StoredRequests(Sequence[Request]):
             the namespaces; and all ids one after another.
         """
         index = np.frombuffer(self._index.read(0, len(self._index)), dtype=INDEX)
-        starts, sizes, names = index["start"], index["items"].astype(np.int64) * 8, index["namespace"]
+        starts, sizes, names = (
+            index["start"],
+            index["items"].astype(np.int64) * 8,
+            index["namespace"],
+        )
         if np.array_equal(starts[1:], starts[:-1] + sizes[:-1]):
             raw = self._data.read(int(starts[0]), int(sizes.sum()))
         else:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.lab.by_ids import id_columns
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.study import Capacity
@@ -117,7 +118,11 @@ class Sweep:
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     """Blocks that the largest request of ``trace`` holds: the smallest pool that runs them all."""
-    return max(held_blocks(request, config) for request in trace.requests)
+    columns = id_columns(trace, config.block_size)
+    if columns is None:
+        return max(held_blocks(request, config) for request in trace.requests)
+    outputs = columns.num_output_tokens if config.outputs == "hold" else 0
+    return int((-(-(columns.num_tokens + outputs) // config.block_size)).max())
 
 
 def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:
@@ -166,7 +171,9 @@ def sweep(
             for setting in settings
         ]
         tasks += [
-            (Replays.replay, pool.blocks, other) for pool in pools for other in pool.replayed(policies)
+            (Replays.replay, pool.blocks, other)
+            for pool in pools
+            for other in pool.replayed(policies)
         ]
         found = workers.run(tasks)
     bests = [best for group in found[: len(settings)] for best in group]

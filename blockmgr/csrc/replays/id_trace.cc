@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <queue>
-#include <unordered_map>
 
 #include "memory/errors.h"
+#include "memory/node.h"
+#include "memory/tag_table.h"
 
 namespace blockmgr {
 
@@ -14,18 +15,33 @@ namespace {
 constexpr int kWordBits = 31;
 constexpr Token kOutputToken = Token{1} << kWordBits;
 
-struct SegmentKey {
-  std::int32_t parent;
-  std::uint64_t id;
-  bool operator==(const SegmentKey&) const = default;
-};
-
-// Ids are numbers in a row as often as not, and standard hashes leave numbers as they are.
-struct SpreadKey {
-  std::size_t operator()(const SegmentKey& key) const {
-    std::uint64_t x = (key.id ^ static_cast<std::uint64_t>(key.parent) << 32) * 0x9e3779b97f4a7c15u;
-    return static_cast<std::size_t>(x ^ x >> 32);
+// Numbers from 0 on for distinct keys, as many as there is room for.
+class Numbered {
+ public:
+  explicit Numbered(std::size_t most) : tags_(most), table_(most, tags_.data(), sizeof(tags_[0])) {}
+  // The number of a key, which it gets if it has none.
+  std::int32_t of(std::uint64_t key) {
+    const std::uint64_t tag = spread(key);
+    const std::int32_t known = table_.find(tag);
+    if (known >= 0) return known;
+    tags_[count_] = tag;
+    table_.insert(static_cast<std::int32_t>(count_));
+    return static_cast<std::int32_t>(count_++);
   }
+
+ private:
+  // Every bit of the key in every bit of its tag, and different tags for different keys: two
+  // multiplications by odd numbers between shifts (the finalizer of MurmurHash3). The table looks
+  // at the low half of a tag.
+  static std::uint64_t spread(std::uint64_t key) {
+    key = (key ^ key >> 33) * 0xff51afd7ed558ccdu;
+    key = (key ^ key >> 33) * 0xc4ceb9fe1a85ec53u;
+    return key ^ key >> 33;
+  }
+
+  ZeroedArray<std::uint64_t> tags_;
+  TagTable table_;
+  std::size_t count_ = 0;
 };
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::kValue, what); }
@@ -43,8 +59,11 @@ IdTrace::IdTrace(int block_size, int tokens_per_id, int words, std::vector<std::
     refuse("block_size must divide the tokens of an id");
   if (words < 1) refuse("words must be at least 1");
   segment_blocks_ = tokens_per_id_ / block_size_;
-  std::unordered_map<SegmentKey, std::int32_t, SpreadKey> known;
-  known.reserve(ids.size() / 2);
+  if (ids.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()) / 4)
+    refuse("the trace has too many ids");
+  Numbered known_ids(ids.size());
+  Numbered known(ids.size());  // segments by parent and number of their id, roots left out
+  std::vector<std::int32_t> segment_of;
   std::vector<std::int32_t> roots(spaces_.size(), -1);
   starts_.reserve(requests_.size() + 1);
   last_ids_.reserve(requests_.size());
@@ -73,16 +92,16 @@ IdTrace::IdTrace(int block_size, int tokens_per_id, int words, std::vector<std::
       // Most prompts go on as the one before them did.
       std::int32_t child = segments_[static_cast<std::size_t>(at)].last_child;
       if (child < 0 || segments_[static_cast<std::size_t>(child)].id != id) {
-        if (segments_.size() >= std::numeric_limits<std::int32_t>::max())
-          refuse("the trace has too many distinct prefixes");
-        const auto fresh = static_cast<std::int32_t>(segments_.size());
-        const auto [place, is_new] = known.try_emplace({at, id}, fresh);
-        child = place->second;
-        if (is_new) {
-          segments_.push_back({.parent = at, .id = id});
-          segments_[static_cast<std::size_t>(at)].has_siblings =
+        const auto key =
+            static_cast<std::uint64_t>(at) << 32 | static_cast<std::uint32_t>(known_ids.of(id));
+        const auto number = static_cast<std::size_t>(known.of(key));
+        if (number == segment_of.size()) {
+          segment_of.push_back(static_cast<std::int32_t>(segments_.size()));
+          segments_[static_cast<std::size_t>(at)].forks |=
               segments_[static_cast<std::size_t>(at)].last_child >= 0;
+          segments_.push_back({.parent = at, .id = id});
         }
+        child = segment_of[number];
         segments_[static_cast<std::size_t>(at)].last_child = child;
       }
       Segment& segment = segments_[static_cast<std::size_t>(child)];
@@ -138,7 +157,7 @@ IdRuns IdTrace::runs(const std::vector<std::int64_t>& limits,
     if (!segment.num_blocks) continue;
     const auto parent = static_cast<std::size_t>(segment.parent);
     std::int64_t run = last[parent];
-    bool goes_on = run >= 0 && !segments_[parent].has_siblings && !ends_whole[parent];
+    bool goes_on = run >= 0 && !segments_[parent].forks && !ends_whole[parent];
     std::int64_t done = 0;
     const auto end_at = [&](std::int64_t place) {
       if (!goes_on) {

@@ -77,7 +77,7 @@ class IdTrace {
     std::uint64_t id;  // of a root: its namespace
     std::int64_t first_name = 0;
     std::int32_t last_child = -1;
-    bool has_siblings = false;  // its children are two or more
+    bool forks = false;  // it has two children or more
   };
   std::int64_t num_segments(const IdRequest& request) const {
     return (request.num_cached + segment_blocks_ - 1) / segment_blocks_;
