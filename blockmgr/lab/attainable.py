@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockmgr.lab.by_ids import IdReplays, id_replays
+from blockmgr.lab.request import HashedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.trace import Trace
 
 __all__ = ["Attainable", "unbounded", "unbounded_by_ids"]
 

@@ -182,7 +182,7 @@ class IdReplays:
         return int(self._limit.sum())
 
     def unbounded(self) -> tuple[int, int, int]:
-        """Hit tokens, distinct full blocks and the peak of private ones, of a pool without bounds."""
+        """Of a pool without bounds: hit tokens, full blocks, the most private ones at a time."""
         return self._trace.unbounded()
 
     def exact(self, config: ReplayConfig) -> bool:
@@ -262,7 +262,9 @@ class IdReplays:
         columns = (limits, self._limit, self._blocks, self._blocks, self._size * ones, ones)
         return _core.Future(
             self._size,
-            *(column.tobytes() for column in runs),
+            runs[0].tobytes(),
+            runs[1].tobytes(),
+            runs[2].tobytes(),
             np.stack(columns, axis=1).tobytes(),
             ends.tobytes(),
         )

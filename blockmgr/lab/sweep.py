@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from blockmgr.lab.by_ids import id_columns
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.replays import Replays
-from blockmgr.lab.study import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.optimum import Optimum
+    from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
 
 __all__ = [

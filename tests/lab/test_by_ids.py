@@ -18,8 +18,8 @@ from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.request import words_of
-from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.study import parse_capacities
+from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace
 
 TRACES = Path(__file__).parent / "traces"
@@ -253,8 +253,12 @@ def test_parts_of_blocks_make_a_difference_that_ids_would_miss() -> None:
 
 
 def test_prompts_with_more_or_fewer_ids_than_tokens_have_no_names() -> None:
-    assert id_columns(Trace("long", (hashed([1, 2, 3], 8),)), 4) is None
-    assert id_columns(Trace("short", (hashed([1], 8),)), 4) is None
+    for ids in ([1], [1, 2, 3]):
+        trace = Trace("odd", (hashed(ids, 8), hashed(ids, 8)))
+        assert id_columns(trace, 4) is None
+        config = ReplayConfig(block_size=4)
+        assert unbounded(trace, config).hit_tokens == 4
+        assert references(trace, config).query_blocks == 2
 
 
 @pytest.mark.parametrize(
