@@ -75,7 +75,7 @@ def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "m
         ValueError: ``num_blocks`` is below 1, ``config.min_partial_tokens`` is not 0, or the trace
             cannot be cut into blocks of ``config.block_size``.
 
-    Cost: that of ``references``, and O(log runs) for each run of each request.
+    Cost: that of ``references``, and O(log runs) for each run of each request, in the core.
     """
     return optimum_of(references(trace, config, rule), num_blocks, config)
 

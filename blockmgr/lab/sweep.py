@@ -1,8 +1,8 @@
 """One trace under several eviction policies, pool sizes and block sizes, in several processes.
 
 Every row stands beside two ceilings: the best any order of eviction could do in a pool of that
-size, and an unbounded pool. Processes share nothing, so a row does not depend on how many there
-are.
+size, and an unbounded pool. Replays go by ids where that counts the same. Processes share nothing,
+so a row does not depend on how many there are.
 """
 
 from __future__ import annotations

@@ -58,20 +58,21 @@ def tiny(random: Random) -> Trace:
     return Trace("tiny", tuple(requests))
 
 
-def sessions(random: Random, num_requests: int) -> Trace:
+def sessions(random: Random, num_requests: int, base: int = 0) -> Trace:
     """Conversations that grow turn by turn under a few system prompts, as services see them."""
-    fresh = iter(range(1000, 10_000_000))
+    fresh = iter(range(base + 1000, base + 10_000_000))
     open_: list[list[int]] = []
     requests = []
     now = 0
     for _ in range(num_requests):
         now += random.randrange(40)
         if not open_ or random.random() < 0.4:
-            open_.append([random.randrange(3)] * random.randint(1, 4))
+            open_.append([base + random.randrange(3)] * random.randint(1, 4))
         ids = open_[-1 - min(len(open_) - 1, int(random.expovariate(0.2)))]
         ids += [next(fresh) for _ in range(random.randint(1, 6))]
         cut = random.randrange(8)
-        prompt = HashedPrompt(np.array(ids, dtype=np.uint64), len(ids) * 8 - cut, 8)
+        words = words_of(base)
+        prompt = HashedPrompt(np.array(ids, dtype=np.uint64), len(ids) * 8 - cut, 8, words)
         requests.append(
             Request(arrival_ms=now, prompt=prompt, num_output_tokens=random.randrange(30))
         )
@@ -144,9 +145,11 @@ def test_tiny_traces_count_the_same_by_ids_as_through_a_manager(seed: int) -> No
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
-@pytest.mark.parametrize("service_ms", [0, 200])
-def test_sessions_count_the_same_by_ids_under_every_policy(eviction: str, service_ms: int) -> None:
-    trace = sessions(Random(eviction), 600)
+@pytest.mark.parametrize(("service_ms", "base"), [(0, 0), (200, 0), (0, WIDE)])
+def test_sessions_count_the_same_by_ids_under_every_policy(
+    eviction: str, service_ms: int, base: int
+) -> None:
+    trace = sessions(Random(eviction), 600, base)
     config = ReplayConfig(
         block_size=4, eviction=eviction, min_service_ms=service_ms, service_ms_per_token=service_ms
     )
