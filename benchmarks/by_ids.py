@@ -89,7 +89,7 @@ def cells_of(trace: Trace, config: ReplayConfig, sizes: list[int]) -> None:
             raise SystemExit(f"{policy} by ids counts other than the manager does")
         show(f"{policy}, through the manager", slow, len(sizes))
         show(f"{policy}, by ids", fast, len(sizes))
-    show("optimum", timed(lambda: optima_of(replays, sizes, config))[0], len(sizes))
+    show("optimum", timed(lambda: optima_of(replays.columns(), sizes, config))[0], len(sizes))
     seconds, _ = timed(lambda: hit_rate_curve(trace, config))
     show("curve of LRU, every capacity", seconds)
 

@@ -79,12 +79,14 @@ class IdReplay:
 
     def counts(self, /) -> dict[str, int]: ...
 
-class Future:
-    """The optimum at any capacity; for blockmgr.lab.optimum."""
+class RunPaths:
+    """A trace as runs; for blockmgr.lab.runs."""
 
     def __init__(self, block_size: object, parent: bytes, length: bytes, end: bytes, requests: bytes, ends: bytes, /) -> None: ...
 
     def most_hits(self, num_blocks: object, max_seqs: object, /) -> tuple[int, int]: ...
+
+    def stack_pass(self, max_seqs: object, rate: float, /) -> dict[str, Any]: ...
 
 class Core:
     """Block ids, tokens and tables; documented as blockmgr.BlockManager."""

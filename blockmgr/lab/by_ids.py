@@ -29,7 +29,7 @@ from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult
 from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
-from blockmgr.lab.runs import References, RequestReferences, Runs
+from blockmgr.lab.runs import COLUMNS, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
@@ -176,11 +176,6 @@ class IdReplays:
         """Prompt tokens of all requests."""
         return int(self._columns.num_tokens.sum())
 
-    @property
-    def query_blocks(self) -> int:
-        """Blocks looked up: those that may hit."""
-        return int(self._limit.sum())
-
     def unbounded(self) -> tuple[int, int, int]:
         """Of a pool without bounds: hit tokens, full blocks, the most private ones at a time."""
         return self._trace.unbounded()
@@ -255,81 +250,59 @@ class IdReplays:
             **replay.counts(),
         )
 
-    def future(self) -> _core.Future:
-        """What the optimum is told from."""
-        runs, limits, _, ends = self._runs(self._trace, self._limit, self._own)
-        ones = np.ones_like(limits)
-        columns = (limits, self._limit, self._blocks, self._blocks, self._size * ones, ones)
-        return _core.Future(
-            self._size,
-            runs[0].tobytes(),
-            runs[1].tobytes(),
-            runs[2].tobytes(),
-            np.stack(columns, axis=1).tobytes(),
-            ends.tobytes(),
+    def columns(self, rule: str = "manager") -> RunColumns:
+        """The references of all blocks, see ``blockmgr.lab.references.references``."""
+        tokens, size = self._columns.num_tokens, self._size
+        limit, cached, own, named = self._limit, self._cached, self._own, self._trace
+        asked = self._blocks
+        last_tokens = np.full_like(limit, size)
+        if rule != "manager":
+            limit = (tokens - 1) // size
+            own = np.maximum(0, (tokens + self._held - 1) // size - limit)
+            if rule == "ids":
+                limit = -(-tokens // size)
+                own = np.zeros_like(limit)
+                last_tokens = (tokens - 1) % size + 1
+            cached = limit
+            asked = cached + own
+            named = self._named(cached)
+        runs, limits, prompts, ends = self._runs(named, limit, own)
+        by_name = {
+            "arrival_ms": self._columns.arrival_ms,
+            "service_ms": self._service,
+            "limit": limits,
+            "prompt": prompts,
+            "limit_blocks": limit,
+            "prompt_blocks": cached,
+            "asked_blocks": asked,
+            "held_blocks": asked,
+            "first_held_blocks": asked,
+            "query_tokens": tokens,
+            "last_tokens": last_tokens,
+            "num_samples": np.ones_like(tokens),
+        }
+        rows = [by_name[name] for name in COLUMNS]
+        return RunColumns(
+            block_size=size,
+            parent=runs[0],
+            length=runs[1],
+            end=runs[2],
+            requests=np.stack(rows, axis=1),
+            ends=ends,
         )
 
     def references(self, rule: str = "manager") -> References:
         """``blockmgr.lab.references.references`` of all blocks."""
-        columns, size = self._columns, self._size
-        limit, cached, own, named = self._limit, self._cached, self._own, self._trace
-        asked = held = first_held = self._blocks
-        last_tokens = np.full_like(limit, size)
-        if rule != "manager":
-            limit = cached = -(-columns.num_tokens // size)
-            if rule == "served":
-                limit = (columns.num_tokens - 1) // size
-                cached = limit
-            else:
-                last_tokens = (columns.num_tokens - 1) % size + 1
-            own = np.zeros_like(cached)
-            if rule == "served":
-                ends_at = (columns.num_tokens + self._held - 1) // size
-                own = np.maximum(0, ends_at - cached)
-            asked = held = first_held = cached + own
-            named = self._named(cached)
-        runs, limits, prompts, ends = self._runs(named, limit, own)
-        parent, length, end = (column.tolist() for column in runs)
-        first_node = (np.cumsum(runs[1]) - runs[1]).tolist()
-        rows = zip(
-            *(
-                column.tolist()
-                for column in (
-                    columns.arrival_ms,
-                    self._service,
-                    limits,
-                    prompts,
-                    ends,
-                    limit,
-                    cached,
-                    asked,
-                    held,
-                    first_held,
-                    columns.num_tokens,
-                    last_tokens,
-                )
-            ),
-            strict=True,
+        columns = self.columns(rule)
+        first_node = np.cumsum(columns.length) - columns.length
+        runs = Runs(
+            *(c.tolist() for c in (columns.parent, columns.length, columns.end, first_node))
         )
         requests = tuple(
-            RequestReferences(
-                arrival_ms=row[0],
-                service_ms=row[1],
-                limit=row[2],
-                prompt=row[3],
-                ends=(row[4],),
-                limit_blocks=row[5],
-                prompt_blocks=row[6],
-                asked_blocks=row[7],
-                held_blocks=row[8],
-                first_held_blocks=row[9],
-                query_tokens=row[10],
-                last_tokens=row[11],
-                num_samples=1,
-            )
-            for row in rows
+            RequestReferences(ends=(end,), **dict(zip(COLUMNS, row, strict=True)))
+            for row, end in zip(columns.requests.tolist(), columns.ends.tolist(), strict=True)
         )
-        return References(size, Runs(parent, length, end, first_node), requests)
+        return References(columns.block_size, runs, requests)
 
     def _runs(
         self, named: _core.IdTrace, limit: Numbers, own: Numbers

@@ -21,16 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from blockmgr import _core
-from blockmgr.lab.by_ids import IdReplays, id_replays
-from blockmgr.lab.references import References, Rule, references
+from blockmgr.lab.references import References, Rule, run_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.runs import RunColumns
     from blockmgr.lab.trace import Trace
 
 __all__ = ["Optimum", "check_full_blocks_only", "optima", "optima_of", "optimum", "optimum_of"]
@@ -77,7 +74,7 @@ def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "m
 
     Cost: that of ``references``, and O(log runs) for each run of each request, in the core.
     """
-    return optimum_of(references(trace, config, rule), num_blocks, config)
+    return optima_of(run_columns(trace, config, rule), [num_blocks], config)[0]
 
 
 def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Optimum:
@@ -88,7 +85,7 @@ def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Opt
     """
     if num_blocks < 1:
         raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
-    return _best(future_of(stream), num_blocks, config, stream)
+    return optima_of(stream.columns(), [num_blocks], config)[0]
 
 
 def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
@@ -97,36 +94,31 @@ def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Opt
     Raises:
         ValueError: As ``optimum`` does.
     """
-    known = id_replays(trace, config) or references(trace, config)
-    return optima_of(known, sizes, config)
+    return optima_of(run_columns(trace, config), sizes, config)
 
 
-def optima_of(
-    known: References | IdReplays, sizes: Sequence[int], config: ReplayConfig
-) -> list[Optimum]:
-    """``optima`` of a trace whose references are known, or whose blocks are named.
+def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
+    """``optima`` of a trace whose references are known.
 
     Raises:
         ValueError: As ``optimum`` does.
     """
-    future = known.future() if isinstance(known, IdReplays) else future_of(known)
-    return [_best(future, num_blocks, config, known) for num_blocks in sizes]
-
-
-def _best(
-    future: _core.Future, num_blocks: int, config: ReplayConfig, known: References | IdReplays
-) -> Optimum:
-    if num_blocks < 1:
-        raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+    for num_blocks in sizes:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
     check_full_blocks_only(config)
-    hit_blocks, hit_tokens = future.most_hits(num_blocks, config.max_seqs)
-    return Optimum(
-        num_blocks=num_blocks,
-        query_blocks=known.query_blocks,
-        hit_blocks=hit_blocks,
-        query_tokens=known.query_tokens,
-        hit_tokens=hit_tokens,
-    )
+    paths = columns.paths()
+    found = [paths.most_hits(num_blocks, config.max_seqs) for num_blocks in sizes]
+    return [
+        Optimum(
+            num_blocks=num_blocks,
+            query_blocks=columns.query_blocks,
+            hit_blocks=hit_blocks,
+            query_tokens=columns.query_tokens,
+            hit_tokens=hit_tokens,
+        )
+        for num_blocks, (hit_blocks, hit_tokens) in zip(sizes, found, strict=True)
+    ]
 
 
 def check_full_blocks_only(config: ReplayConfig) -> None:
@@ -139,15 +131,3 @@ def check_full_blocks_only(config: ReplayConfig) -> None:
         raise ValueError(
             f"min_partial_tokens must be 0 to count whole blocks, got {config.min_partial_tokens}"
         )
-
-
-def future_of(stream: References) -> _core.Future:
-    """What the optimum of a trace is told from, at any capacity. Cost: O(runs of all paths)."""
-    requests = [
-        (r.limit, r.limit_blocks, r.asked_blocks, r.held_blocks, r.last_tokens, r.num_samples)
-        for r in stream.requests
-    ]
-    ends = [end for request in stream.requests for end in request.ends]
-    runs = (stream.runs.parent, stream.runs.length, stream.runs.end)
-    columns = [np.array(column, dtype=np.int64).tobytes() for column in (*runs, requests, ends)]
-    return _core.Future(stream.block_size, *columns)

@@ -42,7 +42,7 @@ import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
 from blockmgr.lab.replay_config import held_blocks
-from blockmgr.lab.runs import NO_RUN, References, RequestReferences, Runs
+from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ __all__ = [
     "Sample",
     "check_rule",
     "references",
+    "run_columns",
 ]
 
 Rule = Literal["manager", "served", "ids"]
@@ -104,6 +105,20 @@ def references(
     if sample is None and (by_ids := id_replays(trace, config)) is not None:
         return by_ids.references(rule)
     return _Builder(trace, config, rule, sample or _everything).build()
+
+
+def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> RunColumns:
+    """``references`` of all blocks, as columns.
+
+    Raises:
+        ValueError: As ``references`` does.
+    """
+    check_rule(rule)
+    trace.check_block_size(config.block_size)
+    by_ids = id_replays(trace, config)
+    if by_ids is not None:
+        return by_ids.columns(rule)
+    return _Builder(trace, config, rule, _everything).build().columns()
 
 
 Sample = Callable[[bytes, bytes], tuple[bytes, bool]]

@@ -42,7 +42,7 @@ class Replays:
         by_ids = self._by_ids(config)
         if by_ids is None:
             return optima(self._trace, sizes, config)
-        return optima_of(by_ids, sizes, config)
+        return optima_of(by_ids.columns(), sizes, config)
 
     def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:
         """One replay."""

@@ -1,5 +1,5 @@
-// Replays of traces of ids, and the optimum. Columns of numbers come as the bytes of native 64-bit
-// ones: their caller is blockmgr.lab, which has them as arrays.
+// Replays of traces of ids, the curve of LRU and the optimum. Columns of numbers come as the bytes
+// of native 64-bit ones: their caller is blockmgr.lab, which has them as arrays.
 #include <cstring>
 #include <memory>
 #include <string>
@@ -11,6 +11,8 @@
 #include "memory/errors.h"
 #include "replays/future.h"
 #include "replays/id_replay.h"
+#include "replays/runs.h"
+#include "replays/stack_pass.h"
 
 namespace blockmgr {
 namespace {
@@ -122,13 +124,44 @@ nb::dict counts(const Replay& self) {
   return d;
 }
 
-void init_future(Future* self, nb::handle block_size, const nb::bytes& parent,
-                 const nb::bytes& length, const nb::bytes& end, const nb::bytes& requests,
-                 const nb::bytes& ends) {
-  new (self)
-      Future(number(block_size, "block_size", 1, INT32_MAX), column<std::int64_t>(parent, "parent"),
-             column<std::int64_t>(length, "length"), column<std::int64_t>(end, "end"),
-             column<FutureRequest>(requests, "requests"), column<std::int64_t>(ends, "ends"));
+// Runs of a trace, and what is told from them.
+struct RunPaths {
+  Runs runs;
+  std::unique_ptr<Future> future;  // once it was asked for
+};
+
+void init_paths(RunPaths* self, nb::handle block_size, const nb::bytes& parent,
+                const nb::bytes& length, const nb::bytes& end, const nb::bytes& requests,
+                const nb::bytes& ends) {
+  new (self) RunPaths{
+      Runs(number(block_size, "block_size", 1, INT32_MAX), column<std::int64_t>(parent, "parent"),
+           column<std::int64_t>(length, "length"), column<std::int64_t>(end, "end"),
+           column<RunRequest>(requests, "requests"), column<std::int64_t>(ends, "ends")),
+      nullptr};
+}
+
+nb::tuple most_hits(RunPaths& self, nb::handle num_blocks, nb::handle max_seqs) {
+  const std::int64_t blocks = int_argument(num_blocks, "num_blocks");
+  const std::int64_t rows = int_argument(max_seqs, "max_seqs");
+  if (!self.future) self.future = std::make_unique<Future>(self.runs);
+  const Future::Hits hits = self.future->most_hits(blocks, rows);
+  return nb::make_tuple(hits.blocks, hits.tokens);
+}
+
+nb::dict stack_pass(const RunPaths& self, nb::handle max_seqs, double rate) {
+  if (!(rate > 0 && rate <= 1))
+    throw Error(ErrorKind::kValue, "rate must be in (0, 1], got " + std::to_string(rate));
+  StackPass pass(self.runs, int_argument(max_seqs, "max_seqs"), rate);
+  pass.run();
+  nb::dict d;
+  d["first"] = array_of(pass.hits().first);
+  d["last"] = array_of(pass.hits().last);
+  d["blocks"] = array_of(pass.hits().blocks);
+  d["tokens"] = array_of(pass.hits().tokens);
+  d["runs"] = array_of(pass.noted().run);
+  d["distances"] = array_of(pass.noted().distance);
+  d["peak"] = pass.peak();
+  return d;
 }
 
 }  // namespace
@@ -159,19 +192,16 @@ void bind_replays(nb::module_& m) {
           },
           nb::sig("def run(self, num_requests: object, /) -> bool"))
       .def("counts", counts, nb::sig("def counts(self, /) -> dict[str, int]"));
-  nb::class_<Future>(m, "Future", "The optimum at any capacity; for blockmgr.lab.optimum.")
-      .def("__init__", init_future,
+  nb::class_<RunPaths>(m, "RunPaths", "A trace as runs; for blockmgr.lab.runs.")
+      .def("__init__", init_paths,
            nb::sig("def __init__(self, block_size: object, parent: bytes, length: bytes, "
                    "end: bytes, requests: bytes, ends: bytes, /) -> None"))
-      .def(
-          "most_hits",
-          [](const Future& self, nb::handle num_blocks, nb::handle max_seqs) {
-            const Future::Hits hits = self.most_hits(int_argument(num_blocks, "num_blocks"),
-                                                     int_argument(max_seqs, "max_seqs"));
-            return nb::make_tuple(hits.blocks, hits.tokens);
-          },
-          nb::sig(
-              "def most_hits(self, num_blocks: object, max_seqs: object, /) -> tuple[int, int]"));
+      .def("most_hits", most_hits,
+           nb::sig("def most_hits(self, num_blocks: object, max_seqs: object, /) -> "
+                   "tuple[int, int]"))
+      .def("stack_pass", stack_pass,
+           nb::sig("def stack_pass(self, max_seqs: object, rate: float, /) -> "
+                   "dict[str, typing.Any]"));
 }
 
 }  // namespace blockmgr
