@@ -1,8 +1,8 @@
 """Traces whose prompts are lists of ids, in the core: the same counts in a fraction of the time.
 
-What a manager does with full blocks depends on which blocks are the same and on how many there are,
-never on how many tokens each has. An id says of all its blocks at once which they are, so nothing
-here expands a prompt into tokens:
+A manager treats full blocks by which of them are the same and by how many there are. The number of
+tokens in each decides nothing. An id says of all its blocks at once which they are, so no prompt is
+expanded into tokens here:
 
 * the blocks of a trace are named once, in a forest of prefixes (``_core.IdTrace``);
 * a replay hands these names, as blocks of one token, to the store and the eviction policies that a

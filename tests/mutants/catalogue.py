@@ -1916,8 +1916,30 @@ EXTENSION = (
     Mutant(
         "evicts_the_nearest_of_the_optimum",
         "replays/future.cc",
-        "order.push({next_uses[at], end_[run], -paths_[at]});",
-        "order.push({-next_uses[at], end_[run], -paths_[at]});",
+        "order.push({next_uses[at], runs_.end[run], -paths_[at]});",
+        "order.push({-next_uses[at], runs_.end[run], -paths_[at]});",
         ("tests/lab/test_by_ids.py",),
+    ),
+    # The curve of LRU.
+    Mutant(
+        "forgets_what_releases_have_met_when_one_changes",
+        "replays/release_stack.cc",
+        "    entry.largest = std::max(entry.largest, entry.above + pending.recorded);\n",
+        "",
+        ("tests/lab/test_curve.py",),
+    ),
+    Mutant(
+        "leaves_blocks_in_use_on_the_stack",
+        "replays/stack_pass.cc",
+        "    if (before != kAbsent) stack_.remove(before, length);\n",
+        "",
+        ("tests/lab/test_curve.py",),
+    ),
+    Mutant(
+        "asks_for_the_blocks_of_samples_one_by_one",
+        "replays/stack_pass.cc",
+        "  if (request.num_samples > 1) note_peak(request.held_blocks - served);\n",
+        "",
+        ("tests/lab/test_curve.py",),
     ),
 )

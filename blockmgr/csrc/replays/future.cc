@@ -42,7 +42,7 @@ Future::Hits Future::most_hits(std::int64_t num_blocks, std::int64_t max_seqs) c
     for (std::size_t at = starts_[i]; at < starts_[i + 1]; ++at) {
       const auto run = static_cast<std::size_t>(paths_[at]);
       next_uses[at] = upcoming[run];
-      // What is not looked up is computed anyway, so until then it is worth nothing.
+      // A block that is not looked up is computed anyway: it is worth nothing until the next use.
       upcoming[run] = static_cast<std::int32_t>(looked_up[run] == number ? number : never);
     }
   }
