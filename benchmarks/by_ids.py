@@ -6,7 +6,7 @@ capacity; and of whole sweeps, in which the preparation of the trace is divided 
 cell is one policy, or the optimum, at one capacity. Requests run one at a time.
 
 With ``--peer``, a Python that has kvcache-simulator, that simulates the same trace at the same
-capacities in the same run: LRU and its optimal order, in its C++, compiled before. Its times are of
+capacities in the same run: FIFO, LRU and its optimal order, in its C++, compiled before. Its times are of
 all its processes. It counts hits of the second half of the trace only, and takes the last id of a
 prompt for a whole block, so hit rates are not compared.
 
@@ -48,9 +48,9 @@ def seconds():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 found = {}
-for policies in (["lru"], ["optimal"], ["lru", "optimal"]):
+for policies in (["lru"], ["lru", "optimal"], ["fifo", "lru", "optimal"]):
     times = []
-    for _ in range(3):
+    for _ in range(5):
         start = seconds()
         done = cpp_backend.run_cpp_sweep(
             read, capacities=capacities, policies=policies, warmup_requests=half
@@ -62,7 +62,7 @@ print(json.dumps(found))
 """
 
 
-def timed(work: Callable[[], T], runs: int = 3) -> tuple[float, T]:
+def timed(work: Callable[[], T], runs: int = 5) -> tuple[float, T]:
     """The least processor time of some runs, and what the last one returned."""
     times = []
     for _ in range(runs):

@@ -1918,7 +1918,7 @@ EXTENSION = (
         "replays/future.cc",
         "order.push({next_uses[at], runs_.end[run], -paths_[at]});",
         "order.push({-next_uses[at], runs_.end[run], -paths_[at]});",
-        ("tests/lab/test_by_ids.py",),
+        ("tests/lab/test_optimum.py",),
     ),
     # The curve of LRU.
     Mutant(

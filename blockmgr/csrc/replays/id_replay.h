@@ -1,9 +1,9 @@
 // A trace of ids through the store that a manager stands on, at a token a block.
 //
 // A manager treats full blocks by which of them are the same and by how many there are. The number
-// of tokens in each decides nothing. So a block of the trace is a block of one token here, its name,
-// and has the digest that it would have with all its tokens, which is what policies remember blocks
-// by. The loop is that of blockmgr.lab.replay, step by step.
+// of tokens in each decides nothing. So a block of the trace is a block of one token here, its
+// name, and has the digest that it would have with all its tokens, which is what policies remember
+// blocks by. The loop is that of blockmgr.lab.replay, step by step.
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,7 @@ class IdTrace {
   IdTrace(int block_size, int tokens_per_id, int words, std::vector<std::string> spaces,
           std::vector<IdRequest> requests, const std::vector<std::uint64_t>& ids);
 
-  int block_size() const { return block_size_; }
+  std::int64_t block_size() const { return block_size_; }
   const std::vector<IdRequest>& requests() const { return requests_; }
   const std::string& space(const IdRequest& request) const {
     return spaces_[static_cast<std::size_t>(request.space)];
