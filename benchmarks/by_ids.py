@@ -6,9 +6,9 @@ capacity; and of whole sweeps, in which the preparation of the trace is divided 
 cell is one policy, or the optimum, at one capacity. Requests run one at a time.
 
 With ``--peer``, a Python that has kvcache-simulator, that simulates the same trace at the same
-capacities in the same run: FIFO, LRU and its optimal order, in its C++, compiled before. Its times are of
-all its processes. It counts hits of the second half of the trace only, and takes the last id of a
-prompt for a whole block, so hit rates are not compared.
+capacities in the same run: FIFO, LRU and its optimal order, in its C++, compiled before. Its times
+are of all its processes. It counts hits of the second half of the trace only, and takes the last id
+of a prompt for a whole block, so hit rates are not compared.
 
 Run: python -m benchmarks.by_ids TRACE [--block-size 512] [--peer PYTHON]
 """
