@@ -56,6 +56,40 @@ class WorkerTable:
 
     def memory_usage(self) -> int: ...
 
+class IdTrace:
+    """A trace of ids; for blockmgr.lab.by_ids."""
+
+    def __init__(self, block_size: object, tokens_per_id: object, words: object, spaces: list[bytes], requests: bytes, ids: bytes, /) -> None: ...
+
+    def num_names(self) -> int: ...
+
+    def runs(self, limits: bytes, /) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
+
+    def unbounded(self, /) -> tuple[int, int, int]: ...
+
+class IdReplays:
+    """A trace of ids with the digests of its blocks."""
+
+    def __init__(self, trace: IdTrace, digest: dict[str, Any], /) -> None: ...
+
+class IdReplay:
+    """One replay of a trace of ids."""
+
+    def __init__(self, replays: IdReplays, num_blocks: object, max_seqs: object, row_width: object, hit_rate_window: object, remap: bool, eviction: str, /) -> None: ...
+
+    def run(self, num_requests: object, /) -> bool: ...
+
+    def counts(self, /) -> dict[str, int]: ...
+
+class RunPaths:
+    """A trace as runs; for blockmgr.lab.runs."""
+
+    def __init__(self, block_size: object, parent: bytes, length: bytes, end: bytes, requests: bytes, ends: bytes, /) -> None: ...
+
+    def most_hits(self, num_blocks: object, max_seqs: object, /) -> tuple[int, int]: ...
+
+    def stack_pass(self, max_seqs: object, rate: float, /) -> dict[str, Any]: ...
+
 class Core:
     """Block ids, tokens and tables; documented as blockmgr.BlockManager."""
 

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.lab.trace import HashedPrompt, Request, Tokens, Trace
+from blockmgr.lab.by_ids import IdReplays, id_replays
+from blockmgr.lab.request import HashedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.trace import Trace
 
-__all__ = ["Attainable", "unbounded"]
+__all__ = ["Attainable", "unbounded", "unbounded_by_ids"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,19 @@ def unbounded(trace: Trace, config: ReplayConfig) -> Attainable:
     Cost: O(hash ids) if every prompt is known by ids and no output is known, else O(tokens).
     """
     trace.check_block_size(config.block_size)
-    return _Unbounded(trace, config).run()
+    by_ids = id_replays(trace, config)
+    return _Unbounded(trace, config).run() if by_ids is None else unbounded_by_ids(by_ids)
+
+
+def unbounded_by_ids(replays: IdReplays) -> Attainable:
+    """``unbounded`` of a trace whose blocks are named already."""
+    hit_tokens, full_blocks, private = replays.unbounded()
+    return Attainable(
+        query_tokens=replays.query_tokens,
+        hit_tokens=hit_tokens,
+        full_blocks=full_blocks,
+        peak_private_blocks=private,
+    )
 
 
 class _Unbounded:

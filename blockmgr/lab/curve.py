@@ -32,7 +32,7 @@ import xxhash
 
 from blockmgr.lab.distances import Counts, StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
-from blockmgr.lab.references import Rule, references
+from blockmgr.lab.references import Rule, references, run_columns
 from blockmgr.lab.spread import Floats, half_width
 
 if TYPE_CHECKING:
@@ -182,20 +182,19 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
         ValueError: ``config`` asks for partial reuse or for ``append_only`` tables, whose hits do
             not follow from one list, or the trace cannot be cut into its blocks.
 
-    Cost: O((runs + releases crossed) * sqrt(requests)) in a few array operations each.
+    Cost: O((runs + releases crossed) * sqrt(requests)) steps.
 
     Source: Mattson et al., IBM Systems Journal 9(2), 1970.
     """
     _check(config)
-    stream = references(trace, config, rule)
-    walk = StackPass(stream, config.max_seqs)
-    hits = walk.run()
-    capacities, blocks, tokens = hits.points(walk.longest)
+    columns = run_columns(trace, config, rule)
+    walk = StackPass(columns, config.max_seqs)
+    capacities, blocks, tokens = walk.hits.points(walk.longest)
     return Curve(
         capacities=capacities,
         hit_blocks=blocks,
         hit_tokens=tokens,
-        query_tokens=stream.query_tokens,
+        query_tokens=columns.query_tokens,
         longest_request_blocks=walk.longest,
         exact_from=max(walk.longest, walk.peak),
     )
@@ -241,9 +240,8 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
         return digest, int.from_bytes(digest) < threshold
 
     stream = references(trace, config, sample=sample)
-    walk = StackPass(stream, config.max_seqs, rate)
-    hits = walk.run()
-    capacities, blocks, _ = hits.points(0)
+    walk = StackPass(stream.columns(), config.max_seqs, rate)
+    capacities, blocks, _ = walk.hits.points(0)
     missed = (stream.looked_at_blocks - blocks) / rate
     found = np.maximum(0, stream.query_blocks - missed)
     longest = walk.longest

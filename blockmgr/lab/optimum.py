@@ -19,18 +19,18 @@ Journal 5(2), 1966; Mattson et al., IBM Systems Journal 9(2), 1970.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.references import NO_RUN, References, RequestReferences, Rule, references
+from blockmgr.lab.references import References, Rule, run_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.runs import RunColumns
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Optimum", "check_full_blocks_only", "optima", "optimum", "optimum_of"]
+__all__ = ["Optimum", "check_full_blocks_only", "optima", "optima_of", "optimum", "optimum_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "m
         ValueError: ``num_blocks`` is below 1, ``config.min_partial_tokens`` is not 0, or the trace
             cannot be cut into blocks of ``config.block_size``.
 
-    Cost: that of ``references``, and O(log runs) for each run of each request.
+    Cost: that of ``references``, and O(log runs) for each run of each request, in the core.
     """
-    return optimum_of(references(trace, config, rule), num_blocks, config)
+    return optima_of(run_columns(trace, config, rule), [num_blocks], config)[0]
 
 
 def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Optimum:
@@ -85,21 +85,7 @@ def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Opt
     """
     if num_blocks < 1:
         raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
-    check_full_blocks_only(config)
-    rows = min(config.max_seqs, sum(request.num_samples for request in stream.requests))
-    admitted = [
-        request
-        for request in stream.requests
-        if request.asked_blocks <= num_blocks and request.num_samples <= rows
-    ]
-    hit_blocks, hit_tokens = _Pool(stream, admitted, num_blocks).run()
-    return Optimum(
-        num_blocks=num_blocks,
-        query_blocks=stream.query_blocks,
-        hit_blocks=hit_blocks,
-        query_tokens=stream.query_tokens,
-        hit_tokens=hit_tokens,
-    )
+    return optima_of(stream.columns(), [num_blocks], config)[0]
 
 
 def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
@@ -108,8 +94,31 @@ def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Opt
     Raises:
         ValueError: As ``optimum`` does.
     """
-    stream = references(trace, config)
-    return [optimum_of(stream, num_blocks, config) for num_blocks in sizes]
+    return optima_of(run_columns(trace, config), sizes, config)
+
+
+def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
+    """``optima`` of a trace whose references are known.
+
+    Raises:
+        ValueError: As ``optimum`` does.
+    """
+    for num_blocks in sizes:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+    check_full_blocks_only(config)
+    paths = columns.paths()
+    found = [paths.most_hits(num_blocks, config.max_seqs) for num_blocks in sizes]
+    return [
+        Optimum(
+            num_blocks=num_blocks,
+            query_blocks=columns.query_blocks,
+            hit_blocks=hit_blocks,
+            query_tokens=columns.query_tokens,
+            hit_tokens=hit_tokens,
+        )
+        for num_blocks, (hit_blocks, hit_tokens) in zip(sizes, found, strict=True)
+    ]
 
 
 def check_full_blocks_only(config: ReplayConfig) -> None:
@@ -122,99 +131,3 @@ def check_full_blocks_only(config: ReplayConfig) -> None:
         raise ValueError(
             f"min_partial_tokens must be 0 to count whole blocks, got {config.min_partial_tokens}"
         )
-
-
-class _Pool:
-    """A pool that knows the future. Of each run it keeps so many blocks, counted from the root."""
-
-    def __init__(
-        self, stream: References, admitted: list[RequestReferences], num_blocks: int
-    ) -> None:
-        self._block_size = stream.block_size
-        self._runs = stream.runs
-        self._requests = admitted
-        self._num_blocks = num_blocks
-        self._paths = [self._path(request) for request in admitted]
-        self._never = len(admitted)
-        self._next_uses = self._look_ahead()
-        self._kept = [0] * len(self._runs)
-        self._total = 0
-        self._due = [NO_RUN] * len(self._runs)  # the next use, NO_RUN while it cannot go
-        # (-next use, -blocks from the root, run): what goes first, on top. An entry counts as
-        # long as it names the run's next use.
-        self._order: list[tuple[int, int, int]] = []
-
-    def run(self) -> tuple[int, int]:
-        """Hits in blocks and in tokens."""
-        blocks = tokens = 0
-        for number, request in enumerate(self._requests):
-            found, whole = self._find(request)
-            blocks += found
-            tokens += found * self._block_size
-            if whole:
-                tokens -= self._block_size - request.last_tokens
-            self._make_room(number)
-            self._keep(number)
-        return blocks, tokens
-
-    def _path(self, request: RequestReferences) -> list[int]:
-        """Every run that is in the pool when the request has ended, once, parents first."""
-        first, *others = request.ends
-        path = self._runs.path(first)
-        if others:
-            union = set(path)
-            for end in others:
-                union.update(self._runs.path(end))
-            path = sorted(union)
-        return path
-
-    def _look_ahead(self) -> list[list[int]]:
-        """For each request and run of its path, the next request that may hit it."""
-        upcoming = [self._never] * len(self._runs)
-        next_uses: list[list[int]] = []
-        for number in range(len(self._requests) - 1, -1, -1):
-            path = self._paths[number]
-            next_uses.append([upcoming[run] for run in path])
-            limit = set(self._runs.path(self._requests[number].limit))
-            for run in path:
-                # What is not looked up is computed anyway, so until then it is worth nothing.
-                upcoming[run] = number if run in limit else self._never
-        next_uses.reverse()
-        return next_uses
-
-    def _find(self, request: RequestReferences) -> tuple[int, bool]:
-        """Blocks found of a prompt, and whether they are all that may be."""
-        kept, found = self._kept, 0
-        for run in self._runs.path(request.limit):
-            found += kept[run]
-        return found, 0 < request.limit_blocks == found
-
-    def _make_room(self, number: int) -> None:
-        """Evict the block that is used last, until all blocks of a request have room."""
-        path = self._paths[number]
-        own = 0
-        for run in path:
-            own += self._kept[run]
-            self._due[run] = NO_RUN
-        self._total -= own
-        surplus = self._total - (self._num_blocks - self._requests[number].held_blocks)
-        order, kept, due = self._order, self._kept, self._due
-        while surplus > 0:
-            use, _, run = order[0]
-            if due[run] != -use:
-                heappop(order)
-                continue
-            gone = min(surplus, kept[run])
-            kept[run] -= gone
-            self._total -= gone
-            surplus -= gone
-            if not kept[run]:
-                heappop(order)
-
-    def _keep(self, number: int) -> None:
-        kept, due, runs = self._kept, self._due, self._runs
-        for run, use in zip(self._paths[number], self._next_uses[number], strict=True):
-            kept[run] = runs.length[run]
-            due[run] = use
-            self._total += runs.length[run]
-            heappush(self._order, (-use, -runs.end[run], run))

@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
-from blockmgr.lab.replay import held_blocks
-from blockmgr.lab.runs import NO_RUN, References, RequestReferences, Runs
+from blockmgr.lab.by_ids import id_replays
+from blockmgr.lab.replay_config import held_blocks
+from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "Sample",
     "check_rule",
     "references",
+    "run_columns",
 ]
 
 Rule = Literal["manager", "served", "ids"]
@@ -100,7 +102,23 @@ def references(
     """
     check_rule(rule)
     trace.check_block_size(config.block_size)
+    if sample is None and (by_ids := id_replays(trace, config)) is not None:
+        return by_ids.references(rule)
     return _Builder(trace, config, rule, sample or _everything).build()
+
+
+def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> RunColumns:
+    """``references`` of all blocks, as columns.
+
+    Raises:
+        ValueError: As ``references`` does.
+    """
+    check_rule(rule)
+    trace.check_block_size(config.block_size)
+    by_ids = id_replays(trace, config)
+    if by_ids is not None:
+        return by_ids.columns(rule)
+    return _Builder(trace, config, rule, _everything).build().columns()
 
 
 Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
@@ -334,7 +352,8 @@ class _Builder:
                 done, goes_on = cut, False
                 ends[segment, cut] = run
             last[segment] = run
-        runs.first_node.extend(accumulate(runs.length[:-1], initial=0))
+        # One number more than there are runs; with none at all there is no first block either.
+        runs.first_node.extend([*accumulate(runs.length, initial=0)][:-1])
         return runs, ends
 
     def _last_tokens(self, request: Request) -> int:

@@ -101,7 +101,8 @@ class ReplayResult:
         peak_used_blocks: Most blocks in use at one time, idle ones not counted.
         steps: Instants of simulated time at which requests were admitted or ended.
         memory_bytes: Host memory of the manager.
-        host_s: Seconds of processor time inside manager calls; differs from run to run.
+        host_s: Seconds of processor time inside manager calls, or of the whole replay if it was one
+            by ids (``blockmgr.lab.replays``); differs from run to run.
     """
 
     num_blocks: int

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
-__all__ = ["NO_RUN", "References", "RequestReferences", "Runs"]
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import _core
+
+__all__ = ["NO_RUN", "References", "RequestReferences", "RunColumns", "Runs"]
+
+Numbers = npt.NDArray[np.int64]
 
 NO_RUN: Final = -1
 """In place of a run: the empty prefix."""
@@ -94,6 +102,21 @@ class References:
     runs: Runs
     requests: tuple[RequestReferences, ...]
 
+    def columns(self) -> RunColumns:
+        """The same as columns. Cost: O(runs and requests)."""
+        runs = (self.runs.parent, self.runs.length, self.runs.end)
+        parent, length, end = (np.array(column, dtype=np.int64) for column in runs)
+        rows = list(map(attrgetter(*COLUMNS), self.requests))
+        ends = [run for request in self.requests for run in request.ends]
+        return RunColumns(
+            block_size=self.block_size,
+            parent=parent,
+            length=length,
+            end=end,
+            requests=np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)),
+            ends=np.array(ends, dtype=np.int64),
+        )
+
     @property
     def query_tokens(self) -> int:
         """Prompt tokens of all requests."""
@@ -121,3 +144,54 @@ class References:
             for part in self.runs.path(run)
             for node in range(starts[part], starts[part] + lengths[part])
         ]
+
+
+COLUMNS: Final = tuple(name for name in RequestReferences.__slots__ if name != "ends")
+"""The numbers of a request, which the core takes in this order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RunColumns:
+    """References as columns of ``int64``, which the core takes.
+
+    Attributes:
+        block_size: Tokens a block.
+        parent: As ``Runs`` has it, and so are the next two.
+        length: Blocks of each run.
+        end: Blocks from the root to the end of each run.
+        requests: The numbers of ``RequestReferences``, one row a request: ``int64[n, COLUMNS]``.
+        ends: The ends of all samples, one request after another.
+    """
+
+    block_size: int
+    parent: Numbers
+    length: Numbers
+    end: Numbers
+    requests: Numbers
+    ends: Numbers
+
+    def column(self, name: str) -> Numbers:
+        """One number a request."""
+        column: Numbers = self.requests[:, COLUMNS.index(name)]
+        return column
+
+    @property
+    def query_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return int(self.column("query_tokens").sum())
+
+    @property
+    def query_blocks(self) -> int:
+        """Blocks looked up: those that may hit."""
+        return int(self.column("limit_blocks").sum())
+
+    def paths(self) -> _core.RunPaths:
+        """The same in the core."""
+        return _core.RunPaths(
+            self.block_size,
+            self.parent.tobytes(),
+            self.length.tobytes(),
+            self.end.tobytes(),
+            self.requests.tobytes(),
+            self.ends.tobytes(),
+        )

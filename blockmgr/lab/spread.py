@@ -12,8 +12,8 @@ universe", Journal of the American Statistical Association 47, 1952.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +21,24 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from blockmgr.lab.distances import Counts
 
-__all__ = ["FAR", "Floats", "LookUps", "half_width"]
+__all__ = ["Floats", "LookUps", "half_width"]
 
 Floats = npt.NDArray[np.float64]
 
-FAR: Final = 2**62
-"""The distance of a block that was never there before."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LookUps:
     """Look-ups of a sample: stretches of blocks, each one further from the root than the last.
 
     Attributes:
         first: Number of the first block of each stretch.
         length: Blocks of it.
-        distance: Stack distance of its last block, ``FAR`` if it was not there.
+        distance: Stack distance of its last block, 2**62 if it was not there.
     """
 
-    first: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    distance: list[int] = field(default_factory=list)
-
-    def add(self, first: int, length: int, distance: int) -> None:
-        """Note one stretch."""
-        self.first.append(first)
-        self.length.append(length)
-        self.distance.append(distance)
+    first: Counts
+    length: Counts
+    distance: Counts
 
     def miss_deviation(self, capacities: Counts, rate: float, unit_blocks: int) -> Floats:
         """Standard deviation of the misses that the sample stands for, at pool sizes of its own.
@@ -60,13 +51,13 @@ class LookUps:
         Returns:
             ``float64[n]`` on the host, in blocks of the trace.
         """
-        length = np.array(self.length, dtype=np.int64)
+        length = self.length
         if not length.sum():
             return np.full(len(capacities), np.inf)
         within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        units = np.repeat(np.array(self.first, dtype=np.int64), length)
+        units = np.repeat(self.first, length)
         units += within // unit_blocks * unit_blocks
-        distances = np.repeat(np.array(self.distance, dtype=np.int64) - length + 1, length) + within
+        distances = np.repeat(self.distance - length + 1, length) + within
         # The k-th largest distance of a unit is its k-th miss: k squared less (k - 1) squared more.
         order = np.lexsort((-distances, units))
         begins = np.flatnonzero(np.diff(units[order], prepend=-1))

@@ -264,6 +264,34 @@ class StoredRequests(Sequence[Request]):
             for record in chunk.tolist():
                 yield self._request(record)
 
+    def columns(
+        self,
+    ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64]]:
+        """All requests at once, if all are known by ids.
+
+        Returns:
+            Arrivals, tokens of prompts, tokens of outputs and numbers of ids: ``int64[4, n]``;
+            the namespaces; and all ids one after another.
+        """
+        index = np.frombuffer(self._index.read(0, len(self._index)), dtype=INDEX)
+        starts, sizes, names = (
+            index["start"],
+            index["items"].astype(np.int64) * 8,
+            index["namespace"],
+        )
+        if np.array_equal(starts[1:], starts[:-1] + sizes[:-1]):
+            raw = self._data.read(int(starts[0]), int(sizes.sum()))
+        else:
+            places = zip(starts.tolist(), sizes.tolist(), strict=True)
+            raw = b"".join(self._data.read(start, size) for start, size in places)
+        behind = zip((starts + sizes).tolist(), names.tolist(), strict=True)
+        fields = ("num_tokens", "num_output_tokens", "items")
+        return (
+            np.stack((index["arrival_ms"] - self.start_ms, *(index[name] for name in fields))),
+            [self._data.read(start, size) if size else b"" for start, size in behind],
+            np.frombuffer(raw, dtype=np.uint64),
+        )
+
     def _request(self, record: tuple[int, ...]) -> Request:
         arrival, _, start, items, outputs, num_tokens, num_outputs, namespace, hashed = record
         width = 8 if hashed else 4

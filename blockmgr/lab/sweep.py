@@ -1,8 +1,8 @@
 """One trace under several eviction policies, pool sizes and block sizes, in several processes.
 
 Every row stands beside two ceilings: the best any order of eviction could do in a pool of that
-size, and an unbounded pool. Processes share nothing, so a row does not depend on how many there
-are.
+size, and an unbounded pool. Replays go by ids where that counts the same. Processes share nothing,
+so a row does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.optimum import optima
-from blockmgr.lab.replay import ReplayConfig, ReplayResult, held_blocks, replay
-from blockmgr.lab.study import Capacity, attainable
+from blockmgr.lab.by_ids import id_columns
+from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
+from blockmgr.lab.replays import Replays
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.optimum import Optimum
+    from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
 
 __all__ = [
@@ -117,7 +118,11 @@ class Sweep:
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     """Blocks that the largest request of ``trace`` holds: the smallest pool that runs them all."""
-    return max(held_blocks(request, config) for request in trace.requests)
+    columns = id_columns(trace, config.block_size)
+    if columns is None:
+        return max(held_blocks(request, config) for request in trace.requests)
+    outputs = columns.num_output_tokens if config.outputs == "hold" else 0
+    return int((-(-(columns.num_tokens + outputs) // config.block_size)).max())
 
 
 def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:
@@ -159,14 +164,16 @@ def sweep(
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
     sizes = tuple(capacities)
     with _Workers(trace, jobs, advance or (lambda: None)) as workers:
-        ceilings = workers.run([(attainable, setting) for setting in settings])
+        ceilings = workers.run([(Replays.attainable, setting) for setting in settings])
         pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [
-            (optima, [pool.blocks for pool in pools if pool.config is setting], setting)
+            (Replays.optima, [pool.blocks for pool in pools if pool.config is setting], setting)
             for setting in settings
         ]
         tasks += [
-            (replay, pool.blocks, other) for pool in pools for other in pool.replayed(policies)
+            (Replays.replay, pool.blocks, other)
+            for pool in pools
+            for other in pool.replayed(policies)
         ]
         found = workers.run(tasks)
     bests = [best for group in found[: len(settings)] for best in group]
@@ -264,7 +271,7 @@ class _Workers:
     """Runs tasks on one trace, here or in spawned processes, and returns results in order."""
 
     def __init__(self, trace: Trace, jobs: int, advance: Advance) -> None:
-        self._trace = trace
+        self._replays = Replays(trace)
         self._advance = advance
         self._pool: ProcessPoolExecutor | None = None
         if jobs > 1:
@@ -287,7 +294,7 @@ class _Workers:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """For each task, a function and what it takes after the trace: what it returns."""
+        """For each task, a function and what it takes after the replays: what it returns."""
         if self._pool is None:
             return list(self._run_here(tasks))
         with _uninterrupted():
@@ -304,7 +311,7 @@ class _Workers:
 
     def _run_here(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         for function, *arguments in tasks:
-            yield function(self._trace, *arguments)
+            yield function(self._replays, *arguments)
             self._advance()
 
 
@@ -333,13 +340,13 @@ def _uninterrupted() -> Iterator[None]:
         handler(*seen[0])
 
 
-_traces: list[Trace] = []
-"""In a spawned process, the one trace that it works on."""
+_replays: list[Replays] = []
+"""In a spawned process, those of the one trace that it works on."""
 
 
 def _take_trace(trace: Trace) -> None:
-    _traces[:] = [trace]
+    _replays[:] = [Replays(trace)]
 
 
 def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(_traces[0], *arguments)
+    return function(_replays[0], *arguments)

@@ -1652,6 +1652,28 @@ PYTHON = (
         "    start = block.to(tl.int32) * tl.load(entry + _BLOCK_STRIDE).to(tl.int32)\n",
         ("tests/kv/test_copy_far.py",),
     ),
+    # Replays by ids.
+    Mutant(
+        "replays_parts_of_blocks_by_ids",
+        "lab/by_ids.py",
+        "            and not config.min_partial_tokens\n",
+        "",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "replays_hints_by_ids",
+        "lab/by_ids.py",
+        '            and config.hints == "none"\n',
+        "",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "looks_at_ids_that_do_not_add_up",
+        "lab/by_ids.py",
+        "    if not np.array_equal(counts, -(-tokens // size)) or len(ids) > MOST_IDS:\n",
+        "    if len(ids) > MOST_IDS:\n",
+        ("tests/lab/test_by_ids.py",),
+    ),
 )
 
 # Where Python and the core meet: each takes a whole build.
@@ -1833,5 +1855,91 @@ EXTENSION = (
             "    add(group[at(*x)], root[at(*x)], *x);\n"
         ),
         ("tests/kv/test_copy_order.py",),
+    ),
+    # Replays by ids.
+    Mutant(
+        "gives_outputs_the_names_of_prompts",
+        "replays/id_trace.cc",
+        "    first_own_.push_back(num_names_);\n",
+        "    first_own_.push_back(0);\n",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "caches_the_part_of_a_block_by_ids",
+        "replays/id_replay.cc",
+        "  core_.commit(handle, r.num_cached);\n",
+        "  core_.commit(handle, prompt.num_tokens);\n",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "remembers_all_names_by_one_digest",
+        "replays/id_replay.cc",
+        "digests_.data() + *tokens * size, size",
+        "digests_.data(), size",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "digests_outputs_as_those_of_the_request_before",
+        "replays/id_trace.cc",
+        "static_cast<Token>((r + 1) % kOutputToken)",
+        "static_cast<Token>(r % kOutputToken)",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "digests_the_words_of_wide_ids_in_another_order",
+        "replays/id_trace.cc",
+        "static_cast<int>(i % words_) * kWordBits",
+        "static_cast<int>((i + 1) % words_) * kWordBits",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "admits_by_ids_before_all_have_ended",
+        "replays/id_replay.cc",
+        "    while (!running_.empty() && std::get<0>(running_.top()) == instant) {\n",
+        "    if (!running_.empty() && std::get<0>(running_.top()) == instant) {\n",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "goes_on_with_a_run_behind_a_cut",
+        "replays/id_trace.cc",
+        " && !ends_whole[parent]",
+        "",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "goes_on_with_a_run_at_a_fork",
+        "replays/id_trace.cc",
+        " && !segments_[parent].forks",
+        "",
+        ("tests/lab/test_by_ids.py",),
+    ),
+    Mutant(
+        "evicts_the_nearest_of_the_optimum",
+        "replays/future.cc",
+        "order.push({next_uses[at], runs_.end[run], -paths_[at]});",
+        "order.push({-next_uses[at], runs_.end[run], -paths_[at]});",
+        ("tests/lab/test_optimum.py",),
+    ),
+    # The curve of LRU.
+    Mutant(
+        "forgets_what_releases_have_met_when_one_changes",
+        "replays/release_stack.cc",
+        "    entry.largest = std::max(entry.largest, entry.above + pending.recorded);\n",
+        "",
+        ("tests/lab/test_curve.py",),
+    ),
+    Mutant(
+        "leaves_blocks_in_use_on_the_stack",
+        "replays/stack_pass.cc",
+        "    if (before != kAbsent) stack_.remove(before, length);\n",
+        "",
+        ("tests/lab/test_curve.py",),
+    ),
+    Mutant(
+        "asks_for_the_blocks_of_samples_one_by_one",
+        "replays/stack_pass.cc",
+        "  if (request.num_samples > 1) note_peak(request.held_blocks - served);\n",
+        "",
+        ("tests/lab/test_curve.py",),
     ),
 )

@@ -11,7 +11,7 @@ import pytest
 CSRC = Path(__file__).parents[2] / "blockmgr" / "csrc"
 ROOMS = (
     *("memory", "fleet", "events", "identity", "policies", "places", "sequences", "checks"),
-    "bindings",
+    *("replays", "bindings"),
 )
 """From the bottom up. A partition owns its policy, so policies lie below places."""
 

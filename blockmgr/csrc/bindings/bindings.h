@@ -295,6 +295,8 @@ void bind_adaptive(nb::module_& m);
 void bind_cbor(nb::module_& m);
 // Adds WorkerTable.
 void bind_fleet(nb::module_& m);
+// Adds IdTrace, IdReplays, IdReplay and RunPaths.
+void bind_replays(nb::module_& m);
 void bind_shared_memory(nb::module_& m);
 
 }  // namespace blockmgr

@@ -551,6 +551,7 @@ NB_MODULE(_core, m) {
   bind_prompt(m);
   bind_cbor(m);
   bind_fleet(m);
+  bind_replays(m);
 
   // Arguments are any objects, None too: they are converted by functions that name the argument
   // when it is wrong.

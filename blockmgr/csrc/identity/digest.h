@@ -37,4 +37,10 @@ class Digester {
   bool lays_out_blocks_;
 };
 
+// The digest of a block, given its parent's, as this digester, whose digests have this size, has
+// it. May throw, as digest does.
+void digest_block_with(Digester& digester, int size, const std::uint8_t* parent,
+                       std::string_view extras, const Token* tokens, int num_tokens,
+                       std::uint8_t* out);
+
 }  // namespace blockmgr

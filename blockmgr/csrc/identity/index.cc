@@ -42,34 +42,9 @@ RootReference::~RootReference() {
   if (!kept_) index_.release_root(root_);
 }
 
-// memcpy() of as many bytes as there are nearly always, without a call for those.
-template <std::size_t kUsual>
-static void copy_usual(std::uint8_t* to, const void* from, std::size_t bytes) {
-  std::memcpy(to, from, bytes == kUsual ? kUsual : bytes);
-}
-
 void PrefixIndex::digest(const std::uint8_t* parent, std::string_view keys, const Token* tokens,
                          std::uint8_t* out) {
-  if (digester_->lays_out_blocks()) [[unlikely]]
-    return digester_->digest_block(parent, keys, tokens, nodes_.block_size, out);
-  const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
-  const auto token_bytes = static_cast<std::size_t>(nodes_.block_size) * sizeof(Token);
-  const std::size_t length = digest_size + keys.size() + token_bytes;
-  std::uint8_t* message = digester_->message(length);
-  copy_usual<16>(message, parent, digest_size);
-  if (!keys.empty()) std::memcpy(message + digest_size, keys.data(), keys.size());
-  std::uint8_t* at = message + digest_size + keys.size();
-  const std::uint16_t probe = 1;
-  std::uint8_t little_endian;
-  std::memcpy(&little_endian, &probe, 1);
-  if (little_endian) {
-    copy_usual<64>(at, tokens, token_bytes);
-  } else {
-    for (int i = 0; i < nodes_.block_size; ++i)
-      for (int byte = 0; byte < 4; ++byte)
-        *at++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
-  }
-  digester_->digest(length, out);
+  digest_block_with(*digester_, nodes_.digest_size, parent, keys, tokens, nodes_.block_size, out);
 }
 
 NodeId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {

@@ -1,0 +1,334 @@
+"""Traces whose prompts are lists of ids, in the core: the same counts in a fraction of the time.
+
+A manager treats full blocks by which of them are the same and by how many there are. The number of
+tokens in each decides nothing. An id says of all its blocks at once which they are, so no prompt is
+expanded into tokens here:
+
+* the blocks of a trace are named once, in a forest of prefixes (``_core.IdTrace``);
+* a replay hands these names, as blocks of one token, to the store and the eviction policies that a
+  ``BlockManager`` stands on, and each block has the digest it would have with all its tokens, since
+  policies remember blocks by it (``_core.IdReplay``).
+
+So there is no second cache and no second policy, only another way in. It is open to traces that
+are known by ids alone, at block sizes that divide the tokens of an id, where whole blocks are
+reused. A replay needs a policy of the library's own and no hints besides. Where it is closed,
+``None`` says so, and the caller goes the long way to the same counts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import _core
+from blockmgr.config import ManagerConfig
+from blockmgr.digest import digest_options
+from blockmgr.lab.replay_config import ReplayConfig, ReplayResult
+from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
+from blockmgr.lab.runs import COLUMNS, References, RequestReferences, RunColumns, Runs
+from blockmgr.lab.stored import StoredRequests
+
+if TYPE_CHECKING:
+    from blockmgr.lab.replay import Clock, Progress
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
+
+Numbers = npt.NDArray[np.int64]
+
+AT_ONCE: Final = 1024
+"""Requests between two looks at signals: a few milliseconds of a replay."""
+
+MOST_IDS: Final = 1 << 28
+"""Ids of a trace, beyond which its requests are looked at one by one, in less memory."""
+
+MOST_NAMES: Final = OUTPUT_TOKEN
+"""Blocks of a trace that have a name each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdColumns:
+    """The requests of a trace known by ids alone, as columns: ``int64[n]`` each.
+
+    Attributes:
+        arrival_ms: When each came.
+        num_tokens: Tokens of its prompt.
+        num_output_tokens: Tokens generated for it.
+        space: Number of its namespace.
+        spaces: The namespaces.
+        ids: The ids of all prompts, one after another: ``uint64[ids]``.
+        tokens_per_id: Tokens that each id stands for.
+        words: Tokens that tell an id from the others; 0 if prompts do not agree on that.
+    """
+
+    arrival_ms: Numbers
+    num_tokens: Numbers
+    num_output_tokens: Numbers
+    space: Numbers
+    spaces: tuple[bytes, ...]
+    ids: npt.NDArray[np.uint64]
+    tokens_per_id: int
+    words: int
+
+
+def id_columns(trace: Trace, block_size: int) -> IdColumns | None:
+    """The columns of ``trace``; None if it is not known by ids that each hold whole blocks.
+
+    Cost: O(ids) memory, and no step of Python for each id.
+    """
+    size = trace.tokens_per_id
+    if not trace.is_hashed or size % block_size:
+        return None
+    if isinstance(trace.requests, StoredRequests):
+        records, namespaces, ids = trace.requests.columns()
+        arrival, tokens, outputs, counts = records
+        words = trace.requests.words
+    else:
+        arrival, tokens, outputs, counts = np.array(
+            [
+                (r.arrival_ms, r.num_prompt_tokens, r.num_output_tokens, len(_ids(r.prompt)))
+                for r in trace.requests
+            ],
+            dtype=np.int64,
+        ).T
+        namespaces = [request.namespace for request in trace.requests]
+        ids = np.concatenate([_ids(r.prompt).astype(np.uint64) for r in trace.requests])
+        known = {r.prompt.words for r in trace.requests if isinstance(r.prompt, HashedPrompt)}
+        words = known.pop() if len(known) == 1 else 0
+    if not np.array_equal(counts, -(-tokens // size)) or len(ids) > MOST_IDS:
+        return None
+    spaces = {name: number for number, name in enumerate(dict.fromkeys(namespaces))}
+    return IdColumns(
+        arrival_ms=arrival,
+        num_tokens=tokens,
+        num_output_tokens=outputs,
+        space=np.array([spaces[name] for name in namespaces], dtype=np.int64),
+        spaces=tuple(spaces),
+        ids=ids,
+        tokens_per_id=size,
+        words=words,
+    )
+
+
+def _ids(prompt: Any) -> npt.NDArray[Any]:
+    assert isinstance(prompt, HashedPrompt)
+    ids: npt.NDArray[Any] = prompt.ids
+    return ids
+
+
+def id_replays(trace: Trace, config: ReplayConfig) -> IdReplays | None:
+    """Replays of ``trace`` by its ids; None if it is not known by ids that each hold whole blocks.
+
+    Args:
+        trace: The requests.
+        config: How they are replayed; service times, outputs and block size are those of every
+            replay that follows.
+    """
+    columns = id_columns(trace, config.block_size)
+    return None if columns is None else IdReplays(columns, config)
+
+
+class IdReplays:
+    """One trace at one block size and with one kind of service times."""
+
+    def __init__(self, columns: IdColumns, config: ReplayConfig) -> None:
+        self._columns = columns
+        self._config = config
+        self._size = size = config.block_size
+        tokens, outputs = columns.num_tokens, columns.num_output_tokens
+        self._held = held = outputs if config.outputs == "hold" else np.zeros_like(outputs)
+        self._service = np.maximum(config.min_service_ms, config.service_ms_per_token * outputs)
+        self._cached = tokens // size
+        self._blocks = -(-(tokens + held) // size)
+        self._limit = (tokens - 1) // size
+        self._own = np.maximum(0, (tokens + held - 1) // size - self._cached)
+        self._trace = self._named(self._cached)
+        self._with_digests: _core.IdReplays | None = None
+
+    def _named(self, cached: Numbers) -> _core.IdTrace:
+        columns = self._columns
+        requests = np.stack(
+            (
+                columns.arrival_ms,
+                self._service,
+                columns.num_tokens,
+                self._held,
+                cached,
+                columns.space,
+            ),
+            axis=1,
+        )
+        return _core.IdTrace(
+            self._size,
+            columns.tokens_per_id,
+            max(1, columns.words),
+            list(columns.spaces),
+            requests.astype(np.int64).tobytes(),
+            columns.ids.tobytes(),
+        )
+
+    @property
+    def query_tokens(self) -> int:
+        """Prompt tokens of all requests."""
+        return int(self._columns.num_tokens.sum())
+
+    def unbounded(self) -> tuple[int, int, int]:
+        """Of a pool without bounds: hit tokens, full blocks, the most private ones at a time."""
+        return self._trace.unbounded()
+
+    def exact(self, config: ReplayConfig) -> bool:
+        """Whether ``replay`` counts what a replay through the manager counts.
+
+        Args:
+            config: Like that of this object, but for policy, hints, rows and deduplication.
+        """
+        columns = self._columns
+        wide = int(columns.ids.max(initial=0)) >= OUTPUT_TOKEN
+        return (
+            isinstance(config.eviction, str)
+            and config.hints == "none"
+            and not config.min_partial_tokens
+            # A manager refuses to tell such ids apart, or to do it within so small a block.
+            and columns.words > 0
+            and self._size >= columns.words
+            and not (wide and columns.words == 1)
+            and columns.words * (OUTPUT_TOKEN.bit_length() - 1) >= (ID_BITS if wide else 1)
+            and self._trace.num_names() <= MOST_NAMES
+        )
+
+    def replay(
+        self,
+        num_blocks: int,
+        config: ReplayConfig,
+        *,
+        progress: Progress | None = None,
+        clock: Clock = time.thread_time,
+    ) -> ReplayResult:
+        """``blockmgr.lab.replay.replay``, count by count, where ``exact``.
+
+        Of the result, ``host_s`` is the time of the whole replay.
+        """
+        rows = min(config.max_seqs, len(self._held))
+        manager = ManagerConfig(
+            num_blocks=num_blocks,
+            block_size=self._size,
+            max_seqs=rows,
+            max_blocks_per_seq=min(int(self._blocks.max()), num_blocks),
+            dedup=config.dedup,
+            digest=config.digest,
+            eviction=config.eviction,
+        )
+        start = clock()
+        if self._with_digests is None:
+            self._with_digests = _core.IdReplays(
+                self._trace, {"prefix_caching": True, **digest_options(config.digest, True)}
+            )
+        replay = _core.IdReplay(
+            self._with_digests,
+            manager.num_blocks,
+            manager.max_seqs,
+            manager.row_width,
+            manager.hit_rate_window,
+            config.dedup == "remap",
+            str(config.eviction),
+        )
+        while not replay.run(AT_ONCE):
+            pass
+        if progress is not None:
+            for _ in range(len(self._held)):
+                progress()
+        return ReplayResult(
+            num_blocks=num_blocks,
+            requests=len(self._held),
+            partial_hit_tokens=0,
+            copies=0,
+            host_s=clock() - start,
+            **replay.counts(),
+        )
+
+    def columns(self, rule: str = "manager") -> RunColumns:
+        """The references of all blocks, see ``blockmgr.lab.references.references``."""
+        tokens, size = self._columns.num_tokens, self._size
+        limit, cached, own, named = self._limit, self._cached, self._own, self._trace
+        asked = self._blocks
+        last_tokens = np.full_like(limit, size)
+        if rule != "manager":
+            limit = (tokens - 1) // size
+            own = np.maximum(0, (tokens + self._held - 1) // size - limit)
+            if rule == "ids":
+                limit = -(-tokens // size)
+                own = np.zeros_like(limit)
+                last_tokens = (tokens - 1) % size + 1
+            cached = limit
+            asked = cached + own
+            named = self._named(cached)
+        runs, limits, prompts, ends = self._runs(named, limit, own)
+        by_name = {
+            "arrival_ms": self._columns.arrival_ms,
+            "service_ms": self._service,
+            "limit": limits,
+            "prompt": prompts,
+            "limit_blocks": limit,
+            "prompt_blocks": cached,
+            "asked_blocks": asked,
+            "held_blocks": asked,
+            "first_held_blocks": asked,
+            "query_tokens": tokens,
+            "last_tokens": last_tokens,
+            "num_samples": np.ones_like(tokens),
+        }
+        rows = [by_name[name] for name in COLUMNS]
+        return RunColumns(
+            block_size=size,
+            parent=runs[0],
+            length=runs[1],
+            end=runs[2],
+            requests=np.stack(rows, axis=1),
+            ends=ends,
+        )
+
+    def references(self, rule: str = "manager") -> References:
+        """``blockmgr.lab.references.references`` of all blocks."""
+        columns = self.columns(rule)
+        first_node = np.cumsum(columns.length) - columns.length
+        runs = Runs(
+            *(c.tolist() for c in (columns.parent, columns.length, columns.end, first_node))
+        )
+        requests = tuple(
+            RequestReferences(ends=(end,), **dict(zip(COLUMNS, row, strict=True)))
+            for row, end in zip(columns.requests.tolist(), columns.ends.tolist(), strict=True)
+        )
+        return References(columns.block_size, runs, requests)
+
+    def _runs(
+        self, named: _core.IdTrace, limit: Numbers, own: Numbers
+    ) -> tuple[tuple[Numbers, Numbers, Numbers], Numbers, Numbers, Numbers]:
+        """Runs, each output of a known length one of its own; and where the paths of requests end.
+
+        These are three: of what may hit, of the prompt, and of all.
+        """
+        parent, length, end, cuts = named.runs(limit.tobytes())
+        limits, prompts = cuts.reshape(-1, 2).T.copy()
+        longer = own > 0
+        above = prompts[longer]
+        before = np.zeros_like(above)
+        before[above >= 0] = end[above[above >= 0]]
+        ends = prompts.copy()
+        ends[longer] = len(parent) + np.arange(len(above))
+        runs = (
+            np.concatenate((parent, above)),
+            np.concatenate((length, own[longer])),
+            np.concatenate((end, own[longer] + before)),
+        )
+        return runs, limits, prompts, ends
+
+
+def same_replays(config: ReplayConfig) -> ReplayConfig:
+    """What of ``config`` is the same for all replays of one ``IdReplays``."""
+    return replace(
+        config, max_seqs=1, min_partial_tokens=0, dedup="remap", eviction="lru", hints="none"
+    )
