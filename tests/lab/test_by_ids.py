@@ -322,3 +322,17 @@ def test_columns_of_a_file_are_those_of_its_requests() -> None:
     for name in ("arrival_ms", "num_tokens", "num_output_tokens", "space", "ids"):
         assert np.array_equal(getattr(one, name), getattr(two, name)), name
     assert (one.spaces, one.words, one.tokens_per_id) == (two.spaces, two.words, two.tokens_per_id)
+
+
+def test_outputs_of_prompts_that_fill_no_block_have_blocks_of_their_own() -> None:
+    prompt = HashedPrompt(np.array([1], dtype=np.uint64), 2, 4)
+    requests = tuple(
+        Request(arrival_ms=number, prompt=prompt, num_output_tokens=10) for number in range(2)
+    )
+    trace, config = Trace("short", requests), ReplayConfig(block_size=4)
+    for stream in (
+        references(trace, config),
+        references(trace, config, sample=everything),
+        references(as_tokens(trace), config),
+    ):
+        assert [stream.nodes(request.ends[0]) for request in stream.requests] == [[0, 1], [2, 3]]
