@@ -216,6 +216,7 @@ def test_the_core_has_no_other_entry_points() -> None:
     # int_array reads ids for blockmgr.kv, in whose tests every container goes through it; extra
     # keys of vLLM, and the table of an index, have tests of their own.
     known = {*OWNERS, *BEHIND, "SharedMemory", "int_array", "order_copies"}
-    known |= {"prompt_tokens"}  # behind ``Prompt``
+    # Behind ``Prompt``, and behind replays by ids, which have tests of their own as well.
+    known |= {"prompt_tokens", "IdTrace", "IdReplays", "IdReplay", "RunPaths"}
     known |= {"cbor_of", "cbor_items", "WorkerTable", "keys_of"}
     assert {name for name in dir(_core) if not name.startswith("_")} <= known
