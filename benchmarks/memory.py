@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from benchmarks.fresh_process import resident_bytes
@@ -16,7 +17,7 @@ COLUMNS = 2048
 
 def block_budget(block_size: int) -> int:
     """Bytes a block may take: its record, index, digest and tokens."""
-    return 126 + 5 * block_size
+    return math.ceil(115 + 4.8 * block_size)
 
 
 def row_budget(max_blocks: int) -> int:

@@ -25,9 +25,9 @@ __all__ = [
     "spells_options",
 ]
 
-# Ids of nodes are int32, and there are a quarter more of them than blocks. Token counts within a
+# Ids of nodes are int32, and there are a fifth more of them than blocks. Token counts within a
 # block are uint16, fence queues uint8.
-MAX_BLOCKS = (2**31 - 512) // 5 * 4
+MAX_BLOCKS = (2**31 - 512) // 6 * 5
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 # Ticks are uint32, and there are two for each place.

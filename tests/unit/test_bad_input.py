@@ -17,7 +17,7 @@ CONFIGS: list[tuple[str, Any, type[Exception]]] = [
     ("num_blocks", 0, ValueError),
     ("num_blocks", -1, ValueError),
     ("num_blocks", 2**31, ValueError),
-    ("num_blocks", 1_717_986_509, ValueError),  # a quarter more nodes would not fit
+    ("num_blocks", 1_789_569_281, ValueError),  # a fifth more nodes would not fit
     ("num_blocks", True, TypeError),
     ("num_blocks", 8.0, TypeError),
     ("num_blocks", "8", TypeError),

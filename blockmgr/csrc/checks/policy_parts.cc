@@ -57,11 +57,10 @@ void LeafCursor::fingerprint(std::string& out) const {
 void GhostSet::audit(BlockAudit& audit) const {
   std::set<Tag> tags;
   int total = 0;
-  for (int l = 0; l < static_cast<int>(lists_.size()); ++l) {
-    const List& list = lists_[static_cast<std::size_t>(l)];
+  for (int l = 0; l < num_lists(); ++l) {
     int length = 0;
-    std::int32_t before = -1;
-    for (std::int32_t i = list.oldest; i >= 0 && length <= capacity(); i = node(i).next) {
+    std::int32_t before = end(l);
+    for (std::int32_t i = node(end(l)).next; i != end(l) && length <= capacity(); i = node(i).next) {
       audit.expect(node(i).list == l && node(i).prev == before,
                    "a list of ghosts is not linked right");
       audit.expect(tags.insert(node(i).tag).second, "a ghost is remembered twice");
@@ -69,7 +68,7 @@ void GhostSet::audit(BlockAudit& audit) const {
       before = i;
       ++length;
     }
-    audit.expect(before == list.newest && length == list.size, "a list of ghosts is miscounted");
+    audit.expect(before == node(end(l)).prev && length == size(l), "a list of ghosts is miscounted");
     total += length;
   }
   audit.expect(total == num_ghosts_ && total <= capacity(), "there are more ghosts than allowed");
@@ -77,9 +76,10 @@ void GhostSet::audit(BlockAudit& audit) const {
 }
 
 void GhostSet::fingerprint(std::string& out) const {
-  for (const List& list : lists_) {
+  for (int l = 0; l < num_lists(); ++l) {
     out += "g ";
-    for (std::int32_t i = list.oldest; i >= 0; i = node(i).next) put_numbers(out, node(i).tag);
+    for (std::int32_t i = node(end(l)).next; i != end(l); i = node(i).next)
+      put_numbers(out, node(i).tag);
   }
 }
 
@@ -117,7 +117,7 @@ void ReuseModel::fingerprint(std::string& out) const {
 void ReuseSample::audit(BlockAudit& audit) const {
   int seen = 0, lru = 0, learned = 0, listed = 0;
   bool in_lru = true;
-  for (int i = newest_; i >= 0 && seen <= num_entries_; i = entry(i).older) {
+  for (int i = entry(end()).prev; i != end() && seen <= num_entries_; i = entry(i).prev) {
     const Entry& e = entry(i);
     const std::string who = "sampled block " + std::to_string(i);
     ++seen;
@@ -127,7 +127,7 @@ void ReuseSample::audit(BlockAudit& audit) const {
     audit.expect(find(e.tag) == i, who + " cannot be found");
     audit.expect(in_lru || !e.in_lru, who + " is in the LRU directory behind one that is not");
     if (e.in_lru)
-      audit.expect((e.older >= 0 && entry(e.older).in_lru) || lru_last_ == i,
+      audit.expect((e.prev != end() && entry(e.prev).in_lru) || lru_last_ == i,
                    who + " is the last of the LRU directory and not known as such");
     in_lru = e.in_lru;
   }
@@ -139,7 +139,7 @@ void ReuseSample::audit(BlockAudit& audit) const {
 }
 
 void ReuseSample::fingerprint(std::string& out) const {
-  for (int i = newest_; i >= 0; i = entry(i).older) {
+  for (int i = entry(end()).prev; i != end(); i = entry(i).prev) {
     const Entry& e = entry(i);
     put_numbers(out, e.tag, e.since, e.cell, e.level, e.idle, e.in_lru, e.in_learned);
   }

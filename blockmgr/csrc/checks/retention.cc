@@ -48,23 +48,23 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
       audit.expect(at(parent).order > k.order, who + " would go after its parent");
   }
   for (int level = 0; level < kNumLevels; ++level) {
-    const List& list = lists_[static_cast<std::size_t>(level)];
     const std::string who = "level " + std::to_string(level);
     audit.expect(
         num_cached_[static_cast<std::size_t>(level)] == cached[static_cast<std::size_t>(level)],
         who + " miscounts its blocks");
-    audit.expect(list.num_idle == idle[static_cast<std::size_t>(level)],
+    audit.expect(num_idle_[static_cast<std::size_t>(level)] == idle[static_cast<std::size_t>(level)],
                  who + " miscounts its idle blocks");
     std::int64_t queued = strays[static_cast<std::size_t>(level)];
-    for (NodeId b = list.front; b >= 0; b = at(b).next, ++queued) {
+    for (NodeId b = at(end(level)).next; b != end(level); b = at(b).next, ++queued) {
       audit.expect(at(b).idle && at(b).level == level,
                    BlockAudit::name(b) + " is queued at the wrong level");
-      audit.expect(at(b).next < 0 ? list.back == b
-                                  : at(b).order < at(at(b).next).order && at(at(b).next).prev == b,
+      const NodeId next = at(b).next;
+      audit.expect(at(next).prev == b && (next == end(level) || at(b).order < at(next).order),
                    who + " is out of order at " + BlockAudit::name(b));
       if (queued > range_.count) break;
     }
-    audit.expect(queued == list.num_idle, who + " has lost an idle block");
+    audit.expect(queued == num_idle_[static_cast<std::size_t>(level)],
+                 who + " has lost an idle block");
   }
   std::int64_t live = 0;
   std::int64_t linked = 0;

@@ -37,22 +37,22 @@ void ReuseTracker::audit(BlockAudit& audit) const {
                "more places are taken than there are");
   audit.expect(in_use_ == audit.partition().capacity - audit.partition().available(),
                "the blocks in use are miscounted for the places");
-  const auto num_ghosts = static_cast<std::int64_t>(ghosts_.size());
+  const auto num_ghosts = static_cast<std::int64_t>(end());
   std::int64_t unused = 0, ticked = 0;
   for (std::int32_t g = unused_ghost_; g >= 0 && unused <= num_ghosts;
        g = ghosts_[static_cast<std::size_t>(g)].next)
     ++unused;
   std::int64_t resolved = 0;
-  std::int32_t last = -1;
-  for (std::int32_t g = first_resolved_; g >= 0 && resolved <= num_ghosts;
+  std::int32_t last = end();
+  for (std::int32_t g = oldest_resolved(); g != end() && resolved <= num_ghosts;
        g = ghosts_[static_cast<std::size_t>(g)].next) {
     ++resolved;
     audit.expect(ghosts_[static_cast<std::size_t>(g)].prev == last,
                  "resolved ghosts are not linked");
     last = g;
   }
-  audit.expect(last_resolved_ == last, "resolved ghosts are not linked to their end");
-  audit.expect(unused + known + resolved == static_cast<std::int64_t>(ghosts_.size()) &&
+  audit.expect(ghosts_[ghosts_.size() - 1].prev == last, "resolved ghosts are not linked to their end");
+  audit.expect(unused + known + resolved == num_ghosts &&
                    table_.size() == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
@@ -82,7 +82,7 @@ void ReuseTracker::fingerprint(std::string& out) const {
       put_numbers(out, ghost.key, ghost.evicted_at);
     }
   }
-  for (std::int32_t g = first_resolved_; g >= 0; g = ghosts_[static_cast<std::size_t>(g)].next)
+  for (std::int32_t g = oldest_resolved(); g != end(); g = ghosts_[static_cast<std::size_t>(g)].next)
     put_numbers(out, ghosts_[static_cast<std::size_t>(g)].key,
                 ghosts_[static_cast<std::size_t>(g)].place);
   for (std::size_t i = 0; i < histogram_.size(); ++i) put_numbers(out, histogram_[i]);

@@ -4,7 +4,7 @@
 // the start of a word of 64 free ids, or, where there is none, in the middle of a wide gap, so that
 // both this run and the one before it have room to go on. Runs of one sequence wear out where ids
 // are as few as blocks: in a full pool only the ids of what was evicted last are free. So there are
-// a quarter more ids than blocks.
+// a fifth more ids than blocks.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace blockmgr {
 class NodeIds {
  public:
   // Ids for the nodes of so many blocks.
-  static int spare(int num_blocks) { return (num_blocks + 3) / 4; }
+  static int spare(int num_blocks) { return (num_blocks + 4) / 5; }
   static int count_for(int num_blocks) { return num_blocks + spare(num_blocks); }
 
   // All ids of the range, free.

@@ -13,6 +13,8 @@
 #include <memory>
 #include <new>
 
+#include "memory/ring.h"
+
 namespace blockmgr {
 
 using Token = std::uint32_t;
@@ -284,41 +286,37 @@ class FreeBlocks {
   int size_ = 0;
 };
 
-// A circular list threaded through the links of the nodes, so that membership costs nothing and
-// removal from the middle is O(1). The sentinel is past the last node.
+// A ring through the links of the nodes, so that membership costs nothing and removal from the
+// middle is O(1). The sentinel is past the last node.
 class NodeList {
  public:
   NodeList(Nodes& nodes, NodeId sentinel) : links_(nodes.links.data()), sentinel_(sentinel) {
     clear();
   }
 
-  void push_front(NodeId b) { link(b, sentinel_, at(sentinel_).next); }
-  void push_back(NodeId b) { link(b, at(sentinel_).prev, sentinel_); }
+  void push_front(NodeId b) {
+    ring::insert_after(links_, b, sentinel_);
+    ++size_;
+  }
+  void push_back(NodeId b) {
+    ring::insert_before(links_, b, sentinel_);
+    ++size_;
+  }
   void remove(NodeId b) {
-    const Links own = at(b);
-    at(own.prev).next = own.next;
-    at(own.next).prev = own.prev;
+    ring::remove(links_, b);
     --size_;
   }
   void clear() {
-    at(sentinel_).prev = at(sentinel_).next = sentinel_;
+    ring::clear(links_, sentinel_);
     size_ = 0;
   }
   bool empty() const { return size_ == 0; }
   int size() const { return size_; }
-  NodeId front() const { return at(sentinel_).next; }
-  NodeId after(NodeId b) const { return at(b).next; }
+  NodeId front() const { return links_[sentinel_].next; }
+  NodeId after(NodeId b) const { return links_[b].next; }
   NodeId end() const { return sentinel_; }
 
  private:
-  Links& at(NodeId n) const { return links_[n]; }
-  void link(NodeId b, NodeId before, NodeId after) {
-    at(b).prev = before;
-    at(b).next = after;
-    at(before).next = b;
-    at(after).prev = b;
-    ++size_;
-  }
   Links* links_;
   NodeId sentinel_;
   int size_ = 0;

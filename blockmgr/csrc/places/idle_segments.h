@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "memory/node.h"
+#include "memory/ring.h"
 #include "memory/run.h"
 
 namespace blockmgr {
@@ -82,10 +83,7 @@ class IdleSegments {
     if (first != last) link(last, first);
     flip_begins(first);
   }
-  void link(NodeId before, NodeId after) noexcept {
-    at(before).next = after;
-    at(after).prev = before;
-  }
+  void link(NodeId before, NodeId after) noexcept { ring::join(links_, before, after); }
 
   Links* links_;
   Range range_;

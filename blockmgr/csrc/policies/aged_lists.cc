@@ -45,22 +45,17 @@ AgedLists::AgedLists(int num_items, int num_levels)
       nodes_(static_cast<std::size_t>(num_items + num_lists_)),
       worth_(static_cast<std::size_t>(num_lists_)),
       occupied_(static_cast<std::size_t>(num_lists_ + 63) / 64) {
-  for (int i = 0; i < num_lists_; ++i) node(end(i)) = {end(i), end(i)};
+  for (int i = 0; i < num_lists_; ++i) ring::clear(nodes_.data(), end(i));
 }
 
-void AgedLists::link(int item, int before, int after, int list) noexcept {
-  node(item) = {before, after};
-  node(before).next = item;
-  node(after).prev = item;
+void AgedLists::joined(int list) noexcept {
   ++size_;
   word(list) |= bit(list);
   if (least_ >= 0 && worth(list) < worth(least_)) least_ = list;
 }
 
 void AgedLists::remove(int item) noexcept {
-  const Node links = node(item);
-  node(links.prev).next = links.next;
-  node(links.next).prev = links.prev;
+  ring::remove(nodes_.data(), item);
   --size_;
   if (least_ >= 0 && empty(least_)) least_ = -1;
 }
@@ -71,14 +66,9 @@ void AgedLists::merge(const Spans::Merge& merge) noexcept {
   for (int level = 0; level < num_levels_; ++level) {
     const int from = list(merge.from, level);
     if (empty(from)) continue;
-    Node& source = node(end(from));
-    Node& target = node(end(list(merge.into, level)));
-    node(source.prev).next = target.next;
-    node(target.next).prev = source.prev;
-    target.next = source.next;
-    node(source.next).prev = end(list(merge.into, level));
-    source = {end(from), end(from)};
-    word(list(merge.into, level)) |= bit(list(merge.into, level));
+    const int into = list(merge.into, level);
+    ring::move_to_front(nodes_.data(), end(from), end(into));
+    word(into) |= bit(into);
   }
 }
 

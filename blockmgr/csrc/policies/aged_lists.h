@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/ring.h"
+
 namespace blockmgr {
 
 // The past cut into at most kSpans spans. The newest are about one unit long; older ones have been
@@ -64,9 +66,13 @@ class AgedLists {
 
   int num_lists() const { return num_lists_; }
   int list(int slot, int level) const { return slot * num_levels_ + level; }
-  void push_back(int item, int list) noexcept { link(item, node(end(list)).prev, end(list), list); }
+  void push_back(int item, int list) noexcept {
+    ring::insert_before(nodes_.data(), item, end(list));
+    joined(list);
+  }
   void push_front(int item, int list) noexcept {
-    link(item, end(list), node(end(list)).next, list);
+    ring::insert_after(nodes_.data(), item, end(list));
+    joined(list);
   }
   void remove(int item) noexcept;
   void merge(const Spans::Merge& merge) noexcept;
@@ -96,11 +102,10 @@ class AgedLists {
     std::int32_t prev;
     std::int32_t next;
   };
-  Node& node(int i) { return nodes_[static_cast<std::size_t>(i)]; }
   const Node& node(int i) const { return nodes_[static_cast<std::size_t>(i)]; }
   int end(int list) const { return num_items_ + list; }
   bool empty(int list) const { return node(end(list)).next == end(list); }
-  void link(int item, int before, int after, int list) noexcept;
+  void joined(int list) noexcept;
   // One bit a list, set when it may hold items: looking for the least skips the empty ones.
   std::uint64_t& word(int list) { return occupied_[static_cast<std::size_t>(list / 64)]; }
   static std::uint64_t bit(int list) { return std::uint64_t{1} << (list % 64); }

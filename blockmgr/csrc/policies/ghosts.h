@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/node.h"
+#include "memory/ring.h"
 #include "memory/tag_table.h"
 
 namespace blockmgr {
@@ -33,8 +34,8 @@ class GhostSet {
     return t;
   }
   int size() const { return num_ghosts_; }
-  int size(int list) const { return lists_[static_cast<std::size_t>(list)].size; }
-  int capacity() const { return static_cast<int>(nodes_.size()); }
+  int size(int list) const { return sizes_[static_cast<std::size_t>(list)]; }
+  int capacity() const { return capacity_; }
 
   // The list the tag is in, or kNone.
   int find(Tag tag) const noexcept;
@@ -56,17 +57,15 @@ class GhostSet {
     std::int32_t next;  // newer; of an unused node, the next unused one
     std::int32_t list;
   };
-  struct List {
-    std::int32_t oldest = -1;
-    std::int32_t newest = -1;
-    int size = 0;
-  };
   Node& node(std::int32_t i) const { return nodes_[static_cast<std::size_t>(i)]; }
+  int num_lists() const { return static_cast<int>(sizes_.size()); }
+  std::int32_t end(int list) const { return capacity_ + list; }
   void remove(std::int32_t i) noexcept;
 
-  ZeroedArray<Node> nodes_;
+  int capacity_;
+  ZeroedArray<Node> nodes_;  // then one sentinel for each list
   TagTable table_;
-  std::vector<List> lists_;
+  std::vector<int> sizes_;
   std::int32_t unused_ = -1;
   int num_ghosts_ = 0;
 };

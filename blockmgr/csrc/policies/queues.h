@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/ring.h"
 #include "memory/run.h"
 
 namespace blockmgr {
@@ -52,25 +53,19 @@ class Queues {
   void push_front(NodeId b) noexcept { link_before(b, front(queue_of(b))); }
   // Links a member just before this linked member of its queue, or its end.
   void link_before(NodeId b, NodeId after) noexcept {
-    const NodeId before = nodes_[after].prev;
-    nodes_[b].prev = before;
-    nodes_[b].next = after;
-    nodes_[before].next = b;
-    nodes_[after].prev = b;
+    ring::insert_before(nodes_, b, after);
   }
   void unlink(NodeId b) noexcept {
-    Node& node = nodes_[b];
-    nodes_[node.prev].next = node.next;
-    nodes_[node.next].prev = node.prev;
-    node.prev = node.next = kNoNode;
+    ring::remove(nodes_, b);
+    nodes_[b].prev = nodes_[b].next = kNoNode;
   }
   // A block that is no member takes the place of one.
   void replace(NodeId from, NodeId to) noexcept {
     Node& node = nodes_[from];
     nodes_[to] = node;
     if (linked(from)) {
-      nodes_[node.prev].next = to;
-      nodes_[node.next].prev = to;
+      ring::join(nodes_, node.prev, to);
+      ring::join(nodes_, to, node.next);
     }
     node = {kNoNode, kNoNode, kNone};
   }

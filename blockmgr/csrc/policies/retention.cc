@@ -10,7 +10,7 @@ RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range r
                                  std::int32_t first_pin)
     : Policy(nodes, index, range),
       base_(std::move(base)),
-      kept_(range),
+      kept_(range, kNumLevels),
       order_positions_(range),
       deadline_positions_(range),
       strays_(static_cast<std::size_t>(range.count), order_positions_),
@@ -21,6 +21,10 @@ RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range r
   for (const NodeId b : range) {
     new (&kept_[b]) Kept();
     order_positions_[b] = deadline_positions_[b] = -1;
+  }
+  for (int level = 0; level < kNumLevels; ++level) {
+    new (&kept_[end(level)]) Kept();
+    ring::clear(kept_, end(level));
   }
   for (std::int32_t i = max_pinned; i-- > 0;) {
     pins_[static_cast<std::size_t>(i)].next = first_unused_;
@@ -80,39 +84,34 @@ void RetainingPolicy::tell_unused(NodeId b) noexcept {
 // Blocks become idle in order, so nearly always the list's end is the place.
 void RetainingPolicy::queue(NodeId b) noexcept {
   Kept& k = at(b);
-  List& list = lists_[k.level];
-  ++list.num_idle;
-  if (list.back >= 0 && at(list.back).order > k.order) {
+  ++num_idle_[k.level];
+  // That of the sentinel is 0.
+  if (at(at(end(k.level)).prev).order > k.order) {
     strays_.insert(b, stray_key(k.level, k.order));
     return;
   }
-  k.prev = list.back;
-  k.next = kNoNode;
-  (list.back >= 0 ? at(list.back).next : list.front) = b;
-  list.back = b;
+  ring::insert_before(kept_, b, end(k.level));
 }
 
 void RetainingPolicy::unqueue(NodeId b) noexcept {
-  Kept& k = at(b);
-  List& list = lists_[k.level];
-  --list.num_idle;
+  --num_idle_[at(b).level];
   if (order_positions_[b] >= 0) {
     strays_.remove(b);
     return;
   }
-  (k.prev >= 0 ? at(k.prev).next : list.front) = k.next;
-  (k.next >= 0 ? at(k.next).prev : list.back) = k.prev;
+  ring::remove(kept_, b);
 }
 
 NodeId RetainingPolicy::front(Level level) const {
-  const NodeId b = lists_[level].front;
-  const std::uint64_t end = stray_key(level, b >= 0 ? at(b).order : (1ull << kOrderBits) - 1);
-  return strays_.empty() || strays_.front_key() > end ? b : strays_.front();
+  const NodeId b = at(end(level)).next;
+  const std::uint64_t last =
+      stray_key(level, b != end(level) ? at(b).order : (1ull << kOrderBits) - 1);
+  return strays_.empty() || strays_.front_key() > last ? b : strays_.front();
 }
 
 NodeId RetainingPolicy::victim() noexcept {
   int level = kLow;
-  while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;
+  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;
   if (base_ && level == kNormal) {
     const NodeId b = base_->victim();
     if (b >= 0 && at(b).level == kNormal) return b;

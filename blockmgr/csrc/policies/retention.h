@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "memory/heap.h"
+#include "memory/ring.h"
 #include "policies/policy.h"
 
 namespace blockmgr {
@@ -113,7 +114,7 @@ class RetainingPolicy final : public Policy {
   struct alignas(64) Kept {
     std::uint64_t order = 0;  // grows with every time it became idle
     double until = kForever;  // end of the retention
-    NodeId prev = kNoNode;  // in the list of its level, while idle
+    NodeId prev = kNoNode;  // in the order of its level, while idle
     NodeId next = kNoNode;
     std::uint32_t generation = 0;                      // of the content that is retained
     std::int32_t first_pin = -1;                       // of those that end here
@@ -125,12 +126,6 @@ class RetainingPolicy final : public Policy {
     bool idle = false;
     bool found = false;  // idle, and about to be used by the admission that found it
   };
-  struct List {
-    NodeId front = kNoNode;
-    NodeId back = kNoNode;
-    std::int64_t num_idle = 0;  // of the level, wherever they are queued
-  };
-
   // Of a pin's number; above them, how often its slot has been used.
   static constexpr std::int64_t kSlotBits = 0xffffffff;
 
@@ -145,6 +140,7 @@ class RetainingPolicy final : public Policy {
   std::size_t slot_of(std::int64_t id) const {
     return static_cast<std::size_t>((id & kSlotBits) - first_pin_);
   }
+  NodeId end(int level) const { return range_.last_end() + level; }
   void cached(NodeId b) noexcept;
   void tell_unused(NodeId b) noexcept;
   Level due_level(NodeId b) const;
@@ -161,9 +157,9 @@ class RetainingPolicy final : public Policy {
   void link_pin(std::int32_t slot, NodeId tail) noexcept;
 
   std::unique_ptr<Policy> base_;
-  Column<Kept> kept_;
+  Column<Kept> kept_;  // then one sentinel for each level
   std::uint64_t last_order_ = 0;
-  std::array<List, kNumLevels> lists_;
+  std::array<std::int64_t, kNumLevels> num_idle_{};  // of a level, wherever they are queued
   Column<std::int32_t> order_positions_;
   Column<std::int32_t> deadline_positions_;
   // The idle blocks that came to their level out of order, the lowest level first.

@@ -29,14 +29,16 @@ ReuseTracker::ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool
       // Another order may evict what was used last, so a ghost may stand at any place. Resolved
       // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
-                                       std::min(range.num_blocks, num_ghosts))),
-      table_(ghosts_.size(), &ghosts_.data()->key, sizeof(Ghost)),
+                                       std::min(range.num_blocks, num_ghosts)) +
+              1),
+      table_(ghosts_.size() - 1, &ghosts_.data()->key, sizeof(Ghost)),
       histogram_(static_cast<std::size_t>(limit_) + 1) {
   for (const NodeId b : range) tick_[b] = kNoTick;
-  for (std::size_t g = ghosts_.size(); g-- > 0;) {
-    new (&ghosts_[g]) Ghost();
-    ghosts_[g].next = unused_ghost_;
-    unused_ghost_ = static_cast<std::int32_t>(g);
+  for (std::size_t g = 0; g < ghosts_.size(); ++g) new (&ghosts_[g]) Ghost();
+  ring::clear(ghosts_.data(), end());
+  for (std::int32_t g = end(); g-- > 0;) {
+    ghosts_[static_cast<std::size_t>(g)].next = unused_ghost_;
+    unused_ghost_ = g;
   }
 }
 
@@ -61,7 +63,7 @@ void ReuseTracker::on_cached(Run run, Context&) noexcept {
     const std::int32_t ghost = find(nodes_.digest(b));
     if (ghost < 0) continue;
     resolve(ghost);
-    unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+    ring::remove(ghosts_.data(), ghost);
     remove_ghost(ghost);
   }
 }
@@ -120,17 +122,13 @@ void ReuseTracker::resolve(std::int32_t ghost) noexcept {
   entry.place = static_cast<std::int32_t>(place_of_ghost(ghost));
   make_hole(entry.tick);
   entry.tick = kNoTick;
-  entry.prev = last_resolved_;
-  entry.next = -1;
-  (last_resolved_ < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(last_resolved_)].next) =
-      ghost;
-  last_resolved_ = ghost;
+  ring::insert_before(ghosts_.data(), ghost, end());
 }
 
 void ReuseTracker::forget_ghosts() noexcept {
-  while (first_resolved_ >= 0) {
-    const std::int32_t ghost = first_resolved_;
-    unlink_resolved(ghosts_[static_cast<std::size_t>(ghost)]);
+  while (oldest_resolved() != end()) {
+    const std::int32_t ghost = oldest_resolved();
+    ring::remove(ghosts_.data(), ghost);
     remove_ghost(ghost);
   }
   for (Tick t = 0; t < next_; ++t) {
@@ -254,9 +252,9 @@ void ReuseTracker::drop_oldest() noexcept {
 void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
   if (unused_ghost_ < 0) {
     ++num_forgotten_;
-    if (first_resolved_ < 0) return;  // only if blocks are evicted in another order than promised
-    const std::int32_t oldest = first_resolved_;
-    unlink_resolved(ghosts_[static_cast<std::size_t>(oldest)]);
+    const std::int32_t oldest = oldest_resolved();
+    if (oldest == end()) return;  // only if blocks are evicted in another order than promised
+    ring::remove(ghosts_.data(), oldest);
     remove_ghost(oldest);
   }
   const std::int32_t ghost = unused_ghost_;
@@ -266,13 +264,6 @@ void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
   entry.evicted_at = num_taken_;
   own(t, -(ghost + 1));
   table_.insert(ghost);
-}
-
-void ReuseTracker::unlink_resolved(const Ghost& entry) noexcept {
-  (entry.prev < 0 ? first_resolved_ : ghosts_[static_cast<std::size_t>(entry.prev)].next) =
-      entry.next;
-  (entry.next < 0 ? last_resolved_ : ghosts_[static_cast<std::size_t>(entry.next)].prev) =
-      entry.prev;
 }
 
 void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {

@@ -26,6 +26,7 @@
 
 #include "memory/bit_tree.h"
 #include "memory/node.h"
+#include "memory/ring.h"
 #include "memory/tag_table.h"
 #include "policies/observer.h"
 
@@ -116,7 +117,9 @@ class ReuseTracker final : public Observer {
   void drop_oldest() noexcept;
   void add_ghost(Tick t, std::uint64_t key) noexcept;
   void remove_ghost(std::int32_t ghost) noexcept;
-  void unlink_resolved(const Ghost& entry) noexcept;
+  // The sentinel of the resolved ones.
+  std::int32_t end() const { return static_cast<std::int32_t>(ghosts_.size()) - 1; }
+  std::int32_t oldest_resolved() const { return ghosts_[ghosts_.size() - 1].next; }
   void add_to_sums(std::size_t word, std::int32_t change) noexcept;
 
   const Nodes& nodes_;
@@ -130,7 +133,7 @@ class ReuseTracker final : public Observer {
   ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
   Range range_;
   Column<Tick> tick_;  // of an idle block
-  ZeroedArray<Ghost> ghosts_;
+  ZeroedArray<Ghost> ghosts_;  // then the sentinel
   TagTable table_;  // ghosts by key
   ZeroedArray<std::int64_t> histogram_;
   Tick next_ = 0;
@@ -140,8 +143,6 @@ class ReuseTracker final : public Observer {
   std::int64_t num_forgotten_ = 0;
   std::int64_t query_tokens_ = 0;
   std::int32_t unused_ghost_ = -1;
-  std::int32_t first_resolved_ = -1;
-  std::int32_t last_resolved_ = -1;
 };
 
 }  // namespace blockmgr

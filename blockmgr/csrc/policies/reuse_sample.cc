@@ -20,19 +20,21 @@ int entries_for(int capacity) {
 
 ReuseSample::ReuseSample(int capacity, std::int64_t unit)
     : model_(unit),
-      entries_(static_cast<std::size_t>(entries_for(capacity))),
-      table_(entries_.size(), &entries_.data()->tag, sizeof(Entry)),
-      lists_(static_cast<int>(entries_.size()), ReuseModel::kLevels) {
+      entries_(static_cast<std::size_t>(entries_for(capacity) + 1)),
+      table_(static_cast<std::size_t>(end()), &entries_.data()->tag, sizeof(Entry)),
+      lists_(end(), ReuseModel::kLevels),
+      lru_last_(end()) {
+  ring::clear(entries_.data(), end());
   const auto remembered = static_cast<double>(std::int64_t{kMemory} * capacity);
-  const double share = std::min(1.0, static_cast<double>(entries_.size()) / remembered);
+  const double share = std::min(1.0, static_cast<double>(end()) / remembered);
   limit_ = std::numeric_limits<std::uint64_t>::max();
   if (share < 1) limit_ = static_cast<std::uint64_t>(share * 0x1p64);
   directory_ = std::max(1, static_cast<int>(share * capacity));
 }
 
 int ReuseSample::add(std::uint64_t tag, std::int64_t now) noexcept {
-  int i = oldest_;
-  if (num_entries_ < static_cast<int>(entries_.size())) {
+  int i = entry(end()).next;
+  if (num_entries_ < end()) {
     i = num_entries_++;
   } else {
     forget(i, now);
@@ -53,24 +55,19 @@ void ReuseSample::forget(int i, std::int64_t now) noexcept {
 }
 
 void ReuseSample::unlink(int i) noexcept {
-  const Entry& e = entry(i);
-  if (lru_last_ == i) lru_last_ = e.newer;
-  (e.newer >= 0 ? entry(e.newer).older : newest_) = e.older;
-  (e.older >= 0 ? entry(e.older).newer : oldest_) = e.newer;
+  if (lru_last_ == i) lru_last_ = entry(i).next;
+  ring::remove(entries_.data(), i);
 }
 
 void ReuseSample::make_newest(int i) noexcept {
   Entry& e = entry(i);
-  e.newer = -1;
-  e.older = newest_;
-  (newest_ >= 0 ? entry(newest_).newer : oldest_) = i;
-  newest_ = i;
-  if (lru_last_ < 0) lru_last_ = i;
+  ring::insert_before(entries_.data(), i, end());
+  if (lru_last_ == end()) lru_last_ = i;
   if (e.in_lru) return;
   e.in_lru = true;
   if (++num_lru_ <= directory_) return;
   entry(lru_last_).in_lru = false;
-  lru_last_ = entry(lru_last_).newer;
+  lru_last_ = entry(lru_last_).next;
   --num_lru_;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "memory/ring.h"
 #include "memory/tag_table.h"
 #include "policies/aged_lists.h"
 #include "policies/reuse_model.h"
@@ -56,8 +57,8 @@ class ReuseSample {
   struct Entry {
     std::uint64_t tag = 0;
     std::int64_t since = 0;   // when its last use ended
-    std::int32_t newer = -1;  // in order of last use
-    std::int32_t older = -1;
+    std::int32_t prev = -1;  // in order of last use, the oldest first
+    std::int32_t next = -1;
     std::uint16_t cell = 0;
     std::uint8_t level = 0;
     bool idle : 1 = false;
@@ -71,6 +72,8 @@ class ReuseSample {
   int find(std::uint64_t tag) const { return table_.find(tag); }
   int add(std::uint64_t tag, std::int64_t now) noexcept;
   void forget(int i, std::int64_t now) noexcept;
+  // The sentinel of the order of last use.
+  int end() const { return static_cast<int>(entries_.size()) - 1; }
   void unlink(int i) noexcept;
   void make_newest(int i) noexcept;
   void leave_learned(int i) noexcept;
@@ -78,12 +81,11 @@ class ReuseSample {
   std::uint64_t limit_;
   int directory_;  // entries that each directory holds
   ReuseModel model_;
-  std::vector<Entry> entries_;
+  std::vector<Entry> entries_;  // then the sentinel
   TagTable table_;
   AgedLists lists_;  // idle entries in the learned directory
   int num_entries_ = 0;
-  int newest_ = -1, oldest_ = -1;
-  int lru_last_ = -1;  // least recently used entry in the LRU directory
+  int lru_last_;  // least recently used entry in the LRU directory, or end()
   int num_lru_ = 0, num_learned_ = 0;
   double lru_hits_ = 0, learned_hits_ = 0;
 };

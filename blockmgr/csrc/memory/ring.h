@@ -1,0 +1,46 @@
+// Rings: circular lists of numbers, linked through an array whose entries have prev and next.
+//
+// A ring has a sentinel: an entry that stands for no item, before the first one and after the last.
+// So an item is linked and taken out without a look at where it stands, and what it is in need not
+// be known. `entries` is a pointer or a column: whatever has entries[number].
+#pragma once
+
+namespace blockmgr::ring {
+
+// The two stand side by side from here on.
+template <class Entries>
+void join(Entries&& entries, int before, int after) noexcept {
+  entries[before].next = after;
+  entries[after].prev = before;
+}
+// Nothing is in the ring.
+template <class Entries>
+void clear(Entries&& entries, int sentinel) noexcept {
+  join(entries, sentinel, sentinel);
+}
+// Before the sentinel: as the last one.
+template <class Entries>
+void insert_before(Entries&& entries, int item, int after) noexcept {
+  join(entries, entries[after].prev, item);
+  join(entries, item, after);
+}
+// After the sentinel: as the first one.
+template <class Entries>
+void insert_after(Entries&& entries, int item, int before) noexcept {
+  join(entries, item, entries[before].next);
+  join(entries, before, item);
+}
+// What the item says of its neighbours stays.
+template <class Entries>
+void remove(Entries&& entries, int item) noexcept {
+  join(entries, entries[item].prev, entries[item].next);
+}
+// All of one ring, which has some, go to the front of another.
+template <class Entries>
+void move_to_front(Entries&& entries, int from, int to) noexcept {
+  join(entries, entries[from].prev, entries[to].next);
+  join(entries, to, entries[from].next);
+  clear(entries, from);
+}
+
+}  // namespace blockmgr::ring
