@@ -1,9 +1,10 @@
 // How long runs of neighbours are when they are hit, after churn: see benchmarks/runs.py.
 //
-//   runs NUM_BLOCKS < requests
+//   runs NUM_BLOCKS LAPS < requests
 //
 // A request is a line: its time, the steps it decodes for, how many blocks its prompt has, and a
 // number for each of those blocks. A block is one token here, which changes nothing about ids.
+// Each lap serves all requests once, with contents that no lap before had; the last one is counted.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -59,6 +60,24 @@ struct Runs {
   }
 };
 
+struct Request {
+  std::int64_t time;
+  std::int64_t steps;
+  std::vector<Token> tokens;
+};
+
+std::vector<Request> read_requests() {
+  std::vector<Request> requests;
+  std::int64_t time, steps, count;
+  while (std::scanf("%ld %ld %ld", &time, &steps, &count) == 3) {
+    std::vector<Token> tokens(static_cast<std::size_t>(count));
+    for (Token& token : tokens)
+      if (std::scanf("%u", &token) != 1) std::exit(2);
+    requests.push_back({time, steps, std::move(tokens)});
+  }
+  return requests;
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -79,11 +98,10 @@ int main(int, char** argv) {
     core.commit(handle, s.num_tokens);
     core.free(handle);
   };
-  std::int64_t now, steps, count;
-  while (std::scanf("%ld %ld %ld", &now, &steps, &count) == 3) {
-    std::vector<Token> tokens(static_cast<std::size_t>(count));
-    for (Token& token : tokens)
-      if (std::scanf("%u", &token) != 1) return 2;
+  const auto serve = [&](std::int64_t now, const Request& request, Token offset) {
+    std::vector<Token> tokens = request.tokens;
+    for (Token& token : tokens) token += offset;
+    const auto count = static_cast<std::int64_t>(tokens.size());
     while (!turns.empty() && std::get<0>(turns.top()) <= now) {
       const auto [when, handle, left] = turns.top();
       turns.pop();
@@ -104,13 +122,27 @@ int main(int, char** argv) {
       const Handle handle = core.admit(prompt);
       hits.count(core.table_at(Sequences::row_of(handle)), core.view(handle).num_cached);
       core.commit(handle, count);
-      turns.emplace(now + kStepTime, handle, steps);
+      turns.emplace(now + kStepTime, handle, request.steps);
     } catch (const std::exception&) {
       ++refused;
     }
+  };
+  const std::vector<Request> requests = read_requests();
+  Token most = 0;
+  for (const Request& request : requests)
+    for (const Token token : request.tokens) most = std::max(most, token);
+  const int laps = std::atoi(argv[2]);
+  std::int64_t start = 0, evicted = 0;
+  for (int lap = 0; lap < laps; ++lap) {
+    hits = outputs = Runs();
+    refused = 0;
+    evicted = core.pool().num_evicted();
+    for (const Request& request : requests)
+      serve(start + request.time, request, static_cast<Token>(lap) * (most + 1));
+    start += requests.back().time;
   }
   std::printf("%ld %.2f %ld %.2f %ld %ld\n", static_cast<long>(hits.blocks), hits.mean(),
               static_cast<long>(outputs.blocks), outputs.mean(),
-              static_cast<long>(core.pool().num_evicted()), static_cast<long>(refused));
+              static_cast<long>(core.pool().num_evicted() - evicted), static_cast<long>(refused));
   return 0;
 }

@@ -3,7 +3,8 @@
 Replays a trace in Mooncake's format through the core, with decoding in between, in pools of several
 sizes. Ids of one prompt are consecutive as far as possible, and a match is fast along them: what is
 counted is how many blocks lie in a row when they are found, and when a sequence ends. The first
-pool never evicts. Blocks are 64 tokens; where the trace has larger ones, they are cut up.
+pool never evicts. Blocks are 64 tokens; where the trace has larger ones, they are cut up. With
+``--laps`` the trace is served again and again, each time with new contents, and the last lap counts.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--block-size", type=int, default=512, help="of the trace [512]")
+    parser.add_argument("--laps", type=int, default=1, help="times the trace is served [1]")
+    parser.add_argument(
+        "--pools", type=int, nargs="+", default=SHARES, metavar="PERCENT",
+        help="pools, in hundredths of what one lap fills",
+    )  # fmt: skip
     parser.add_argument("--cxx", default="g++")
     args = parser.parse_args()
     if shutil.which(args.cxx) is None:
@@ -77,9 +83,9 @@ def main() -> int:
     table = Table(*columns, box=None, header_style="")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder), args.cxx)
-        for share in SHARES:
+        for share in args.pools:
             run = subprocess.run(
-                [program, str(total * share // 100)],
+                [program, str(total * share // 100), str(args.laps)],
                 input=lines, capture_output=True, text=True, check=True,
             )  # fmt: skip
             found, row, _, end, evicted, refused = run.stdout.split()

@@ -53,6 +53,7 @@ def build(folder: Path) -> None:
         command.append("--no-build-isolation")
     settings = {
         "cmake.define.BLOCKMGR_SANITIZE": "ON",
+        "cmake.define.BLOCKMGR_TESTING": "ON",
         "cmake.build-type": "RelWithDebInfo",  # or the names of functions would be stripped
         "build-dir": str(folder / "build"),
         "install.strip": "false",

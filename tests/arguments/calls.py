@@ -16,6 +16,7 @@ import numpy as np
 
 from blockmgr import BlockManager, Priority, Prompt, _core
 from blockmgr.pool import BlockPool
+from tests.fingerprints import fingerprint
 
 PROMPT: Final = [1, 2, 3, 4, 5, 6]
 LONG: Final = list(range(1, 10))
@@ -59,7 +60,6 @@ class World:
         self.checker = _core.CopyChecker(16, 4)
         self.out = np.zeros((9, 3), np.int32)
         self.checker.check([1, 2, 3], [4, 5, 6], None, self.out)
-        self.model = _core.ReuseModel(4)
 
     def memory(self) -> int:
         """Bytes that the manager and the pool hold."""
@@ -69,8 +69,8 @@ class World:
         """All that a refused call must leave as it was."""
         manager, pool = self.manager, self.pool
         return (
-            manager._core.fingerprint(),
-            pool._core.fingerprint(),
+            fingerprint(manager),
+            fingerprint(pool),
             self.out.tolist(),
         )
 
@@ -84,7 +84,7 @@ class World:
             astuple(manager.stats()),
             [(v.row, v.tokens.tolist(), v.block_ids.tolist(), v.is_preempted) for v in views],
             [v.num_computed_tokens for v in views],
-            self.pool._core.fingerprint(),
+            fingerprint(self.pool),
             self.out.tolist(),
         )
 
@@ -372,14 +372,6 @@ CALLS: Final = (
         },
         by_position=True,
     ),
-    method("model", "ReuseModel.cell", turn=exact(1), part=exact(1), gap=exact(1), size=exact(1)),
-    method(
-        "model", "ReuseModel.end", cell=exact(1), level=exact(1), age=exact(3), used=other(True)
-    ),
-    method("model", "ReuseModel.waiting", cell=exact(1), level=exact(1), age=exact(3)),
-    method("model", "ReuseModel.level", cell=exact(1)),
-    method("model", "ReuseModel.factor", cell=exact(1)),
-    method("model", "ReuseModel.worth", level=exact(1), age=exact(3)),
 )
 
 OWNERS: Final = {
@@ -387,7 +379,6 @@ OWNERS: Final = {
     "Sequence": type(World().sequence),
     "BlockPool": BlockPool,
     "CopyChecker": _core.CopyChecker,
-    "ReuseModel": _core.ReuseModel,
 }
 BEHIND: Final = {"Core": BlockManager, "PoolCore": BlockPool}
 """Classes whose methods are called by the methods of the same name of a public class."""

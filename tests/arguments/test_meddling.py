@@ -13,6 +13,7 @@ from blockmgr import Admission, BlockManager, NeverFitsError, OutOfSequencesErro
 from blockmgr.pool import BlockPool
 from tests.arguments.calls import World
 from tests.arguments.containers import Number, Stop, stop
+from tests.fingerprints import fingerprint
 
 
 def scribble() -> None:
@@ -105,10 +106,10 @@ def test_an_interrupted_digest_is_passed_on() -> None:
     manager = BlockManager(8, 2, digest=lambda m: stop() if on[0] else bytes(16))
     handle = manager.admit([1, 2, 3])
     on[0] = True
-    before = manager._core.fingerprint()
+    before = fingerprint(manager)
     with pytest.raises(Stop):
         manager.commit(handle, 3)
-    assert manager._core.fingerprint() == before
+    assert fingerprint(manager) == before
 
 
 @pytest.mark.parametrize("size", [0, 15, 17, 10**6])
@@ -164,7 +165,7 @@ def test_a_prompt_that_never_fits_is_refused_unread_and_leaves_no_memory(
     handle = manager.admit([1, 2, 3], namespace=b"tenant")
     manager.commit(handle, 3)
     prompt = LONG_PROMPTS[kind]
-    before, memory = manager._core.fingerprint(), manager.memory_usage()
+    before, memory = fingerprint(manager), manager.memory_usage()
     calls: list[Callable[[], object]] = [
         lambda: manager.admit(prompt),
         lambda: manager.admit(prompt, namespace=b"tenant", num_slots=4),
@@ -176,7 +177,7 @@ def test_a_prompt_that_never_fits_is_refused_unread_and_leaves_no_memory(
             call()
     assert manager.can_admit(prompt) is Admission.NEVER
     assert manager.can_admit(prompt, namespace=b"tenant") is Admission.NEVER
-    assert manager._core.fingerprint() == before
+    assert fingerprint(manager) == before
     assert manager.memory_usage() == memory
 
 
@@ -367,13 +368,3 @@ def test_a_core_has_no_more_quotas_than_blocks(
 ) -> None:
     options = options_of(lambda: BlockManager(8, 4), "Core", monkeypatch)
     refuse(ValueError, "quotas", _core.Core, {**options, "quotas": [(b"x", blocks)]})
-
-
-def test_an_estimator_has_units_and_ages_that_count_up() -> None:
-    refuse(ValueError, "unit", _core.ReuseModel, 0)
-    refuse(ValueError, "unit", _core.ReuseModel, -(2**63))
-    model = _core.ReuseModel(2**62)
-    refuse(ValueError, "age", model.end, 1, 1, -1, True)
-    refuse(ValueError, "age", model.worth, 1, -(2**63))
-    model.waiting(1, 1, 2**63 - 1)
-    model.fit()

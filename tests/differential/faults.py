@@ -23,6 +23,7 @@ from blockmgr.pool import BlockPool
 from tests.differential.vllm_side import Vllm
 from tests.faults import lines
 from tests.faults.memory import attempt
+from tests.fingerprints import fingerprint
 
 NEXT = [*range(100, 108), *range(400, 420)]
 PROMPTS = ([*range(100, 118)], [*range(100, 110), *range(200, 210)], [*range(300, 312)])
@@ -91,7 +92,7 @@ class OurManager:
         self.held = handles[2]
 
     def state(self) -> Any:
-        return self.core._core.fingerprint()
+        return fingerprint(self.core)
 
     def lost(self) -> int:
         self.core.check_invariants()

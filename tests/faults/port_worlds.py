@@ -17,6 +17,7 @@ from blockmgr.ports.radix import CacheManager, RadixCacheManager, Request
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
 from blockmgr.ports.tgi import BlockAllocator
 from tests.faults.worlds import World
+from tests.fingerprints import fingerprint
 from tests.ports.nano_driver import Seq
 from tests.unit.snapshot import snapshot
 
@@ -139,7 +140,7 @@ def _tree_state(world: PortWorld) -> Any:
 
 def _states_of_tree(cache: RadixCacheManager) -> Any:
     held = (_pool_refs(cache.pool), sorted(cache._locks.values()), cache.size_info.protected_size)
-    return cache.pool._core.fingerprint(), held
+    return fingerprint(cache.pool), held
 
 
 def _request(tokens: list[int]) -> Request:
@@ -186,7 +187,7 @@ class Memory:
 def _slots_state(world: PortWorld) -> Any:
     cache = world.subject
     allocator = world.allocator
-    return (cache._pool._core.fingerprint(), allocator._pool._core.fingerprint()), (
+    return (fingerprint(cache._pool), fingerprint(allocator._pool)), (
         _pool_refs(cache._pool),
         _pool_refs(allocator._pool),
         cache._slot_of.tolist(),
@@ -366,7 +367,7 @@ def _aphrodite_state(world: PortWorld) -> Any:
     }
     known = [world.named[name] for name in world.named if name.startswith("table_")]
     pools = _pools(world.port)
-    return [pool.pool._core.fingerprint() for pool in pools], (
+    return [fingerprint(pool.pool) for pool in pools], (
         [_pool_refs(pool.pool) for pool in pools],
         [pool.pool.num_pending_copies for pool in pools],
         [[pool.is_computed(b) for b in range(pool.pool.num_blocks)] for pool in pools],

@@ -12,6 +12,7 @@ import numpy as np
 from blockmgr import BlockManager, Priority
 from blockmgr._core import CopyChecker
 from blockmgr.pool import BlockPool
+from tests.fingerprints import fingerprint
 from tests.unit.snapshot import snapshot
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 9]
@@ -28,7 +29,7 @@ class World:
         """Everything that can be seen of it."""
         if isinstance(self.subject, BlockManager):
             return snapshot(self.subject)
-        return self.subject._core.fingerprint()
+        return fingerprint(self.subject)
 
     def __getattr__(self, name: str) -> Any:
         return self.named[name]

@@ -1258,18 +1258,18 @@ CORE = (
         "policies/retention.cc",
         (
             "  int level = kLow;\n"
-            "  while (!lists_[static_cast<std::size_t>(level)].num_idle) ++level;\n"
+            "  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n"
         ),
         (
             "  int level = kPinned;\n"
-            "  while (!lists_[static_cast<std::size_t>(level)].num_idle) --level;\n"
+            "  while (!num_idle_[static_cast<std::size_t>(level)]) --level;\n"
         ),
     ),
     Mutant(
         "leaves_what_is_low_for_last",
         "policies/retention.cc",
         "  int level = kLow;\n",
-        "  int level = lists_[kNormal].num_idle ? kNormal : kLow;\n",
+        "  int level = num_idle_[kNormal] ? kNormal : kLow;\n",
     ),
     Mutant(
         "retention_ends_a_moment_late",
@@ -1433,8 +1433,8 @@ CORE = (
     Mutant(
         "a_ghost_is_remembered_twice",
         "policies/ghosts.cc",
-        "  if (!nodes_.size()) return;\n  erase(tag);\n",
-        "  if (!nodes_.size()) return;\n",
+        "  if (!capacity_) return;\n  erase(tag);\n",
+        "  if (!capacity_) return;\n",
     ),
     Mutant(
         "loses_ghosts_behind_a_forgotten_one",

@@ -50,7 +50,8 @@ def built(mutant: Mutant, folder: Path) -> None:
         shutil.copy(ROOT / part, source / part)
     file = source / "blockmgr" / "csrc" / mutant.file
     file.write_text(planted(mutant, file))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--config-settings=cmake.define.BLOCKMGR_TESTING=ON", "--target"]
     if importlib.util.find_spec("scikit_build_core"):
         command.insert(-1, "--no-build-isolation")
     subprocess.run([*command, str(folder), str(source)], check=True)

@@ -17,6 +17,7 @@ from blockmgr.ports.aphrodite import (
     NaiveBlockAllocator,
     PrefixCachingBlockAllocator,
 )
+from tests.fingerprints import fingerprint
 
 Allocator = NaiveBlockAllocator | PrefixCachingBlockAllocator
 Make = Callable[..., Allocator]
@@ -41,7 +42,7 @@ def refused(allocator: Any, error: type[Exception], match: str | None = None) ->
     def facts() -> tuple[Any, ...]:
         ids = sorted(allocator.all_block_ids)
         return (
-            allocator.pool._core.fingerprint(),
+            fingerprint(allocator.pool),
             [allocator.refcounter.get(i) for i in ids],
             [allocator.is_computed(allocator.pool_block(i)) for i in ids],
             (allocator.hits.num_queries, allocator.hits.num_hits),
@@ -83,7 +84,7 @@ def check(allocator: CpuGpuBlockAllocator) -> None:
 def facts(allocator: CpuGpuBlockAllocator, tables: Sequence[BlockTable]) -> tuple[Any, ...]:
     devices = [d for d in Device if allocator.get_num_total_blocks(d)]
     return (
-        [allocator.pool_of(d).pool._core.fingerprint() for d in devices],
+        [fingerprint(allocator.pool_of(d).pool) for d in devices],
         [
             (t.physical_block_ids, [b.token_ids for b in t.blocks], t.device)
             for t in tables

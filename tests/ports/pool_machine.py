@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockmgr import BlockStateError, OutOfBlocksError, StepError, TicketError
 from blockmgr.pool import BlockPool
+from tests.fingerprints import fingerprint
 from tests.ports.pool_model import PoolModel
 from tests.strategies import DIGESTS
 
@@ -61,13 +62,13 @@ class PoolMachine(RuleBasedStateMachine):
             result = plain(call(*args, **options))
             assert result == expected
             return result
-        before = self.pool._core.fingerprint()
+        before = fingerprint(self.pool)
         with pytest.raises(type(refusal)) as caught:
             call(*args, **options)
         assert type(caught.value) is type(refusal)
         if isinstance(refusal, OutOfBlocksError):
             assert str(caught.value) == str(refusal)
-        assert self.pool._core.fingerprint() == before
+        assert fingerprint(self.pool) == before
         return None
 
     @invariant()
@@ -265,13 +266,13 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(any_copy)
     @rule()
     def take_copies(self) -> None:
-        before = self.pool._core.fingerprint()
+        before = fingerprint(self.pool)
         try:
             expected = self.model.take_copies()
         except StepError:
             with pytest.raises(StepError):
                 self.pool.take_copies()
-            assert self.pool._core.fingerprint() == before
+            assert fingerprint(self.pool) == before
             return
         plan = self.pool.take_copies()
         assert [tuple(copy) for copy in plan] == expected

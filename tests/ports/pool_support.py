@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from blockmgr.pool import BlockPool
+from tests.fingerprints import fingerprint
 
 MakePool = Callable[..., BlockPool]
 
@@ -16,11 +17,11 @@ MakePool = Callable[..., BlockPool]
 @contextmanager
 def refused(pool: BlockPool, error: type[Exception], match: str | None = None) -> Iterator[Any]:
     """The call inside raises exactly this error and leaves the pool as it was."""
-    before = pool._core.fingerprint()
+    before = fingerprint(pool)
     with pytest.raises(error, match=match) as caught:
         yield caught
     assert type(caught.value) is error
-    assert pool._core.fingerprint() == before
+    assert fingerprint(pool) == before
     pool.check_invariants()
 
 

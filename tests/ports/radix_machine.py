@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockmgr import BlockStateError, OutOfBlocksError, SequenceStateError
 from blockmgr.ports.radix import CacheManager, RadixCacheHandle, Request, SizeInfo, format_tree
+from tests.fingerprints import fingerprint
 from tests.strategies import DIGESTS, token
 
 Prefix = tuple[int, ...]
@@ -114,7 +115,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     def fingerprint(self) -> Any:
         manager = self.cache.manager
-        return manager.pool._core.fingerprint(), dict(manager._locks)
+        return fingerprint(manager.pool), dict(manager._locks)
 
     # Rules.
 

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blockmgr import BlockStateError, OutOfBlocksError, StepError, TicketError
+from tests.fingerprints import fingerprint
 from tests.ports.pool_machine import PoolMachine
 from tests.ports.pool_support import MakePool, cache, refused
 
@@ -116,9 +117,9 @@ def test_a_look_up_changes_nothing_not_even_recency(make_pool: MakePool) -> None
     pool = make_pool()
     first, second = cache(pool, [1, 2]), cache(pool, [3, 4])
     pool.release([*first, *second])
-    before = pool._core.fingerprint()
+    before = fingerprint(pool)
     assert pool.find([1, 2]).tolist() == first
-    assert pool._core.fingerprint() == before
+    assert fingerprint(pool) == before
     assert pool.idle_blocks().tolist() == [*first, *second]
 
 
@@ -193,9 +194,9 @@ def test_a_chain_continues_below_the_twin_of_its_beginning(make_pool: MakePool) 
 def test_promoting_again_changes_nothing(make_pool: MakePool) -> None:
     pool = make_pool()
     blocks = cache(pool, [1, 2, 3, 4])
-    before = pool._core.fingerprint()
+    before = fingerprint(pool)
     assert pool.promote_chain(blocks, [1, 2, 3, 4]).tolist() == blocks
-    assert pool._core.fingerprint() == before
+    assert fingerprint(pool) == before
 
 
 def test_a_parent_may_be_idle_and_comes_back_to_use_with_its_child(make_pool: MakePool) -> None:
@@ -316,9 +317,9 @@ def test_touching_a_block_takes_what_it_continues_along(make_pool: MakePool) -> 
 def test_touching_what_is_in_use_leaves_it_alone(make_pool: MakePool) -> None:
     pool = make_pool()
     blocks = [*cache(pool, [1, 2]), *pool.take(1).tolist()]
-    before = pool._core.fingerprint()
+    before = fingerprint(pool)
     pool.touch(blocks)
-    assert pool._core.fingerprint() == before
+    assert fingerprint(pool) == before
 
 
 def test_evicting_takes_idle_blocks_though_others_are_free(make_pool: MakePool) -> None:

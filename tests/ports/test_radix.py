@@ -25,6 +25,7 @@ from blockmgr.ports.radix import (
     get_num_pages_for_kv_cache,
     print_tree,
 )
+from tests.fingerprints import fingerprint
 
 
 def slots_of(pages: list[int], page_size: int) -> list[int]:
@@ -51,7 +52,7 @@ def serve(cache: CacheManager, *tokens: int) -> list[int]:
 
 def snapshot(cache: CacheManager | RadixCacheManager) -> Any:
     manager = cache.manager if isinstance(cache, CacheManager) else cache
-    return manager.pool._core.fingerprint(), dict(manager._locks), manager.size_info
+    return fingerprint(manager.pool), dict(manager._locks), manager.size_info
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from blockmgr import (
 )
 from blockmgr.blocks import CopyPlan
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
+from tests.fingerprints import fingerprint
 
 
 class Memory:
@@ -60,11 +61,11 @@ def state(slots: SlotAllocator | None, cache: PrefixCacheManager | None) -> tupl
     books: list[Any] = []
     if slots is not None:
         slots.check_invariants()
-        books += [slots._pool._core.fingerprint(), set(slots._occupied), list(slots._versions)]
+        books += [fingerprint(slots._pool), set(slots._occupied), list(slots._versions)]
     if cache is not None:
         cache.check_invariants()
         contents = {slot: held.tolist() for slot, held in cache._contents.items()}
-        books += [cache._pool._core.fingerprint(), contents, dict(cache._versions)]
+        books += [fingerprint(cache._pool), contents, dict(cache._versions)]
         books.append(cache._slot_of.tolist())
     return tuple(books)
 

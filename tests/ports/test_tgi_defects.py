@@ -18,6 +18,7 @@ import pytest
 
 from blockmgr import BlockManager, UnknownSequenceError
 from blockmgr.ports.tgi import BlockAllocation
+from tests.fingerprints import fingerprint
 from tests.ports.tgi_engine import Engine, now, refused
 
 SIZES = pytest.mark.parametrize("block_size", [1, 2, 4])
@@ -56,9 +57,9 @@ def test_an_allocation_that_fails_evicts_nothing(block_size: int) -> None:
     engine = Engine(6, block_size)
     engine.cache(prompt)
     held = engine.reserve(2 * block_size)
-    before = engine.allocator.manager._core.fingerprint()
+    before = fingerprint(engine.allocator.manager)
     assert engine.allocate(5 * block_size, [99]) is None
-    assert engine.allocator.manager._core.fingerprint() == before
+    assert fingerprint(engine.allocator.manager) == before
     assert engine.allocator.manager.stats().evicted_blocks == 0
     assert engine.found([*prompt, 99]) == len(prompt)
     held.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from blockmgr import BlockManager, Explanation, MissReason, OutOfBlocksError
+from tests.fingerprints import fingerprint
 
 Key = tuple[bytes, tuple[tuple[tuple[int, ...], bytes], ...]]  # namespace; (tokens, extras) a block
 
@@ -143,9 +144,9 @@ class Recorder:
 
     def check(self) -> None:
         namespace, tokens, extras = self.random_prompt()
-        before = self.manager._core.fingerprint()
+        before = fingerprint(self.manager)
         found = self.manager.explain(tokens, namespace=namespace, extras=extras)
-        assert self.manager._core.fingerprint() == before
+        assert fingerprint(self.manager) == before
         reasons = self.by_block(found)
         assert reasons == self.expected(namespace, tokens, extras)
         self.reasons.update(reasons)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blockmgr import BlockManager
+from tests.fingerprints import fingerprint
 
 
 def snapshot(manager: BlockManager) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def snapshot(manager: BlockManager) -> dict[str, Any]:
             )
             for view in views
         ],
-        "fingerprint": manager._core.fingerprint(),
+        "fingerprint": fingerprint(manager),
     }
 
 

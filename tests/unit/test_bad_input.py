@@ -11,6 +11,7 @@ import pytest
 
 from blockmgr import BlockManager, ManagerConfig, UnknownSequenceError, _core
 from tests.conftest import MakeManager
+from tests.fingerprints import fingerprint
 from tests.unit.snapshot import refused
 
 CONFIGS: list[tuple[str, Any, type[Exception]]] = [
@@ -327,12 +328,12 @@ class refused_either:
         self.manager, self.match = manager, match
 
     def __enter__(self) -> None:
-        self.before = self.manager._core.fingerprint()
+        self.before = fingerprint(self.manager)
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
         assert isinstance(error, TypeError | ValueError), error
         assert self.match in str(error)
-        assert self.manager._core.fingerprint() == self.before
+        assert fingerprint(self.manager) == self.before
         return True
 
 

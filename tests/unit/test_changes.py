@@ -12,6 +12,7 @@ import pytest
 from blockmgr import BlockManager, BlockStateError, OutOfBlocksError
 from blockmgr.changes import Change, CompiledManagerCalls, CompiledPoolCalls, Loan, at_once
 from blockmgr.pool import BlockPool
+from tests.fingerprints import fingerprint
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 
@@ -66,13 +67,13 @@ def prepared(name: str) -> BlockPool:
 @pytest.mark.parametrize("name", CompiledPoolCalls.__slots__)
 def test_a_compiled_call_of_a_pool_does_what_its_method_does(name: str) -> None:
     one, other = prepared(name), prepared(name)
-    before = one._core.fingerprint()
+    before = fingerprint(one)
     by_keyword, arguments = POOL_CALLS[name]
     expected = by_keyword(one)
     got = getattr(other.compiled, name)(*arguments)
     assert list(got) == list(expected) if hasattr(expected, "__len__") else got == expected
-    assert one._core.fingerprint() == other._core.fingerprint()
-    assert one._core.fingerprint() != before
+    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint(one) != before
 
 
 MANAGER_CALLS: dict[str, tuple[Any, Any]] = {
@@ -103,14 +104,14 @@ def test_a_compiled_call_of_a_manager_does_what_its_method_does(name: str) -> No
         return manager, parent
 
     (one, handle), (other, same) = prepared(), prepared()
-    before = one._core.fingerprint()
+    before = fingerprint(one)
     by_keyword, arguments = MANAGER_CALLS[name]
     expected = by_keyword(one, handle)
     got = getattr(other.compiled, name)(*arguments(same))
     if name == "admit":  # managers draw their handles apart, but for the row
         expected, got = one.sequence(expected).row, other.sequence(got).row
     assert list(got) == list(expected) if hasattr(expected, "__len__") else got == expected
-    assert one._core.fingerprint() == other._core.fingerprint() != before
+    assert fingerprint(one) == fingerprint(other) != before
 
 
 def test_every_method_of_a_pool_has_a_compiled_call_or_needs_none() -> None:
@@ -170,7 +171,7 @@ def test_changes_read_their_arguments_when_they_are_made() -> None:
 
 def test_a_loan_is_given_back_whole_or_kept_whole() -> None:
     pool = a_pool()
-    before = pool._core.fingerprint()
+    before = fingerprint(pool)
     loan = Loan(pool)
     loan.acquire([2, 0])
     loan.take(2)
@@ -186,4 +187,4 @@ def test_a_loan_is_given_back_whole_or_kept_whole() -> None:
     at_once([loan.keep], None)
     loan.give_back()
     assert pool.num_used == 3
-    assert pool._core.fingerprint() != before
+    assert fingerprint(pool) != before

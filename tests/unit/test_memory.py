@@ -71,7 +71,9 @@ def test_the_sample_of_adaptive_is_counted_with_its_table_and_lists() -> None:
 
 
 def test_a_longer_digest_adds_what_it_is_longer() -> None:
-    assert bytes_a_block(digest="sha256") - bytes_a_block() == pytest.approx(1.2 * (32 - 16), abs=1e-2)
+    assert bytes_a_block(digest="sha256") - bytes_a_block() == pytest.approx(
+        1.2 * (32 - 16), abs=1e-2
+    )
 
 
 def test_as_many_ghosts_as_blocks_cost_what_the_design_says() -> None:

@@ -13,6 +13,7 @@ import pytest
 import blockmgr
 import blockmgr.stress
 from blockmgr import _core
+from tests.fingerprints import core_testing
 
 HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax", "msgspec", "zmq", "uvicorn")
 
@@ -35,11 +36,13 @@ def test_the_extension_is_built_for_the_stable_abi() -> None:
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="with Python 3.12 the generator adds __buffer__"
 )
-def test_the_committed_stub_is_the_generated_one() -> None:
+@pytest.mark.parametrize("name", ["_core", "_core_testing"])
+def test_the_committed_stub_is_the_generated_one(name: str) -> None:
     """Generated from the extension that is loaded: another process might load another one."""
-    stubs = importlib.import_module("nanobind.stubgen").StubGen(module=_core)
-    stubs.put(_core)
-    committed = Path(blockmgr.__file__).parent / "_core.pyi"
+    module = _core if name == "_core" else core_testing()
+    stubs = importlib.import_module("nanobind.stubgen").StubGen(module=module)
+    stubs.put(module)
+    committed = Path(blockmgr.__file__).parent / f"{name}.pyi"
     assert stubs.get() == committed.read_text()
 
 

@@ -290,7 +290,6 @@ void bind_block_pool(nb::module_& m);
 // Adds CopyChecker and order_copies.
 void bind_copies(nb::module_& m);
 void bind_prompt(nb::module_& m);
-void bind_adaptive(nb::module_& m);
 // Adds cbor_of and cbor_items.
 void bind_cbor(nb::module_& m);
 // Adds WorkerTable.

@@ -4,44 +4,15 @@
 #include <algorithm>
 #include <utility>
 
-#include "bindings/bindings.h"
-#include "bindings/digest.h"
 #include "bindings/events.h"
-#include "bindings/policy.h"
+#include "bindings/pool_core.h"
 #include "bindings/shares.h"
 #include "memory/errors.h"
-#include "sequences/block_pool.h"
 
 namespace blockmgr {
 namespace {
 
 using IdArray = IntArray<std::int64_t>;
-
-// One pool: the core, and buffers that the conversions of its calls reuse.
-struct PoolCore {
-  PoolCore(const StoreConfig& config, DigestOption option, const nb::list& python_policies)
-      : digest(option.python),
-        core(config, std::move(option.digester), policies.maker(python_policies)) {}
-
-  // What the function reads off the core, with no call half-way through. It makes no Python object:
-  // that may run the garbage collector, and with it code that calls the pool.
-  template <class Read>
-  auto read(Read read) const {
-    const Held held(core.monitor());
-    return read(core);
-  }
-
-  // Tokens that all blocks hold: more are never looked at, and room for more is not kept.
-  std::int64_t most_tokens() const {
-    return static_cast<std::int64_t>(core.nodes().num_blocks) * core.nodes().block_size;
-  }
-
-  PythonDigest* digest;     // the core's, if it calls Python
-  PythonPolicies policies;  // the core's
-  BlockPool core;
-  std::vector<Token> tokens;
-  std::vector<std::int64_t> ids;
-};
 
 void init_pool(PoolCore* self, nb::dict options) {
   StoreConfig config;
@@ -370,11 +341,6 @@ std::vector<std::string> violations(PoolCore& self) {
   return self.read([](const BlockPool& core) { return core.violations(); });
 }
 
-nb::bytes fingerprint(PoolCore& self) {
-  const std::string facts = self.read([](const BlockPool& core) { return core.fingerprint(); });
-  return nb::bytes(facts.data(), facts.size());
-}
-
 }  // namespace
 
 #define BM_IDS BM_ARRAY("int32")
@@ -483,8 +449,7 @@ void bind_block_pool(nb::module_& m) {
       .def("num_cached", num_cached)
       .def("num_pending_copies", num_pending_copies)
       .def("memory_usage", memory_usage)
-      .def("violations", violations)
-      .def("fingerprint", fingerprint);
+      .def("violations", violations);
 }
 
 }  // namespace blockmgr

@@ -475,21 +475,6 @@ nb::object policy_error(Core& self) {
   return self.policies.error();
 }
 
-// Steps that searches for victims have taken; for tests of what they cost.
-std::int64_t victim_steps(Core& self) {
-  return self.read([](const Sequences& core) {
-    std::int64_t steps = 0;
-    for (int i = 0; i < core.pool().num_partitions(); ++i)
-      if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
-    return steps;
-  });
-}
-
-nb::bytes fingerprint(Core& self) {
-  const std::string facts = self.read([](const Sequences& core) { return core.fingerprint(); });
-  return nb::bytes(facts.data(), facts.size());
-}
-
 // A call with the checks of the manager's debug level after it, whether it finishes or throws.
 template <auto call>
 struct Checked;
@@ -708,8 +693,6 @@ NB_MODULE(_core, m) {
       .def("violations", violations)
       .def("policy_error", policy_error,
            nb::sig("def policy_error(self, /) -> BaseException | None"))
-      .def("victim_steps", victim_steps)
-      .def("fingerprint", fingerprint)
       .def("blocks", inspect_blocks,
            nb::sig("def blocks(self, /) -> dict[str, numpy.typing.NDArray[typing.Any]]"))
       .def("reuse_counts", reuse_counts<Core>,
@@ -719,5 +702,4 @@ NB_MODULE(_core, m) {
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
   bind_block_pool(m);
-  bind_adaptive(m);
 }

@@ -1,0 +1,34 @@
+"""All that a manager or a pool holds, as bytes: to show that a call has changed nothing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from blockmgr import BlockManager
+from blockmgr.pool import BlockPool
+
+try:
+    from blockmgr import _core_testing
+except ImportError:  # blockmgr was installed from a wheel
+    _core_testing = None  # type: ignore[assignment]
+
+SHOWN = ("stats", "blocks", "idle_blocks", "handles")
+
+
+def fingerprint(subject: BlockManager | BlockPool) -> bytes:
+    """The facts of the core, those too that no public call shows: queue orders, keys, tickets.
+
+    Tests of a wheel have what public calls show instead.
+    """
+    if _core_testing is None:
+        return repr([getattr(subject, name)() for name in SHOWN if hasattr(subject, name)]).encode()
+    return _core_testing.fingerprint(subject._core)
+
+
+def core_testing() -> ModuleType:
+    """The module itself; the test is skipped where there is none."""
+    if _core_testing is None:
+        pytest.skip("needs an editable install, which has blockmgr._core_testing")
+    return _core_testing
