@@ -4,7 +4,7 @@ Replays a trace in Mooncake's format through the core, with decoding in between,
 sizes. Ids of one prompt are consecutive as far as possible, and a match is fast along them: what is
 counted is how many blocks lie in a row when they are found, and when a sequence ends. The first
 pool never evicts. Blocks are 64 tokens; where the trace has larger ones, they are cut up. With
-``--laps`` the trace is served again and again, each time with new contents, and the last lap counts.
+``--laps`` the trace is served so often, each time with new contents; the last lap counts.
 """
 
 from __future__ import annotations

@@ -1256,10 +1256,7 @@ CORE = (
     Mutant(
         "evicts_the_highest_level_first",
         "policies/retention.cc",
-        (
-            "  int level = kLow;\n"
-            "  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n"
-        ),
+        ("  int level = kLow;\n  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n"),
         (
             "  int level = kPinned;\n"
             "  while (!num_idle_[static_cast<std::size_t>(level)]) --level;\n"

@@ -18,13 +18,13 @@ template <class Entries>
 void clear(Entries&& entries, int sentinel) noexcept {
   join(entries, sentinel, sentinel);
 }
-// Before the sentinel: as the last one.
+// With the sentinel as `after`, the item becomes the last one.
 template <class Entries>
 void insert_before(Entries&& entries, int item, int after) noexcept {
   join(entries, entries[after].prev, item);
   join(entries, item, after);
 }
-// After the sentinel: as the first one.
+// With the sentinel as `before`, the item becomes the first one.
 template <class Entries>
 void insert_after(Entries&& entries, int item, int before) noexcept {
   join(entries, item, entries[before].next);
@@ -35,7 +35,7 @@ template <class Entries>
 void remove(Entries&& entries, int item) noexcept {
   join(entries, entries[item].prev, entries[item].next);
 }
-// All of one ring, which has some, go to the front of another.
+// Moves all items of a ring that is not empty to the front of another.
 template <class Entries>
 void move_to_front(Entries&& entries, int from, int to) noexcept {
   join(entries, entries[from].prev, entries[to].next);

@@ -245,8 +245,13 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   while (i < count) {
     const std::int64_t length = count_neighbours(chain + i, count - i);
     const NodeId first = chain[i];
-    own.idle.remove(first, first + static_cast<NodeId>(length) - 1);
-    std::fill_n(&nodes_.uses(first), length, kInChain);
+    if (length == 1) {
+      own.idle.remove(first);
+      nodes_.uses(first) = kInChain;
+    } else {
+      own.idle.remove(first, first + static_cast<NodeId>(length) - 1);
+      std::fill_n(&nodes_.uses(first), length, kInChain);
+    }
     i += length;
   }
   nodes_.uses(chain[count - 1]).pins = 0;
@@ -266,7 +271,7 @@ void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) 
 
 // How many of a table, from its last block back, are a run of ids that the index says go on.
 inline std::int64_t Pool::count_run(const NodeId* table, std::int64_t count) const {
-  if (twins_) return 1;
+  if (twins_ || count < 2 || table[count - 2] != table[count - 1] - 1) return 1;
   const std::int64_t most = 1 + index_.count_going_on(table[count - 1], count - 1);
   return count_neighbours_before(table + count - most, most);
 }
@@ -292,8 +297,12 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Conte
     if (uses[end].ref_count + uses[end].pins == 1) {
       const NodeId parent = nodes_[begin].parent;
       if (!nodes_[end].keyed() || (parent >= 0 && !uses[parent].ref_count)) break;
-      kept -= static_cast<NodeId>(1 + count_in_chain(uses + end - 1, length - 1));
-      std::fill(uses + kept + 1, uses + end + 1, Uses());
+      uses[end] = Uses();
+      --kept;
+      if (length > 1) {
+        kept -= static_cast<NodeId>(count_in_chain(uses + kept, length - 1));
+        std::fill(uses + kept + 1, uses + end, Uses());
+      }
       if (open_fence_) {
         for (NodeId n = end; n > kept; --n) enqueue_in(own, n, open_fence_);
       } else {
