@@ -18,13 +18,13 @@ template <class Entries>
 void clear(Entries&& entries, int sentinel) noexcept {
   join(entries, sentinel, sentinel);
 }
-// With the sentinel as `after`, the item becomes the last one.
+// The item becomes the last one if `after` is the sentinel.
 template <class Entries>
 void insert_before(Entries&& entries, int item, int after) noexcept {
   join(entries, entries[after].prev, item);
   join(entries, item, after);
 }
-// With the sentinel as `before`, the item becomes the first one.
+// The item becomes the first one if `before` is the sentinel.
 template <class Entries>
 void insert_after(Entries&& entries, int item, int before) noexcept {
   join(entries, item, entries[before].next);
