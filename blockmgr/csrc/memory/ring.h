@@ -18,19 +18,19 @@ template <class Entries>
 void clear(Entries&& entries, int sentinel) noexcept {
   join(entries, sentinel, sentinel);
 }
-// The item becomes the last one if `after` is the sentinel.
+// As the last one, if `after` is the sentinel.
 template <class Entries>
 void insert_before(Entries&& entries, int item, int after) noexcept {
   join(entries, entries[after].prev, item);
   join(entries, item, after);
 }
-// The item becomes the first one if `before` is the sentinel.
+// As the first one, if `before` is the sentinel.
 template <class Entries>
 void insert_after(Entries&& entries, int item, int before) noexcept {
   join(entries, item, entries[before].next);
   join(entries, before, item);
 }
-// What the item says of its neighbours stays.
+// The entry of the item itself stays as it is.
 template <class Entries>
 void remove(Entries&& entries, int item) noexcept {
   join(entries, entries[item].prev, entries[item].next);
