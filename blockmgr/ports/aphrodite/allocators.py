@@ -41,8 +41,7 @@ class NaiveBlockAllocator(PoolAllocator):
     ) -> None:
         if not (isinstance(create_block, type) and issubclass(create_block, NaiveBlock)):
             raise TypeError(f"create_block must be NaiveBlock or a subclass, got {create_block!r}")
-        self.block_class = create_block
-        super().__init__(num_blocks, block_size, block_ids)
+        super().__init__(num_blocks, block_size, block_ids, block_class=create_block)
 
 
 class PrefixCachingBlockAllocator(PoolAllocator):
@@ -80,5 +79,6 @@ class PrefixCachingBlockAllocator(PoolAllocator):
         *,
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self.block_class = PrefixCachingBlock
-        super().__init__(num_blocks, block_size, block_ids, eviction=eviction)
+        super().__init__(
+            num_blocks, block_size, block_ids, block_class=PrefixCachingBlock, eviction=eviction
+        )

@@ -19,7 +19,7 @@ from blockmgr.ports.aphrodite.groups import (
 from blockmgr.ports.aphrodite.growth import blocks_needed
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.aphrodite.table import BlockTable
-from blockmgr.ports.aphrodite.tables import GroupTables
+from blockmgr.ports.aphrodite.tables import GroupTables, growths, on_device
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.blocks import Run
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
+    from blockmgr.ports.aphrodite.moves import Move
+    from blockmgr.ports.aphrodite.tables import Running
 
 __all__ = ["BlockSpaceManager"]
 
 
-class BlockSpaceManager(GroupTables):
+class BlockSpaceManager:
     """Keeps a block table for every sequence, on the device or swapped to the host.
 
     A ``can_`` call counts with the plan that the call itself then carries out. Calls
@@ -52,7 +54,10 @@ class BlockSpaceManager(GroupTables):
         TypeError: A value is of the wrong type.
     """
 
-    __slots__ = ("_computed", "_window", "block_size")
+    __slots__ = (
+        *("_computed", "_mutex", "_tables", "_window"),
+        *("block_allocator", "block_size", "watermark_blocks"),
+    )
 
     def __init__(
         self,
@@ -81,14 +86,14 @@ class BlockSpaceManager(GroupTables):
             block_size,
         )
         self.block_size = block_size
-        self.block_tables: dict[int, BlockTable] = {}
+        self._tables = GroupTables()
         self.watermark_blocks = int(watermark * num_gpu_blocks)
         # One more than the window covers, for it seldom begins with a block.
         self._window = None if sliding_window is None else -(-sliding_window // block_size) + 1
         if self._window is not None:
             # Now, so that no answer about free blocks is wrong by it later.
             self.block_allocator.allocate_or_get_null_block()
-        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self.block_tables)
+        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self._tables.by_id)
         self._mutex = new_mutex()
 
     @exclusive
@@ -105,7 +110,7 @@ class BlockSpaceManager(GroupTables):
                 slots.
         """
         refuse_encoder(seq_group)
-        waiting = self._waiting(seq_group)
+        waiting = self._tables.waiting(seq_group)
         tokens = tuple(tokens_of(waiting[0]))
         if not tokens:
             raise ValueError("seq_group must have a prompt of at least one token")
@@ -130,7 +135,7 @@ class BlockSpaceManager(GroupTables):
             ValueError: The prompt is empty, or has a token out of bounds.
         """
         refuse_encoder(seq_group)
-        first, *others = self._waiting(seq_group)
+        first, *others = self._tables.waiting(seq_group)
         table = self._new_table()
 
         def publish(run: Run) -> list[Change]:
@@ -138,7 +143,7 @@ class BlockSpaceManager(GroupTables):
             for seq in others:
                 known[seq.seq_id], forked = table.plan_fork(run)
                 changes += forked
-            return [*changes, (self.block_tables.update, known)]
+            return [*changes, (self._tables.by_id.update, known)]
 
         table.allocate_and(tokens_of(first), Device.GPU, extra_hash_of(first), publish)
 
@@ -153,12 +158,12 @@ class BlockSpaceManager(GroupTables):
             SequenceStateError: A sequence has lost tokens since they were given slots.
             ValueError: The group is on the host; a negative number of slots.
         """
-        running = self._running(seq_group)
-        growths = self._growths(running, num_lookahead_slots)
+        running = self._tables.running(seq_group)
+        grown = growths(running, num_lookahead_slots)
         gpu = self.block_allocator.pool_of(Device.GPU)
         for _, table in running:
-            self._check_on_device(table)
-        return blocks_needed(gpu.pool, growths) <= gpu.get_num_free_blocks()
+            on_device(table)
+        return blocks_needed(gpu.pool, grown) <= gpu.get_num_free_blocks()
 
     @exclusive
     def append_slots(
@@ -180,14 +185,86 @@ class BlockSpaceManager(GroupTables):
         Interrupted from outside after tokens were appended, the copies are still there for the next
         call, of whatever sequence.
         """
-        table, extra = self._table(seq), extra_hash_of(seq)
-        self._check_on_device(table)
+        table, extra = self._tables.of(seq), extra_hash_of(seq)
+        on_device(table)
         unseen = table.get_unseen_token_ids(tokens_of(seq))
         if unseen:
             table.append_sampled(unseen, num_lookahead_slots, extra)
         else:
             table.ensure_num_empty_slots(num_lookahead_slots, extra)
         return self.block_allocator.clear_copy_on_writes()
+
+    @exclusive
+    def can_swap_out(self, seq_group: GroupLike) -> bool:
+        """Whether ``swap_out`` succeeds: the host has blocks for a group on the device.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
+            ValueError: The group is on the host already.
+        """
+        running = self._tables.running(seq_group)
+        if not self.block_allocator.get_num_total_blocks(Device.CPU):
+            return False
+        move = self._planned(running, Device.GPU, Device.CPU)
+        return move.num_taken <= self.block_allocator.get_num_free_blocks(Device.CPU)
+
+    @exclusive
+    def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Whether the device has blocks for a group on the host, and for its next step.
+
+        ``OK``: ``swap_in`` succeeds, ``append_slots`` of each sequence after it, and the watermark
+        is kept. The watermark is for running work: if no block is in use, it holds nothing back.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            SequenceStateError: A sequence has lost tokens since they were given slots.
+            ValueError: The group is on the device already; a negative number of slots.
+        """
+        running = self._tables.running(seq_group)
+        grown = growths(running, num_lookahead_slots)
+        if not self.block_allocator.get_num_total_blocks(Device.CPU):
+            raise ValueError("seq_group must be on the host, which has no blocks")
+        move = self._planned(running, Device.CPU, Device.GPU)
+        # What is shared on the host or cached there has a block of its own to write to then.
+        beyond = most = 0
+        for growth in grown:
+            beyond += growth.num_new - len(growth.stale)
+            most = max(most, beyond)
+        if move.num_held + most > self._usable(Device.GPU):
+            return AllocStatus.NEVER
+        return self._now_or_later(move.num_taken + most, Device.GPU, spares_idle=True)
+
+    @exclusive
+    def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
+        """Moves a group to the host.
+
+        Returns:
+            (device block, host block) of the copies to run, counted from 0 on either side.
+
+        Raises:
+            NoFreeBlocksError: The host has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
+            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
+            ValueError: The group is on the host already, or the host has no blocks.
+        """
+        move = self._planned(self._tables.running(seq_group), Device.GPU, Device.CPU)
+        return move.carry_out(lambda copies: copies)
+
+    @exclusive
+    def swap_in(self, seq_group: GroupLike) -> list[tuple[int, int]]:
+        """Moves a group back to the device.
+
+        Returns:
+            (host block, device block) of the copies to run, counted from 0 on either side.
+
+        Raises:
+            NoFreeBlocksError: The device has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
+            ValueError: The group is on the device already, or the host has no blocks.
+        """
+        move = self._planned(self._tables.running(seq_group), Device.CPU, Device.GPU)
+        return move.carry_out(lambda copies: copies)
 
     @exclusive
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
@@ -197,12 +274,12 @@ class BlockSpaceManager(GroupTables):
             UnknownSequenceError: The parent has no blocks.
             SequenceStateError: The child has blocks already.
         """
-        table = self._table(parent_seq)
+        table = self._tables.of(parent_seq)
         child = id_of(child_seq)
-        if child in self.block_tables:
+        if child in self._tables.by_id:
             raise SequenceStateError(f"sequence {child} has blocks already")
         fork, changes = table.plan_fork(table.run)
-        at_once([*changes, (self.block_tables.__setitem__, child, fork)], None)
+        at_once([*changes, (self._tables.by_id.__setitem__, child, fork)], None)
 
     @exclusive
     def free(self, seq: SequenceLike) -> None:
@@ -212,11 +289,11 @@ class BlockSpaceManager(GroupTables):
         """
         name = id_of(seq)
         forget = self._computed.plan_removal(name)
-        table = self.block_tables.get(name)
+        table = self._tables.by_id.get(name)
         if table is None:
             at_once([forget], None)
             return
-        at_once([*table.plan_free(), (self.block_tables.pop, name), forget], None)
+        at_once([*table.plan_free(), (self._tables.by_id.pop, name), forget], None)
 
     def free_cross(self, seq_group: GroupLike) -> None:
         """Nothing to do: a group with an encoder never gets blocks here.
@@ -245,7 +322,7 @@ class BlockSpaceManager(GroupTables):
         Raises:
             UnknownSequenceError: It has none.
         """
-        return self._table(seq).physical_block_ids
+        return self._tables.of(seq).physical_block_ids
 
     @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
@@ -254,7 +331,7 @@ class BlockSpaceManager(GroupTables):
         Raises:
             UnknownSequenceError: A sequence has no blocks.
         """
-        ids = [self._table(seq).physical_block_ids for seq in seqs]
+        ids = [self._tables.of(seq).physical_block_ids for seq in seqs]
         return self.block_allocator.get_common_computed_block_ids(ids)
 
     @exclusive
@@ -297,9 +374,8 @@ class BlockSpaceManager(GroupTables):
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
         changes: list[Change] = []
-        for _, table in self._running(seq_group):
-            self._check_on_device(table)
-            changes += table.plan_progress(token_chunk_size)
+        for _, table in self._tables.running(seq_group):
+            changes += on_device(table).plan_progress(token_chunk_size)
         at_once(changes, None)
 
     @exclusive
@@ -309,7 +385,7 @@ class BlockSpaceManager(GroupTables):
         Raises:
             UnknownSequenceError: The sequence has no blocks.
         """
-        self._table(seq)
+        self._tables.of(seq)
 
     # Counts.
 
@@ -331,17 +407,27 @@ class BlockSpaceManager(GroupTables):
         """Forgets what is cached, and the hit rate, on one device or all, if no block is used."""
         return self.block_allocator.reset_prefix_cache(device)
 
+    @property
+    def block_tables(self) -> dict[int, BlockTable]:
+        """The tables, by the ids of their sequences."""
+        return self._tables.by_id
+
     def _new_table(self) -> BlockTable:
         return BlockTable(
             self.block_size, self.block_allocator, max_block_sliding_window=self._window
         )
 
-    def _waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
-        waiting = [
-            seq
-            for seq in distinct_sequences(seq_group)
-            if seq.seq_id not in self.block_tables and not getattr(seq, "is_finished", bool)()
-        ]
-        if not waiting:
-            raise SequenceStateError("every sequence of the group has blocks already, or has ended")
-        return waiting
+    def _planned(self, running: Running, source: Device, to: Device) -> Move:
+        blocks = [table.blocks for _, table in running]
+        return self.block_allocator.plan_swap(blocks, source, to)
+
+    def _usable(self, device: Device) -> int:
+        return self.block_allocator.get_num_usable_blocks(device)
+
+    def _now_or_later(
+        self, needed: int, device: Device, *, spares_idle: bool = False
+    ) -> AllocStatus:
+        free = self.block_allocator.get_num_free_blocks(device)
+        nobody_runs = free == self._usable(device)
+        held_back = 0 if spares_idle and nobody_runs else self.watermark_blocks
+        return AllocStatus.OK if needed <= free - held_back else AllocStatus.LATER

@@ -10,13 +10,11 @@ import numpy as np
 from blockmgr.arguments import integer
 from blockmgr.changes import at_once
 from blockmgr.errors import BlockStateError, OutOfBlocksError
-from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
-from blockmgr.ports.aphrodite.caching import PrefixCache
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.pool_plans import PoolPlans
-from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, whole_tokens
-from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
+from blockmgr.ports.aphrodite.tokens import checked_extra
+from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, RefCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,14 +31,11 @@ _item = np.ndarray.item
 
 
 class PoolAllocator(PoolPlans):
-    """What both allocators do: everything, on a ``BlockPool``.
+    """What both allocators do: the calls of ``BlockAllocator``, on the books of ``PoolPlans``.
 
     Attributes:
-        pool: The core. Its block ids count from 0; ``block_ids`` gives them their names here.
         refcounter: References to each physical block.
         cow_tracker: The copies to run before the next forward.
-        hits: Full blocks looked up and found by ``allocate_immutable_*``.
-        prefix_cache: Which blocks are cached and computed.
     """
 
     def __init__(
@@ -49,11 +44,10 @@ class PoolAllocator(PoolPlans):
         block_size: int,
         block_ids: Iterable[int] | None = None,
         *,
+        block_class: type[PoolBlock],
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches, eviction=eviction)
-        self.block_size = self.pool.block_size
-        self._ids = block_names(block_ids, self.pool.num_blocks)
+        super().__init__(num_blocks, block_size, block_ids, block_class, eviction)
         self._places = (
             None
             if isinstance(self._ids, range)
@@ -61,8 +55,6 @@ class PoolAllocator(PoolPlans):
         )
         self.refcounter = RefCounter(self)
         self.cow_tracker = CopyOnWriteTracker(self)
-        self.hits = HitCounter()
-        self.prefix_cache = PrefixCache(self.pool)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.get_num_free_blocks()} of {len(self._ids)} free>"
@@ -146,24 +138,6 @@ class PoolAllocator(PoolPlans):
         return self.allocate_immutable_block(prev_block, token_ids)
 
     # Writing.
-
-    def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
-        """What ``Block.append_token_ids`` does."""
-        tokens = whole_tokens(token_ids)
-        present = run.tokens[index]
-        empty = self.block_size - len(present)
-        count = len(tokens)
-        if not 0 < count <= empty:
-            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        block = run.blocks[index]
-        if block == FREED:
-            run.view(index).held()  # raises
-        if count < empty and self.pool.ref_count(block) == 1:
-            run.tokens[index] = present + tokens
-            return
-        before = self.prefix_cache.node(run.place_before(index))
-        steps, _ = self.fill(run, index, present + tokens, before is not None, None)
-        self.carry_out(steps, None)
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be put into the block without moving it."""
@@ -343,25 +317,6 @@ class PoolAllocator(PoolPlans):
     def all_block_ids(self) -> frozenset[int]:
         """The ids of all blocks of the pool."""
         return frozenset(self._ids)
-
-    def is_computed(self, block: int) -> bool:
-        """Whether a block of the pool is cached, and its K/V was marked computed."""
-        return self.prefix_cache.is_computed(block)
-
-    def physical_ids(self, blocks: list[int]) -> list[int]:
-        """The ids here of blocks of the pool."""
-        ids = self._ids
-        return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
-
-    def physical_id(self, block: int) -> int:
-        """The id here of a block of the pool.
-
-        Raises:
-            ValueError: The pool has no such block.
-        """
-        if not 0 <= block < len(self._ids):
-            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
-        return self._ids[block]
 
     def pool_block(self, block_id: int) -> int:
         """The block of the pool with this id; also ``get_physical_block_id``.

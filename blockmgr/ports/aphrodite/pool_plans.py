@@ -9,18 +9,19 @@ import numpy as np
 
 from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run
+from blockmgr.ports.aphrodite.caching import PrefixCache
 from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
-from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes
+from blockmgr.ports.aphrodite.tokens import block_names, checked_extra, extra_bytes, whole_tokens
+from blockmgr.ports.aphrodite.tracking import HitCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from blockmgr.blocks import CopyPlan
     from blockmgr.changes import Change
-    from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.caching import PrefixCache
-    from blockmgr.ports.aphrodite.tracking import HitCounter
+    from blockmgr.policy import PolicyFactory
 
 __all__ = ["PoolPlans"]
 
@@ -30,17 +31,31 @@ T = TypeVar("T")
 class PoolPlans(BlockAllocator):
     """An allocator's books, and plans to change them together with its pool's.
 
-    The attributes are those of ``PoolAllocator``, which is the only one of its kind.
+    Attributes:
+        block_class: What it hands out.
+        caches: Whether full blocks are found by the prefix they end.
+        pool: The core. Its block ids count from 0.
+        block_size: Tokens a block.
+        hits: Full blocks looked up and found by ``allocate_immutable_*``.
+        prefix_cache: Which blocks are cached and computed.
     """
 
-    block_class: type[PoolBlock]
     caches: ClassVar[bool]
 
-    pool: BlockPool
-    block_size: int
-    prefix_cache: PrefixCache
-    hits: HitCounter
-    _ids: Sequence[int]
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        block_ids: Iterable[int] | None,
+        block_class: type[PoolBlock],
+        eviction: str | PolicyFactory,
+    ) -> None:
+        self.block_class = block_class
+        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches, eviction=eviction)
+        self.block_size = self.pool.block_size
+        self.hits = HitCounter()
+        self.prefix_cache = PrefixCache(self.pool)
+        self._ids = block_names(block_ids, self.pool.num_blocks)
 
     def extend(
         self,
@@ -184,6 +199,24 @@ class PoolPlans(BlockAllocator):
         is_next = is_next and not waits
         return changes + self.prefix_cache.promote(run, index, tokens, extra, is_next), is_next
 
+    def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
+        """What ``Block.append_token_ids`` does."""
+        tokens = whole_tokens(token_ids)
+        present = run.tokens[index]
+        empty = self.block_size - len(present)
+        count = len(tokens)
+        if not 0 < count <= empty:
+            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
+        block = run.blocks[index]
+        if block == FREED:
+            run.view(index).held()  # raises
+        if count < empty and self.pool.ref_count(block) == 1:
+            run.tokens[index] = present + tokens
+            return
+        before = self.prefix_cache.node(run.place_before(index))
+        steps, _ = self.fill(run, index, present + tokens, before is not None, None)
+        self.carry_out(steps, None)
+
     def _make_writable(self, run: Run, index: int) -> tuple[list[Change], bool]:
         """Moves a block if it is shared; whether what stands there then waits for a copy."""
         block, count = run.blocks[index], len(run.tokens[index])
@@ -216,7 +249,7 @@ class PoolPlans(BlockAllocator):
         return self._fork([(run, len(run.blocks))])
 
     def _fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Change]]:
-        copy = Run(self)  # type: ignore[arg-type]  # the only one of its kind
+        copy = Run(self)
         for run, stop in parts:
             copy.add_slice(run, stop)
         acquired = (self.pool.compiled.acquire, copy.held(), False)
@@ -232,6 +265,25 @@ class PoolPlans(BlockAllocator):
     def free_run(self, run: Run) -> list[Change]:
         """Frees all blocks of a run that are held, the last first. For block tables."""
         return [(self.pool.compiled.release, run.held()[::-1]), run.drop(0, len(run.blocks))]
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a block of the pool is cached, and its K/V was marked computed."""
+        return self.prefix_cache.is_computed(block)
+
+    def physical_ids(self, blocks: list[int]) -> list[int]:
+        """The ids here of blocks of the pool."""
+        ids = self._ids
+        return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
+
+    def physical_id(self, block: int) -> int:
+        """The id here of a block of the pool.
+
+        Raises:
+            ValueError: The pool has no such block.
+        """
+        if not 0 <= block < len(self._ids):
+            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
+        return self._ids[block]
 
     def refuse_waiting(self, blocks: list[int]) -> None:
         """Raises for blocks of the pool that wait for a copy. For swaps.
@@ -262,4 +314,4 @@ class PoolPlans(BlockAllocator):
     def _run_after(self, previous: PoolBlock | None) -> Run:
         if previous is not None and previous._index + 1 == len(previous._run.blocks):
             return previous._run
-        return Run(self, previous)  # type: ignore[arg-type]  # the only one of its kind
+        return Run(self, previous)
