@@ -193,7 +193,7 @@ def print_table(table: Table, file: TextIO, *title: str) -> None:
         plain.print(*title, table, sep="\n")
     for line in capture.get().splitlines():
         file.write(line.rstrip() + "\n")
-    file.flush()  # before anything is said elsewhere: the buffer may be larger than the table
+    file.flush()  # before the command writes to stderr: the buffer may hold the whole table
 
 
 def _fit(table: Table, measuring: Console, columns: int) -> bool:

@@ -78,7 +78,7 @@ void PrefixIndex::follow(const Token* tokens, std::int64_t num_blocks, Chain& ch
     for (; i < num_blocks; wanted += size) {
       prefetch(records + parent->skip);
       prefetch(stored + parent->skip * size);
-      prefetch(nodes_.places.data() + parent->skip);  // callers are told of blocks
+      prefetch(nodes_.places.data() + parent->skip);  // for callers want block ids
       const NodeId b = parent->hint;
       if (b < 0) break;
       // has_key(), its fields in one comparison.
