@@ -63,25 +63,37 @@ class Lookups:
             preempted=request.num_preemptions > 0,
         )
 
-    def get_computed_blocks(self, request: Request) -> tuple[Blocks, int, int]:
-        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0."""
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int]:
+        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
+
+        Args:
+            request: It finds all but its last token at most.
+            max_cache_hit_length: Tokens it may find; where that is less than it would, it finds
+                whole blocks alone.
+        """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         key = self._key(request)
         found = self.manager.match(request._all_token_ids, **key, watermark_blocks=0)
         most = found.num_cached_tokens
+        if max_cache_hit_length is not None and max_cache_hit_length < most:
+            most = max_cache_hit_length - max_cache_hit_length % self.block_size
         if self.use_eagle:  # its head computes the last block's hidden states again
-            most = max(0, len(found.block_ids) - 1) * self.block_size
-        elif found.num_partial_tokens and request.request_id in self._whole_only:
-            most -= found.num_partial_tokens
+            most = max(0, most // self.block_size - 1) * self.block_size
+        elif most % self.block_size and request.request_id in self._whole_only:
+            most -= most % self.block_size
         blocks = found.block_ids[: most // self.block_size].tolist()
         if self.kv_events is not None:
             self.kv_events.reused_by(request, len(blocks))
         return Blocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
 
-    def get_computed_blocks_for_connector(self, request: Request) -> tuple[Blocks, int, int, bool]:
+    def get_computed_blocks_for_connector(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int, bool]:
         """Likewise; and that all groups agree on it."""
-        return *self.get_computed_blocks(request), False
+        return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Blocks, num_computed_tokens: int) -> Blocks:
         """The leading blocks of a look-up, for so many tokens."""
