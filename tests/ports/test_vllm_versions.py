@@ -196,3 +196,30 @@ def test_what_changes_in_a_version_is_something_that_is_compared() -> None:
     assert "num_hash_lookahead_tokens" in INTERFACE.as_of("0.33").methods[
         "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
     ]  # fmt: skip
+
+
+def test_a_prompt_is_converted_once_until_it_has_more_tokens(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups = importlib.import_module("blockmgr.ports.vllm.lookups")
+    convert, converted = lookups.Prompt, []
+
+    def counted(tokens: list[int], **named: Any) -> Any:
+        converted.append(len(tokens))
+        return convert(tokens, **named)
+
+    monkeypatch.setattr(lookups, "Prompt", counted)
+    manager = make()
+    tokens = list(range(1, 20))
+    waiting = request("waiting", tokens)
+    for _ in range(3):
+        manager.get_computed_blocks(waiting)
+    assert converted == [19]
+    tokens += [20, 21]  # of its answer: it was preempted
+    waiting.num_tokens = 21
+    blocks, found, _ = manager.get_computed_blocks(waiting)
+    assert manager.allocate_slots(waiting, 21, found, blocks) is not None
+    assert converted == [19, 21]
+    assert manager.manager.sequence(manager._held["waiting"].handle).tokens.tolist() == tokens
+    manager.get_computed_blocks(request("another", tokens))
+    assert converted == [19, 21, 21]
