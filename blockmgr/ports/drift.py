@@ -1,7 +1,8 @@
 """How far an engine's interface has moved since a port of it was last tried.
 
-A port says what it knows of the engine, as an ``Interface``: parameters of methods, names of
-attributes, places where a name stands. Each is compared with the engine that is installed.
+A port says what it knows of the engine, as an ``Interface``: parameters of methods, fields of
+structures, names of attributes, places where a name stands. Each is compared with the engine that
+is installed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,28 @@ def methods(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
             yield Difference(_short(path), f"also takes {', '.join(added)}", is_fatal=True)
         if gone:
             yield Difference(_short(path), f"no longer takes {', '.join(gone)}", is_fatal=False)
+
+
+def structures(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
+    """Structures that have other fields than these. One that has to be filled is fatal."""
+    for path, names in expected.items():
+        try:
+            fields = inspect.signature(_member(path)).parameters
+        except (AttributeError, ImportError):
+            yield Difference(_short(path), "is gone", is_fatal=True)
+            continue
+        for name, parameter in fields.items():
+            if name not in names:
+                must = parameter.default is inspect.Parameter.empty
+                yield Difference(
+                    _short(path), f"also has {name}{', without a default' * must}", is_fatal=must
+                )
+        for name in names:
+            if name not in fields:
+                yield Difference(_short(path), f"no longer has {name}", is_fatal=True)
+        kept = [name for name in names if name in fields]
+        if kept != [name for name in fields if name in names]:
+            yield Difference(_short(path), "has its fields in another order", is_fatal=True)
 
 
 def attributes(expected: Mapping[str, Iterable[str]]) -> Iterator[Difference]:
@@ -123,12 +146,16 @@ class Interface:
         engine: Its name.
         module: The module that has its ``__version__``.
         tried: Versions the port was tried with; each also stands for those that continue it.
+            The last is the newest.
         methods: Methods, as ``module:Class.method``, and their parameters.
         attributes: Classes, and names that they have or mention.
         places: Modules, and a name in each that the port replaces or calls.
         callers: Modules that use what the port stands in for.
         names: Their variables that hold it.
         known: Attributes of it that the port has.
+        structures: Structures that the port fills, and their fields.
+        changed: What methods take and structures have in a version that was tried, where that is
+            not what ``methods`` and ``structures`` say; by version.
     """
 
     engine: str
@@ -140,6 +167,8 @@ class Interface:
     callers: tuple[str, ...]
     names: tuple[str, ...]
     known: Collection[str]
+    structures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changed: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def version(self) -> str:
         """Of the engine that is installed."""
@@ -147,13 +176,39 @@ class Interface:
 
     def is_tried(self) -> bool:
         """Whether it is one of those that were tried."""
+        return self._as_tried() is not None
+
+    def _as_tried(self) -> str | None:
         version = self.version()
-        return any(version == tried or version.startswith(f"{tried}.") for tried in self.tried)
+        for tried in self.tried:
+            if version == tried or version.startswith(f"{tried}."):
+                return tried
+        return None
+
+    def as_of(self, tried: str) -> Interface:
+        """What is expected of one of the versions that were tried."""
+        changes = self.changed.get(tried, {})
+        return replace(
+            self,
+            tried=(tried,),
+            methods={path: changes.get(path, names) for path, names in self.methods.items()},
+            structures={path: changes.get(path, names) for path, names in self.structures.items()},
+            changed={},
+        )
+
+    def as_installed(self) -> Interface:
+        """What is expected of the engine that is installed: its own version, or the newest."""
+        return self.as_of(self._as_tried() or self.tried[-1]) if self.tried else self
 
     def differences(self) -> list[Difference]:
-        """All that is not as it was in the versions that were tried, fatal ones first."""
+        """All that is not as it was when the version was tried, fatal ones first.
+
+        An untried version is compared with the newest one that was tried.
+        """
+        expected = self.as_installed()
         found = [
-            *methods(self.methods),
+            *methods(expected.methods),
+            *structures(expected.structures),
             *attributes(self.attributes),
             *places(self.places),
             *asked(self.callers, self.names, self.known),
@@ -172,7 +227,8 @@ class Interface:
     def report(self) -> str:
         """What was compared and what differs, for people."""
         tried = "tried" if self.is_tried() else f"not tried, as {', '.join(self.tried)} was"
-        looked_at = len(self.methods) + sum(map(len, self.attributes.values())) + len(self.places)
+        looked_at = len(self.methods) + len(self.structures) + len(self.places)
+        looked_at += sum(map(len, self.attributes.values()))
         rows = [f"{'FATAL ' if d.is_fatal else 'differs'}  {d}" for d in self.differences()]
         first = (
             f"{self.engine} {self.version()} ({tried}): "

@@ -1,7 +1,8 @@
 """``python -m tests.engines.conformance``: the installed vLLM against what blockmgr knows of it.
 
-One readable report of signatures and attributes, and whether the stand-ins have them all. Exit code
-1 if something differs in a version that was tried, or cannot work in any.
+One readable report of signatures, fields and attributes, and whether the stand-ins have them all,
+for each version that was tried. Exit code 1 if something differs in a version that was tried, or
+cannot work in any.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import inspect
 import sys
 
+from blockmgr.ports.drift import Interface
 from blockmgr.ports.vllm import blocks, coordinator, manager
-from blockmgr.ports.vllm.expected import ATTRIBUTES, METHODS
 from blockmgr.ports.vllm.interface import INTERFACE
 
 STAND_INS = {
@@ -22,24 +23,49 @@ STAND_INS = {
 }
 
 
-def parameters(function: object) -> tuple[str, ...]:
-    names = inspect.signature(function).parameters  # type: ignore[arg-type]
-    return tuple(name for name in names if name != "self")
+def parameters(function: object) -> dict[str, inspect.Parameter]:
+    found = inspect.signature(function).parameters  # type: ignore[arg-type]
+    return {name: parameter for name, parameter in found.items() if name != "self"}
 
 
-def stand_ins() -> list[str]:
-    """What our classes lack of what vLLM's have."""
+def takes(function: object, expected: tuple[str, ...], *, all_of_them: bool) -> bool:
+    """Whether it can be called as that version calls it; of the newest, it takes no more."""
+    ours = parameters(function)
+    more = list(ours.values())[len(expected) :]
+    if tuple(ours)[: len(expected)] != expected or (more and all_of_them):
+        return False
+    return all(parameter.default is not inspect.Parameter.empty for parameter in more)
+
+
+def methods(expected: Interface) -> list[str]:
+    """What the methods of our classes lack to stand for those of a version."""
     found = []
-    for path, expected in METHODS.items():
+    newest = expected.tried[-1] == INTERFACE.tried[-1]
+    for path, names in expected.methods.items():
         kind, _, method = path.rpartition(":")[2].rpartition(".")
-        if kind not in STAND_INS or method == "__init__":
+        if kind not in STAND_INS:
+            continue
+        if method == "__init__":
+            found += constructor(names) if kind == "KVCacheManager" else []
             continue
         ours = getattr(STAND_INS[kind], method, None)
         if ours is None:
             found.append(f"{STAND_INS[kind].__name__} has no {method}")
-        elif parameters(ours) != expected:
-            found.append(f"{STAND_INS[kind].__name__}.{method} takes {parameters(ours)}")
-    for path, names in ATTRIBUTES.items():
+        elif not takes(ours, names, all_of_them=newest):
+            found.append(f"{STAND_INS[kind].__name__}.{method} takes {tuple(parameters(ours))}")
+    return found
+
+
+def constructor(names: tuple[str, ...]) -> list[str]:
+    """What vLLM hands its manager, by keyword, and ours does not take."""
+    ours = parameters(manager.KVCacheManager)
+    return [f"the manager does not take {name}" for name in names if name not in ours]
+
+
+def attributes(expected: Interface) -> list[str]:
+    """Attributes of vLLM's classes that ours do not have."""
+    found = []
+    for path, names in expected.attributes.items():
         kind = path.rpartition(":")[2]
         if kind in STAND_INS:
             source = inspect.getsource(STAND_INS[kind])
@@ -52,20 +78,25 @@ def stand_ins() -> list[str]:
     return found
 
 
-def constructor() -> list[str]:
-    """What vLLM hands its manager, and ours does not take."""
-    expected = METHODS["vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"]
-    ours = parameters(manager.KVCacheManager)
-    return [f"the manager does not take {name}" for name in expected if name not in ours]
+def lacking() -> list[str]:
+    """What our classes lack of what each version that was tried has."""
+    return [
+        f"{version}: {line}"
+        for version in INTERFACE.tried
+        for line in methods(INTERFACE.as_of(version)) + attributes(INTERFACE.as_of(version))
+    ]
 
 
 def main() -> int:
-    lacking = stand_ins() + constructor()
+    missing = lacking()
     print(INTERFACE.report())
-    print("\n".join(f"LACKING  {line}" for line in lacking) or "nothing is lacking here")
+    for line in missing:
+        print(f"LACKING  {line}")
+    if not missing:
+        print(f"nothing is lacking here of vLLM {' and '.join(INTERFACE.tried)}")
     differing = INTERFACE.differences()
     fatal = any(difference.is_fatal for difference in differing)
-    return int(bool(lacking) or fatal or (INTERFACE.is_tried() and bool(differing)))
+    return int(bool(missing) or fatal or (INTERFACE.is_tried() and bool(differing)))
 
 
 if __name__ == "__main__":

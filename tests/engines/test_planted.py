@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr.ports.vllm import lookups, manager
+from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
 MODEL = os.environ.get("BLOCKMGR_TINY_MODEL", "")
@@ -69,3 +70,34 @@ def test_a_table_that_lacks_a_block_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(manager.KVCacheManager, "_has_grown", too_far)
     assert wrong_runs({}) > 0
+
+
+def runs_that_differ() -> tuple[int, int]:
+    """From vLLM with one copy of each block, and from vLLM as it is."""
+    from_one_copy = from_stock = 0
+    for seed in range(SEEDS):
+        ours, stock, one_copy = compared(seed, MODEL, "fcfs", False, {})
+        from_one_copy += not decided_alike(ours, one_copy)
+        from_stock += not decided_alike(ours, stock)
+    return from_one_copy, from_stock
+
+
+def test_schedules_are_vllms_but_for_its_second_copies() -> None:
+    from_one_copy, from_stock = runs_that_differ()
+    assert from_one_copy == 0
+    assert from_stock > 0
+
+
+def test_a_block_that_is_not_found_changes_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = lookups.Lookups.get_computed_blocks
+
+    def one_less(self: Any, request: Any, *arguments: Any) -> Any:
+        blocks, num_tokens, boundary = find(self, request, *arguments)
+        if len(blocks.ids) < 3:
+            return blocks, num_tokens, boundary
+        kept = self.truncate_computed_blocks(blocks, num_tokens - self.block_size)
+        return kept, num_tokens - self.block_size, boundary
+
+    monkeypatch.setattr(lookups.Lookups, "get_computed_blocks", one_less)
+    from_one_copy, _ = runs_that_differ()
+    assert from_one_copy > 0

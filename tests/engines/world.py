@@ -30,6 +30,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blockmgr.ports.vllm import register
+from tests.engines.one_copy import keep_one_copy
 
 __all__ = ["Settings", "Tally", "World", "draw", "make_scheduler"]
 
@@ -52,6 +53,8 @@ class Settings:
     budget: int = 24
     requests: int = 50
     calm: bool = False  # nothing is aborted, reset or lost, and requests do not depend on others
+    lossless: bool = False  # no load fails
+    one_copy: bool = False  # of vLLM's own manager: as ``keep_one_copy`` has it
     events: bool = False
 
 
@@ -78,6 +81,8 @@ def draw(
     options: Any,
     *,
     calm: bool = False,
+    lossless: bool = False,
+    one_copy: bool = False,
     events: bool = False,
 ) -> Settings:
     """A small world, where blocks run out."""
@@ -93,6 +98,8 @@ def draw(
         max_seqs=rng.randint(2, 8),
         budget=rng.choice([8, 16, 32, 64]),
         calm=calm,
+        lossless=lossless,
+        one_copy=one_copy,
         events=events,
     )
 
@@ -153,6 +160,8 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.scheduler = make_scheduler(settings)
+        if settings.one_copy:
+            keep_one_copy(self.scheduler.kv_cache_manager.block_pool)
         self.rng = random.Random(settings.seed)
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
@@ -226,7 +235,7 @@ class World:
             running = rng.random() < 0.5
             scheduler.reset_prefix_cache(reset_running_requests=running)
             self.tally.resets += 1
-        if rng.random() < 0.02 and not self.pending:
+        if rng.random() < 0.02 and not self.pending and not self.settings.lossless:
             self.lose_some_blocks()
 
     def lose_some_blocks(self) -> None:

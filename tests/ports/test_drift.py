@@ -13,6 +13,8 @@ import pytest
 from blockmgr.ports.drift import Difference, Interface
 
 ENGINE = """
+from dataclasses import dataclass
+
 __version__ = "2.3.1"
 
 
@@ -24,6 +26,13 @@ class Cache:
 
     def find(self, key, limit):
         return key
+
+
+@dataclass
+class Told:
+    block: int
+    parent: int
+    medium: str = "GPU"
 
 
 def run(tree_cache):
@@ -73,6 +82,31 @@ def test_an_engine_as_it_was_differs_in_nothing(
         ({"methods": {"tiny_motor:Cache.lock": ()}}, "lock", "is gone", True),
         ({"attributes": {"tiny_engine:Cache": ("used",)}}, "Cache", "has no used", True),
         ({"attributes": {"tiny_engine:Tree": ("used",)}}, "Tree", "is gone", True),
+        ({"structures": {"tiny_engine:Said": ("block",)}}, "Said", "is gone", True),
+        (
+            {"structures": {"tiny_engine:Told": ("block", "parent")}},
+            "Told",
+            "also has medium",
+            False,
+        ),
+        (
+            {"structures": {"tiny_engine:Told": ("block", "medium")}},
+            "Told",
+            "also has parent, without a default",
+            True,
+        ),
+        (
+            {"structures": {"tiny_engine:Told": ("block", "parent", "medium", "rank")}},
+            "Told",
+            "no longer has rank",
+            True,
+        ),
+        (
+            {"structures": {"tiny_engine:Told": ("parent", "block", "medium")}},
+            "Told",
+            "has its fields in another order",
+            True,
+        ),
         ({"places": (("tiny_engine", "walk"),)}, "tiny_engine.walk", "is gone", True),
         ({"places": (("tiny_motor", "walk"),)}, "tiny_motor.walk", "is gone", True),
         ({"known": {"find"}}, "tiny_engine", "asks for size", True),
@@ -105,6 +139,34 @@ def test_a_version_stands_for_those_that_continue_it(
     interface: Interface, tried: tuple[str, ...], expected: bool
 ) -> None:
     assert replace(interface, tried=tried).is_tried() is expected
+
+
+FIND = "tiny_engine:Cache.find"
+TOLD = "tiny_engine:Told"
+
+
+@pytest.mark.parametrize(
+    ("tried", "differs"),
+    [
+        (("2.3",), []),  # as the version that is installed
+        (("1.0", "2.3", "3.0"), []),
+        (("1.0", "3.0"), ["Cache.find: no longer takes depth", "Told: also has medium"]),
+        (("3.0", "1.0"), ["Cache.find: also takes limit"]),
+    ],
+)
+def test_each_version_has_expectations_of_its_own(
+    interface: Interface, tried: tuple[str, ...], differs: list[str]
+) -> None:
+    """One that nobody tried is compared with the newest that was, the last one named."""
+    changed = {
+        "1.0": {FIND: ("key",)},
+        "3.0": {FIND: ("key", "limit", "depth"), TOLD: ("block", "parent")},
+    }
+    structures = {TOLD: ("block", "parent", "medium")}
+    several = replace(interface, tried=tried, changed=changed, structures=structures)
+    assert [str(difference) for difference in several.differences()] == differs
+    first = several.report().splitlines()[0]
+    assert first.endswith(f"5 signatures and names compared, {len(differs)} differ")
 
 
 def test_the_warning_names_versions_and_differences(interface: Interface) -> None:

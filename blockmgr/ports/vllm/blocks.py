@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.events import KVEvents
 
@@ -57,13 +60,21 @@ class Block:
 
 
 class Blocks:
-    """A ``KVCacheBlocks`` of one group."""
+    """A ``KVCacheBlocks`` of one group. Of a look-up the ids are listed when they are asked for."""
 
-    __slots__ = ("_manager", "ids")
+    __slots__ = ("_ids", "_manager")
 
-    def __init__(self, manager: BlockManager, ids: list[int]) -> None:
+    def __init__(self, manager: BlockManager, ids: list[int] | npt.NDArray[np.int32]) -> None:
         self._manager = manager
-        self.ids = ids
+        self._ids = ids
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the group's blocks."""
+        ids = self._ids
+        if not isinstance(ids, list):
+            self._ids = ids = ids.tolist()
+        return ids
 
     @property
     def blocks(self) -> tuple[list[Block], ...]:
@@ -74,9 +85,10 @@ class Blocks:
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
         """The ids of the group's blocks, as a list; None for none, if that is allowed."""
-        if allow_none and not self.ids:
+        ids = self._ids if type(self._ids) is list else self.ids  # asked of each request each step
+        if allow_none and not ids:
             return None
-        return (self.ids,) if group_ids is None else tuple(self.ids for _ in group_ids)
+        return (ids,) if group_ids is None else tuple(ids for _ in group_ids)
 
     def get_unhashed_block_ids(self) -> list[int]:
         """The ids of blocks that cannot be found."""

@@ -1,11 +1,15 @@
-"""What vLLM 0.32 has, at the places where blockmgr stands in for it or relies on it.
+"""What vLLM has, at the places where blockmgr stands in for it or relies on it.
 
-Methods by their parameters, in order; attributes that are read of blocks, requests and settings.
+Methods by their parameters, in order; structures by their fields; attributes that are read of
+blocks, requests and settings. As of vLLM 0.32; ``CHANGED`` says what is otherwise in later ones.
 """
 
 from __future__ import annotations
 
-__all__ = ["ATTRIBUTES", "METHODS", "OURS", "PLACES"]
+__all__ = ["ATTRIBUTES", "CHANGED", "METHODS", "OURS", "PLACES", "STRUCTURES", "TRIED"]
+
+TRIED = ("0.32", "0.33")
+"""Versions the port was tried with, the newest last."""
 
 METHODS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": (
@@ -131,9 +135,58 @@ METHODS: dict[str, tuple[str, ...]] = {
         "preempted",
         "hits_by_source",
     ),
-    "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
 }
 """Methods and functions, and what they take."""
+
+STRUCTURES: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
+    "vllm.distributed.kv_events:BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+        "locality",
+        "ownership",
+        "session_id",
+    ),
+    "vllm.distributed.kv_events:BlockRemoved": (
+        "block_hashes",
+        "medium",
+        "group_idx",
+        "locality",
+        "ownership",
+    ),
+    "vllm.distributed.kv_events:AllBlocksCleared": (),
+    "vllm.distributed.kv_events:KVEventBatch": ("ts", "events", "data_parallel_rank"),
+}
+"""Structures that the port fills, and their fields in order."""
+
+
+def _with(names: tuple[str, ...], name: str, *, after: str) -> tuple[str, ...]:
+    at = names.index(after) + 1
+    return (*names[:at], name, *names[at:])
+
+
+MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
+STORED = "vllm.distributed.kv_events:BlockStored"
+CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
+    "0.33": {
+        f"{MANAGER}.__init__": _with(
+            METHODS[f"{MANAGER}.__init__"], "num_hash_lookahead_tokens", after="use_eagle"
+        ),
+        f"{MANAGER}.get_computed_blocks": ("request", "max_cache_hit_length"),
+        f"{MANAGER}.get_computed_blocks_for_connector": ("request", "max_cache_hit_length"),
+        STORED: _with(STRUCTURES[STORED], "lookahead_token_ids", after="session_id"),
+    }
+}
+"""What is otherwise in later versions."""
 
 ATTRIBUTES = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": (
@@ -162,20 +215,6 @@ ATTRIBUTES = {
         "sampling_params",
         "status",
     ),
-    "vllm.distributed.kv_events:BlockStored": (
-        "block_hashes",
-        "parent_block_hash",
-        "token_ids",
-        "block_size",
-        "lora_id",
-        "medium",
-        "lora_name",
-        "extra_keys",
-        "group_idx",
-        "kv_cache_spec_kind",
-        "session_id",
-    ),
-    "vllm.distributed.kv_events:BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "vllm.lora.request:LoRARequest": ("adapter_id", "name", "lora_name", "lora_path"),
     "vllm.v1.kv_cache_interface:KVCacheConfig": (
         "num_blocks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Held", "Room"]
 
@@ -28,8 +29,7 @@ class Held:
     is_loading: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What a step asks for a request.
 
     Attributes:

@@ -8,14 +8,22 @@ from __future__ import annotations
 import sys
 
 from blockmgr.ports.drift import Interface
-from blockmgr.ports.vllm.expected import ATTRIBUTES, METHODS, OURS, PLACES
+from blockmgr.ports.vllm.expected import (
+    ATTRIBUTES,
+    CHANGED,
+    METHODS,
+    OURS,
+    PLACES,
+    STRUCTURES,
+    TRIED,
+)
 
 __all__ = ["INTERFACE"]
 
 INTERFACE = Interface(
     engine="vLLM",
     module="vllm",
-    tried=("0.32",),
+    tried=TRIED,
     methods=METHODS,
     attributes=ATTRIBUTES,
     places=PLACES,
@@ -25,6 +33,8 @@ INTERFACE = Interface(
         "vllm.v1.engine.core",
     ),
     names=("kv_cache_manager", "cache_manager"),
+    structures=STRUCTURES,
+    changed=CHANGED,
     known={name for names in OURS.values() for name in names},
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.metrics.stats import PrefixCacheStats
 
+from blockmgr import Prompt
 from blockmgr.ports.vllm.blocks import Blocks
 from blockmgr.ports.vllm.naming import extras_of, namespace
 
@@ -34,6 +35,7 @@ class Lookups:
     empty_kv_cache_blocks: Blocks
     _held: dict[str, Held]
     _whole_only: set[str]
+    _asked: tuple[Request, Prompt] | None
 
     # What is cached.
 
@@ -63,25 +65,36 @@ class Lookups:
             preempted=request.num_preemptions > 0,
         )
 
-    def get_computed_blocks(self, request: Request) -> tuple[Blocks, int, int]:
-        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0."""
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int]:
+        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
+
+        Args:
+            request: It finds all but its last token at most.
+            max_cache_hit_length: Tokens it may find; where that is less than it would, it finds
+                whole blocks alone.
+        """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
-        key = self._key(request)
-        found = self.manager.match(request._all_token_ids, **key, watermark_blocks=0)
+        found = self.manager.match(self._prompt_of(request), watermark_blocks=0)
         most = found.num_cached_tokens
+        if max_cache_hit_length is not None and max_cache_hit_length < most:
+            most = max_cache_hit_length - max_cache_hit_length % self.block_size
         if self.use_eagle:  # its head computes the last block's hidden states again
-            most = max(0, len(found.block_ids) - 1) * self.block_size
-        elif found.num_partial_tokens and request.request_id in self._whole_only:
-            most -= found.num_partial_tokens
-        blocks = found.block_ids[: most // self.block_size].tolist()
+            most = max(0, most // self.block_size - 1) * self.block_size
+        elif most % self.block_size and request.request_id in self._whole_only:
+            most -= most % self.block_size
+        blocks = found.block_ids[: most // self.block_size]
         if self.kv_events is not None:
             self.kv_events.reused_by(request, len(blocks))
         return Blocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
 
-    def get_computed_blocks_for_connector(self, request: Request) -> tuple[Blocks, int, int, bool]:
+    def get_computed_blocks_for_connector(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int, bool]:
         """Likewise; and that all groups agree on it."""
-        return *self.get_computed_blocks(request), False
+        return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Blocks, num_computed_tokens: int) -> Blocks:
         """The leading blocks of a look-up, for so many tokens."""
@@ -92,8 +105,18 @@ class Lookups:
             )
         return Blocks(self.manager, blocks.ids[: num_computed_tokens // self.block_size])
 
-    def _key(self, request: Request) -> dict[str, Any]:
-        return {"namespace": namespace(request), "extras": extras_of(request, self.block_size)}
+    def _prompt_of(self, request: Request) -> Prompt:
+        """Converted once: for a look-up, for others while there is no room, and for admission."""
+        tokens = request._all_token_ids
+        if self._asked is not None and not request.resumable:
+            asker, prompt = self._asked
+            if asker is request and len(prompt) == len(tokens):
+                return prompt
+        prompt = Prompt(
+            tokens, namespace=namespace(request), extras=extras_of(request, self.block_size)
+        )
+        self._asked = request, prompt
+        return prompt
 
     def estimate_cached_tokens(self, request: Request) -> int:
         """Tokens of the request that others can find."""

@@ -23,6 +23,7 @@ from blockmgr import (
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
+    Prompt,
     StaleMatchError,
     StepError,
 )
@@ -73,6 +74,7 @@ class KVCacheManager(Lookups):
         max_in_flight_tokens: int | None = None,
         enable_caching: bool = True,
         use_eagle: bool = False,
+        num_hash_lookahead_tokens: int = 0,
         num_prefill_lookahead: int = 0,
         log_stats: bool = False,
         enable_kv_cache_events: bool = False,
@@ -117,7 +119,11 @@ class KVCacheManager(Lookups):
             self.kv_events = KVEvents(self.manager, self.block_size, kind)
         self.publish_events: Callable[[], None] | None = None  # of an engine that may be idle
         self._held: dict[str, Held] = {}
+        # By request, the token up to which it neither needs a block nor fills one: one look-up in
+        # most calls of a decode step, instead of several parts of ``Held``.
+        self._nothing_to_do: dict[str, int] = {}
         self._whole_only: set[str] = set()  # requests whose copy of a part found no room
+        self._asked: tuple[Request, Prompt] | None = None  # who looked up last, and what
         self._in_step = False
         self._committed_late = False  # since the step's planning ended
         self._leaving: list[int] = []  # handles that could not be freed within the step
@@ -152,12 +158,14 @@ class KVCacheManager(Lookups):
                 "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
             )
         found = num_new_computed_tokens + num_external_computed_tokens
+        if not found:  # by far the most calls of a decode step
+            last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
+            idle = last <= self._nothing_to_do.get(request.request_id, 0)
+            if idle and not (request.resumable and request.status in WAITING):
+                return self.empty_kv_cache_blocks
+        held = self._held.get(request.request_id)
         end = min(request.num_computed_tokens + found, self.max_model_len) + num_new_tokens
         slots = min(end + num_lookahead_tokens, self.max_model_len)
-        held = self._held.get(request.request_id)
-        turned = request.resumable and request.status in WAITING
-        if held is not None and slots <= held.num_slots and end < held.next_full and not turned:
-            return self.empty_kv_cache_blocks  # by far the most calls of a decode step
         headroom = 0
         if has_scheduled_reqs and request.status in WAITING:
             headroom = self.watermark_blocks
@@ -182,13 +190,14 @@ class KVCacheManager(Lookups):
                 self._new_block_ids += new
         if not delay_cache_blocks:
             self._publish(held, request, min(end, held.num_known))
+        self._nothing_to_do[request.request_id] = min(held.next_full - 1, held.num_slots)
         return Blocks(self.manager, new) if new else self.empty_kv_cache_blocks
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """A sequence for the request, with exactly what it was told it finds."""
         slots, most, headroom = room.slots, max(room.whole, room.slots), room.headroom
-        manager, tokens = self.manager, request._all_token_ids
-        asked = self._key(request)
+        manager, prompt = self.manager, self._prompt_of(request)
+        asked: dict[str, Any] = {}
         if self.prefix_cache_lookup_enabled(request):
             asked["match"] = Match(num_found, 0, NO_BLOCKS)
         else:
@@ -196,21 +205,22 @@ class KVCacheManager(Lookups):
         try:
             if room.whole and not self._fits_anyway(most, headroom):
                 verdict = manager.can_admit(
-                    tokens, num_slots=most, watermark_blocks=headroom, **asked
+                    prompt, num_slots=most, watermark_blocks=headroom, **asked
                 )
                 if verdict is not Admission.NOW:
                     self._do_without_part(request, num_found)
                     return None
             held_back = headroom + room.reserved
-            handle = manager.admit(tokens, num_slots=slots, watermark_blocks=held_back, **asked)
+            handle = manager.admit(prompt, num_slots=slots, watermark_blocks=held_back, **asked)
         except SHORTAGES:
             self._do_without_part(request, num_found)
             return None
         self._whole_only.discard(request.request_id)
+        self._asked = None
         num_blocks = -(-max(slots, num_found) // self.block_size)
         held = Held(
             handle,
-            len(tokens),
+            len(prompt),
             num_blocks,
             num_blocks * self.block_size,
             (num_found // self.block_size + 1) * self.block_size,
@@ -232,18 +242,19 @@ class KVCacheManager(Lookups):
         tokens, slots = request._all_token_ids, room.slots
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
-        more = -(-slots // self.block_size) - held.num_blocks
-        to_end = -(-room.whole // self.block_size) - held.num_blocks
-        available = self.manager.num_available - room.headroom
-        is_bounded = room.whole or room.headroom or room.reserved
-        if is_bounded and (max(more, 0) > available - room.reserved or to_end > available):
-            return False
+        if room.whole or room.headroom or room.reserved:
+            more = -(-slots // self.block_size) - held.num_blocks
+            to_end = -(-room.whole // self.block_size) - held.num_blocks
+            available = self.manager.num_available - room.headroom
+            if max(more, 0) > available - room.reserved or to_end > available:
+                return False
         try:
             known = min(len(tokens), max(slots, held.num_known))
             if known > held.num_known:
                 self.manager.append(held.handle, tokens[held.num_known : known])
                 held.num_known = known
-                self._has_grown(held, known)
+                if known > held.num_slots:
+                    self._has_grown(held, known)
             if slots > held.num_slots:
                 self.manager.reserve(held.handle, slots)
                 self._has_grown(held, slots)
@@ -303,7 +314,10 @@ class KVCacheManager(Lookups):
     def free(self, request: Request) -> None:
         """Gives the request's blocks back, the last to be evicted first."""
         held = self._held.pop(request.request_id, None)
+        self._nothing_to_do.pop(request.request_id, None)
         self._whole_only.discard(request.request_id)
+        if self._asked is not None and self._asked[0] is request:
+            self._asked = None
         if held is not None:
             self._end(held, request)
 

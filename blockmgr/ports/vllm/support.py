@@ -56,6 +56,12 @@ def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str
         yield "KV cache residency metrics (--kv-cache-metrics) are not collected"
     if arguments.get("pcp_world_size", 1) > 1:
         yield "prefill context parallelism is not supported"
+    if ahead := arguments.get("num_hash_lookahead_tokens", 0):
+        yield (
+            f"hashes of blocks that cover {ahead} tokens after each (EAGLE since vLLM 0.33) are "
+            "not supported; --speculative-config '{..., \"disable_lookahead_block_hashes\": true}' "
+            "turns them off"
+        )
     if arguments.get("num_prefill_lookahead", 0) > 1:
         yield "multi-token prediction that computes the end of a prompt twice is not supported"
     if arguments.get("enable_mamba_shared_prefix_checkpoint"):

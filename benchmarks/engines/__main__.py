@@ -1,0 +1,192 @@
+"""``python -m benchmarks.engines MODEL``: what KV cache management costs in vLLM's scheduler.
+
+The same requests by four managers in one process, step by step in turns, in CPU time of the
+thread; no model runs. Each prompt is a head that all share and a tail of its own. MODEL is a folder
+of which only the configuration is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
+
+Run with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from benchmarks.engines.arms import ARMS, make_scheduler, start_of_a_pool
+from benchmarks.measure import machine
+
+BLOCK_SIZE = 16
+VOCABULARY = 1000
+clock = time.thread_time
+
+
+@dataclass
+class Costs:
+    """Seconds of one arm in one round."""
+
+    schedule: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    is_decode: list[bool] = field(default_factory=list)
+    requests: float = 0.0
+    adding: float = 0.0
+    cached: int = 0
+
+    def row(self) -> dict[str, float]:
+        decode = [i for i, is_one in enumerate(self.is_decode) if is_one]
+        return {
+            "schedule, a decode step (us)": statistics.median(self.schedule[i] for i in decode)
+            * 1e6,
+            "update, a decode step (us)": statistics.median(self.update[i] for i in decode) * 1e6,
+            "longest schedule (ms)": max(self.schedule) * 1e3,
+            "making the requests (ms)": self.requests * 1e3,
+            "total (ms)": (sum(self.schedule) + sum(self.update) + self.requests + self.adding)
+            * 1e3,
+            "tokens cached": self.cached,
+            "steps": len(self.schedule),
+        }
+
+
+class Arm:
+    """A scheduler that is given requests and steps."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self.scheduler, self.hashes = make_scheduler(
+            name, args.model, num_blocks=args.blocks, block_size=BLOCK_SIZE, max_seqs=args.seqs
+        )
+        self.scheduler.kv_cache_manager.head = args.head
+        self.costs = Costs()
+        self.seqs = args.seqs
+        self.rng = random.Random(7)
+
+    def add(self, name: str, prompt: list[int], sampling: SamplingParams, hasher: Any) -> None:
+        begun = clock()
+        request = Request(
+            name, prompt, sampling.clone(), None, block_hasher=hasher if self.hashes else None
+        )
+        made = clock()
+        self.scheduler.add_request(request)
+        self.costs.requests += made - begun
+        self.costs.adding += clock() - made
+
+    def step(self) -> bool:
+        """Whether there is another one."""
+        scheduler, costs = self.scheduler, self.costs
+        begun = clock()
+        output = scheduler.schedule()
+        costs.schedule.append(clock() - begun)
+        names = list(output.num_scheduled_tokens)
+        tokens = [
+            [] if scheduler.requests[name].is_prefill_chunk else [self.rng.randrange(VOCABULARY)]
+            for name in names
+        ]
+        index = {name: i for i, name in enumerate(names)}
+        result = ModelRunnerOutput(names, index, sampled_token_ids=tokens)
+        costs.cached += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
+        costs.is_decode.append(not output.scheduled_new_reqs and len(names) == self.seqs)
+        begun = clock()
+        scheduler.update_from_output(output, result)
+        costs.update.append(clock() - begun)
+        more: bool = scheduler.has_unfinished_requests()
+        return more
+
+
+def one_round(args: argparse.Namespace, hasher: Any, number: int) -> dict[str, Costs]:
+    rng = random.Random(number)
+    head = [rng.randrange(VOCABULARY) for _ in range(args.head)]
+    prompts = [
+        head + [rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 100))]
+        for _ in range(args.seqs)
+    ]
+    sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
+    arms = {name: Arm(name, args) for name in ARMS}
+    for arm in arms.values():
+        # One that came before has computed the head, so that all others find it.
+        arm.add("first", [*head, VOCABULARY], SamplingParams(max_tokens=1), hasher)
+        while arm.step():
+            pass
+        arm.costs = Costs()
+        for i, prompt in enumerate(prompts):
+            arm.add(str(i), prompt, sampling, hasher)
+    gc.collect()
+    gc.freeze()
+    live, step = list(arms), 0
+    while live:
+        turn = live if step % 2 == 0 else live[::-1]
+        live = [name for name in turn if arms[name].step()]
+        live.sort(key=list(arms).index)
+        step += 1
+    gc.unfreeze()
+    return {name: arm.costs for name, arm in arms.items()}
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    columns = list(next(iter(rows.values())))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        cells = (f"{row[c]:,.1f}" if row[c] < 100 else f"{row[c]:,.0f}" for c in columns)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("model", type=Path, help="folder of a model's configuration")
+    parser.add_argument("--seqs", type=int, default=256)
+    parser.add_argument("--head", type=int, default=8192, help="tokens that all prompts share")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--blocks", type=int, default=200_000)
+    parser.add_argument("--pool", type=int, default=500_000, help="blocks of the pool to start")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
+    args = parser.parse_args()
+    function = get_hash_fn_by_name("sha256")
+    init_none_hash(function)
+    hasher = get_request_block_hasher(BLOCK_SIZE, function)
+    starts = {}  # first, so that no memory that the rounds gave back is taken for it
+    for name in ("vLLM", "blockmgr"):
+        taken = [start_of_a_pool(name, args.pool, BLOCK_SIZE) for _ in range(3)]
+        starts[name] = {
+            "seconds": statistics.median(seconds for seconds, _ in taken),
+            "MiB": statistics.median(size for _, size in taken) / 2**20,
+        }
+    rounds = [one_round(args, hasher, number) for number in range(args.rounds)]
+    rows: dict[str, dict[str, float]] = {}
+    for name in ARMS:
+        each = [costs[name].row() for costs in rounds]
+        rows[name] = {column: statistics.median(row[column] for row in each) for column in each[0]}
+    stock, ours = rows["vLLM"], rows["blockmgr"]
+    about = machine()
+    print(f"vLLM {vllm.__version__}, {about['processor']}, medians of {args.rounds} rounds\n")
+    print(table(rows))
+    for column in list(stock)[:-2]:
+        print(f"{column}: blockmgr takes {ours[column] / stock[column]:.2f} of vLLM's")
+    for name, start in starts.items():
+        print(f"{name}: a pool of {args.pool:,} blocks starts in {start['seconds']:.3f} s and "
+              f"takes {start['MiB']:.0f} MiB")  # fmt: skip
+    if args.out:
+        figures = {
+            "vllm": vllm.__version__,
+            "machine": about,
+            "arguments": {k: v for k, v in vars(args).items() if isinstance(v, int)},
+            "rows": rows,
+            "starts": starts,
+        }
+        args.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What the vLLM port does for each version it was tried with, on stand-ins for vLLM's modules.
+
+``tests/engines/conformance.py`` compares what is expected here with the vLLM that is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockmgr.ports.vllm import Options
+from blockmgr.ports.vllm.expected import CHANGED, METHODS, STRUCTURES, TRIED
+from blockmgr.ports.vllm.interface import INTERFACE
+
+SIZE = 4
+KINDS = SimpleNamespace(
+    FULL_ATTENTION=SimpleNamespace(value="full_attention"),
+    MLA_ATTENTION=SimpleNamespace(value="mla_attention"),
+)
+
+
+class Stats:
+    reset = False
+
+    def record(self, **named: int) -> None:
+        pass
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm.logger": {"init_logger": lambda name: None},
+    "vllm.distributed": {},
+    "vllm.distributed.kv_events": dict.fromkeys(
+        ("MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored")
+    ),
+    "vllm.v1": {},
+    "vllm.v1.core": {},
+    "vllm.v1.core.kv_cache_utils": dict.fromkeys(
+        (
+            "KVCacheBlockCopy",
+            "generate_block_hash_extra_keys",
+            "maybe_convert_block_hash",
+            "to_event_extra_keys",
+        )
+    ),
+    "vllm.v1.kv_cache_interface": {
+        "KVCacheSpecKind": KINDS,
+        "get_kv_cache_spec_kind": lambda spec: KINDS.FULL_ATTENTION,
+    },
+    "vllm.v1.metrics": {},
+    "vllm.v1.metrics.stats": {"PrefixCacheStats": Stats},
+    "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
+}
+OURS = ("events", "lookups", "manager", "naming", "report", "support")
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules by the names of vLLM's, with as much in them as the port imports."""
+    ours = [f"blockmgr.ports.vllm.{name}" for name in OURS] + ["tests.engines.conformance"]
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        parent, _, child = name.rpartition(".")
+        monkeypatch.delattr(importlib.import_module(parent), child, raising=False)
+    for name, names in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield
+    for name in ours:
+        sys.modules.pop(name, None)
+
+
+def make(use_eagle: bool = False, **options: Any) -> Any:
+    manager = importlib.import_module("blockmgr.ports.vllm.manager")
+    spec = SimpleNamespace(block_size=SIZE)
+    return manager.KVCacheManager(
+        Options.read(options),
+        16,
+        kv_cache_config=SimpleNamespace(
+            num_blocks=33,
+            kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
+            needs_kv_cache_zeroing=False,
+        ),
+        max_model_len=64,
+        scheduler_block_size=SIZE,
+        hash_block_size=SIZE,
+        use_eagle=use_eagle,
+    )
+
+
+def request(name: str, tokens: list[int]) -> Any:
+    return SimpleNamespace(
+        request_id=name, _all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=0,
+        num_prompt_tokens=len(tokens), num_output_placeholders=0, skip_reading_prefix_cache=False,
+        cache_salt=None, lora_request=None, mm_features=[], prompt_embeds=None, resumable=False,
+        status=1, sampling_params=None, num_preemptions=0,
+    )  # fmt: skip
+
+
+def serve(manager: Any, tokens: list[int]) -> None:
+    """A request that computes them all and ends."""
+    served = request("first", tokens)
+    manager.new_step_starts()
+    assert manager.allocate_slots(served, len(tokens)) is not None
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens = len(tokens)
+    manager.free(served)
+
+
+@pytest.mark.parametrize(
+    ("cap", "found"), [(None, 16), (16, 16), (17, 16), (15, 12), (4, 4), (3, 0), (0, 0)]
+)
+def test_a_request_finds_no_more_than_it_may(vllm: None, cap: int | None, found: int) -> None:
+    manager = make()
+    tokens = list(range(1, 20))
+    serve(manager, tokens)
+    again = request("second", tokens)
+    blocks, num_tokens, _ = manager.get_computed_blocks(again, cap)
+    assert (num_tokens, len(blocks.ids)) == (found, found // SIZE)
+    assert manager.get_computed_blocks_for_connector(again, cap)[1] == found
+    assert manager.allocate_slots(again, 19 - found, found, blocks) is not None
+    assert manager.get_blocks("second").ids[: found // SIZE] == blocks.ids
+
+
+def test_the_head_of_eagle_computes_the_last_block_that_may_be_found_again(vllm: None) -> None:
+    manager = make(use_eagle=True)
+    tokens = list(range(1, 20))
+    serve(manager, tokens)
+    found = [manager.get_computed_blocks(request("a", tokens), cap)[1] for cap in (None, 15, 4, 0)]
+    assert found == [12, 8, 0, 0]
+
+
+@pytest.mark.parametrize(("cap", "found"), [(None, 18), (18, 18), (17, 16), (9, 8)])
+def test_parts_of_blocks_are_found_only_where_all_of_it_may_be(
+    vllm: None, cap: int | None, found: int
+) -> None:
+    manager = make(min_partial_tokens=1)
+    serve(manager, list(range(1, 20)))
+    again = request("second", [*range(1, 19), 90, 91])
+    blocks, num_tokens, _ = manager.get_computed_blocks(again, cap)
+    assert num_tokens == found
+    assert manager.allocate_slots(again, 20 - found, found, blocks) is not None
+
+
+def reasons(**arguments: Any) -> list[str]:
+    support = importlib.import_module("blockmgr.ports.vllm.support")
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=SIZE))
+    config = SimpleNamespace(num_blocks=33, kv_cache_groups=[group], needs_kv_cache_zeroing=False)
+    given = {"hash_block_size": SIZE, "scheduler_block_size": SIZE, "max_model_len": 64}
+    found: list[str] = support.reasons_against(
+        Options(),
+        SimpleNamespace(kv_transfer_config=None),
+        {"kv_cache_config": config, **given, **arguments},
+    )
+    return found
+
+
+def test_hashes_that_look_ahead_are_refused_with_the_option_that_turns_them_off(
+    vllm: None,
+) -> None:
+    assert reasons() == reasons(num_hash_lookahead_tokens=0) == []
+    [reason] = reasons(num_hash_lookahead_tokens=1)
+    assert "cover 1 tokens after each" in reason
+    assert "disable_lookahead_block_hashes" in reason
+
+
+def test_the_stand_ins_can_be_called_as_every_version_calls_vllms_own(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conformance = importlib.import_module("tests.engines.conformance")
+    assert conformance.lacking() == []
+    lookups = importlib.import_module("blockmgr.ports.vllm.lookups")
+    monkeypatch.setattr(lookups.Lookups, "get_computed_blocks", lambda self, request: None)
+    assert conformance.lacking() == ["0.33: KVCacheManager.get_computed_blocks takes ('request',)"]
+    monkeypatch.setattr(
+        lookups.Lookups, "get_computed_blocks", lambda self, request, max_cache_hit_length: None
+    )
+    [line] = conformance.lacking()
+    assert line.startswith("0.32: KVCacheManager.get_computed_blocks takes")
+
+
+def test_what_changes_in_a_version_is_something_that_is_compared() -> None:
+    assert set(CHANGED) <= set(TRIED)
+    for version, changes in CHANGED.items():
+        expected = INTERFACE.as_of(version)
+        for path, names in changes.items():
+            assert path in METHODS or path in STRUCTURES
+            assert names in (expected.methods.get(path), expected.structures.get(path))
+    assert INTERFACE.as_of("0.32").methods == METHODS
+    assert "num_hash_lookahead_tokens" in INTERFACE.as_of("0.33").methods[
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__"
+    ]  # fmt: skip
+
+
+def test_a_prompt_is_converted_once_until_it_has_more_tokens(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups = importlib.import_module("blockmgr.ports.vllm.lookups")
+    convert, converted = lookups.Prompt, []
+
+    def counted(tokens: list[int], **named: Any) -> Any:
+        converted.append(len(tokens))
+        return convert(tokens, **named)
+
+    monkeypatch.setattr(lookups, "Prompt", counted)
+    manager = make()
+    tokens = list(range(1, 20))
+    waiting = request("waiting", tokens)
+    for _ in range(3):
+        manager.get_computed_blocks(waiting)
+    assert converted == [19]
+    tokens += [20, 21]  # of its answer: it was preempted
+    waiting.num_tokens = 21
+    blocks, found, _ = manager.get_computed_blocks(waiting)
+    assert manager.allocate_slots(waiting, 21, found, blocks) is not None
+    assert converted == [19, 21]
+    assert manager.manager.sequence(manager._held["waiting"].handle).tokens.tolist() == tokens
+    manager.get_computed_blocks(request("another", tokens))
+    assert converted == [19, 21, 21]
