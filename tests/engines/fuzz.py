@@ -1,9 +1,8 @@
 """``python -m tests.engines.fuzz MODEL``: vLLM's scheduler on blockmgr, K/V contents modelled.
 
 Exit code 1 if a request has read what is not its own, or if a schedule is not that of vLLM's own
-manager where nothing of ours is on. For that, vLLM's manager is made to keep one copy of a block
-that was computed twice, as blockmgr does (``one_copy``); how many schedules differ from vLLM as it
-is comes beside it.
+manager where nothing of ours is on. For that, vLLM's manager is made to forget what blockmgr
+forgets (``one_copy``): how many schedules differ from vLLM as it is comes beside it.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class World:
         self.settings = settings
         self.scheduler = make_scheduler(settings)
         if settings.one_copy:
-            keep_one_copy(self.scheduler.kv_cache_manager.block_pool)
+            keep_one_copy(self.scheduler.kv_cache_manager)
         self.rng = random.Random(settings.seed)
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
