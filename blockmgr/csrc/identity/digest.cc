@@ -3,6 +3,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "memory/copy.h"
+
 namespace blockmgr {
 
 void Digester::digest_root(std::string_view name, std::uint8_t* out) {
@@ -17,12 +19,6 @@ void Digester::digest_root(std::string_view name, std::uint8_t* out) {
 void Digester::digest_block(const std::uint8_t*, std::string_view, const Token*, int,
                             std::uint8_t*) {
   throw std::logic_error("this digester leaves the layout of blocks to the index");
-}
-
-// memcpy() of as many bytes as there are nearly always, without a call for those.
-template <std::size_t kUsual>
-static void copy_usual(std::uint8_t* to, const void* from, std::size_t bytes) {
-  std::memcpy(to, from, bytes == kUsual ? kUsual : bytes);
 }
 
 void digest_block_with(Digester& digester, int size, const std::uint8_t* parent,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/copy.h"
+
 namespace blockmgr {
 
 PrefixIndex::PrefixIndex(Nodes& nodes, Digester* digester)
@@ -152,7 +154,7 @@ void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) n
   link_child(b, key, nodes_.block_size);
   set_hint(key.parent, b);
   if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);
-  std::memcpy(nodes_.digest(b), digest, static_cast<std::size_t>(nodes_.digest_size));
+  copy_usual<16>(nodes_.digest(b), digest, static_cast<std::size_t>(nodes_.digest_size));
   if (log_) [[unlikely]]
     log_stored(b, key, digest);
   buckets_.insert(b, digest);

@@ -151,9 +151,10 @@ class Pool {
   // Releases each block of a table, last to first.
   void release_table(const NodeId* table, std::int64_t count, Context& who) noexcept;
   void pin(NodeId b) noexcept {
-    if (debug_) [[unlikely]]
-      expect(nodes_.used(b) || nodes_[b].keyed(), "a free block is pinned", b);
-    if (!nodes_.used(b)) use(b);
+    if (!nodes_.used(b)) [[unlikely]] {
+      if (debug_) expect(nodes_[b].keyed(), "a free block is pinned", b);
+      use(b);
+    }
     ++nodes_.uses(b).pins;
   }
   void unpin(NodeId b) noexcept {

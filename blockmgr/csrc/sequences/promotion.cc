@@ -101,7 +101,7 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     }
     if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
     make_findable(b, key, digest, t, i);
-    note_unwritten(s, i, b);
+    if (config_.early_commit) note_unwritten(s, i, b);
     ++counters_.promoted_blocks;
     node = b;
   }
