@@ -132,7 +132,7 @@ Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, Node
   return chain;
 }
 
-void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) noexcept {
+inline void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) noexcept {
   Node& record = nodes_[b];
   record.parent = key.parent;
   record.parent_generation = generation(key.parent);

@@ -217,6 +217,8 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
 // a block through what is before it, so the parent is used already; a caller of single blocks may
 // be the first to use a whole chain.
 void Pool::use(NodeId b) noexcept {
+  if (debug_) [[unlikely]]
+    expect(nodes_[b].keyed(), "a free block is used", b);
   for (;;) {
     if (!idles_unheard_) [[unlikely]]
       tell_used(b);
@@ -406,13 +408,6 @@ inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
     return;
   }
   own.idle.remove(b);  // a free block is only ever taken
-}
-
-void Pool::promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
-  if (debug_) [[unlikely]]
-    expect(nodes_.used(b) && !nodes_[b].keyed(), "a block that is not owned is promoted", b);
-  index_.insert(b, key, digest);
-  if (key.parent >= 0) pin(key.parent);
 }
 
 void Pool::promote_tail(NodeId b, const Key& key, int num_tokens) noexcept {

@@ -151,10 +151,8 @@ class Pool {
   // Releases each block of a table, last to first.
   void release_table(const NodeId* table, std::int64_t count, Context& who) noexcept;
   void pin(NodeId b) noexcept {
-    if (!nodes_.used(b)) [[unlikely]] {
-      if (debug_) expect(nodes_[b].keyed(), "a free block is pinned", b);
+    if (!nodes_.used(b)) [[unlikely]]
       use(b);
-    }
     ++nodes_.uses(b).pins;
   }
   void unpin(NodeId b) noexcept {
@@ -193,7 +191,12 @@ class Pool {
   void exchange(NodeId own, NodeId twin) noexcept;
   // Gives a used block its key: the parent is kept for as long as the block is used. Observers are
   // told by tell_cached, of the run, before anything else happens to it.
-  void promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
+  void promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
+    if (debug_) [[unlikely]]
+      expect(nodes_.used(b) && !nodes_[b].keyed(), "a block that is not owned is promoted", b);
+    index_.insert(b, key, digest);
+    if (key.parent >= 0) pin(key.parent);
+  }
   void promote_tail(NodeId b, const Key& key, int num_tokens) noexcept;
   void tell_cached(Run run, Context& who) noexcept {
     if (!idles_unheard_ && run.count) [[unlikely]]
