@@ -1056,8 +1056,8 @@ CORE = (
     Mutant(
         "does_not_keep_parents",
         "places/pool.cc",
-        "  if (key.parent >= 0) pin(key.parent);\n",
-        "",
+        "    ++nodes_.uses(parent).pins;\n    if (was_used) return;\n",
+        "    if (was_used) return;\n",
     ),
     Mutant(
         "a_full_bucket_does_not_count_what_passes_it",
