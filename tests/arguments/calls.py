@@ -97,8 +97,7 @@ class Role:
     """What a parameter takes, and an argument that is right."""
 
     kind: str
-    """``ints``, ``int``, ``exact`` (an int and nothing like one), ``keys`` (a mapping from blocks
-    to bytes), ``bytes`` or ``other``."""
+    """``ints``, ``int``, ``keys`` (a mapping from blocks to bytes), ``bytes`` or ``other``."""
 
     plain: Values
     or_none: bool = False
@@ -109,7 +108,6 @@ def role(kind: str) -> Callable[[Any], Role]:
 
 
 ints, number, keys, name, other = map(role, ("ints", "int", "keys", "bytes", "other"))
-exact = role("exact")
 
 
 @dataclass(frozen=True)

@@ -112,12 +112,6 @@ def test_a_number_of_any_kind_is_the_plain_int_or_refused(call: Call, parameter:
     check(call, parameter, NUMBERS)
 
 
-@given("exact")
-def test_what_takes_exact_ints_only_calls_nothing_of_others(call: Call, parameter: str) -> None:
-    """Nothing that an ``__index__`` raises can be lost where none is called."""
-    check(call, parameter, NUMBERS, lambda kind: REFUSED if kind.due == RAISED else ANY)
-
-
 class Keys(Mapping[int, bytes]):
     """Extra keys out of a class of somebody's own."""
 
