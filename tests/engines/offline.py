@@ -15,7 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-WORKLOADS = ("shared", "pressure", "samples", "priority", "odd", "logprobs", "salts", "long")
+WORKLOADS = (
+    "shared", "pressure", "samples", "priority", "odd",
+    "logprobs", "salts", "long", "turns", "reset",
+)  # fmt: skip
+COUNTS = {"shared": 128, "pressure": 192, "samples": 24}  # prompts; of the others 96
+TURNS = {"turns": 3, "reset": 2}
 PARTIAL = {"min_partial_tokens": 4}
 
 
@@ -30,16 +35,17 @@ def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]
     size = 250 if name == "odd" else 256
     heads = [tokens(rng, size) for _ in range(8)]
     prompts, params = [], []
-    for _ in range(96):
+    for _ in range(COUNTS.get(name, 96)):
         prompt: Any = {"prompt_token_ids": rng.choice(heads) + tokens(rng, rng.randint(20, 100))}
         said: dict[str, Any] = {"max_tokens": 32}
         if name in ("pressure", "priority"):
-            engine |= {"num_gpu_blocks_override": 120, "max_num_batched_tokens": 256}
+            blocks = 200 if name == "pressure" else 120
+            engine |= {"num_gpu_blocks_override": blocks, "max_num_batched_tokens": 256}
             head = rng.choice(heads)[: rng.randint(100, 256)]
             prompt = {"prompt_token_ids": head + tokens(rng, rng.randint(20, 300))}
             said = {"max_tokens": rng.randint(16, 160)}
         elif name == "samples":
-            said |= {"n": 2}
+            said |= {"n": 4, "temperature": 1.0}
         elif name == "logprobs":
             said |= {"prompt_logprobs": 1} if rng.random() < 0.3 else {}
         elif name == "salts":
@@ -70,19 +76,32 @@ def run(model: str, name: str, options: Any) -> dict[str, Any]:
         additional_config=additional,
         **engine,
     )
-    sampling = [SamplingParams(temperature=0, ignore_eos=True, **said) for said in params]
+    sampling = [SamplingParams(**{"temperature": 0, "ignore_eos": True, **said}) for said in params]
     named: dict[str, Any] = {"use_tqdm": False}
     if name == "priority":
         named["priority"] = [random.Random(i).randint(0, 3) for i in range(len(prompts))]
+    rng = random.Random(2)
     answers = llm.generate(prompts, sampling, **named)
+    texts = [[list(output.token_ids) for output in answer.outputs] for answer in answers]
+    cached = sum(answer.num_cached_tokens for answer in answers)
+    for _ in range(TURNS.get(name, 1) - 1):
+        if name == "reset":
+            llm.reset_prefix_cache()
+        else:  # a conversation goes on with what was answered
+            for prompt, answer in zip(prompts, answers, strict=True):
+                said = list(answer.outputs[0].token_ids)
+                prompt["prompt_token_ids"] = prompt["prompt_token_ids"] + said + tokens(rng, 20)
+        answers = llm.generate(prompts, sampling, **named)
+        texts += [[list(output.token_ids) for output in answer.outputs] for answer in answers]
+        cached += sum(answer.num_cached_tokens for answer in answers)
     manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
     ours = hasattr(manager, "manager")
     if ours:
         manager.manager.check_invariants()
     return {
         "ours": ours,
-        "texts": [[list(output.token_ids) for output in answer.outputs] for answer in answers],
-        "cached": sum(answer.num_cached_tokens for answer in answers),
+        "texts": texts,
+        "cached": cached,
     }
 
 
