@@ -321,7 +321,7 @@ def aphrodite_waiting() -> PortWorld:
 def aphrodite_full() -> PortWorld:
     """No block of the device is available."""
     world = aphrodite()
-    world.port.block_tables[9] = table = world.port._new_table()
+    world.port.block_tables[9] = table = world.port._tables.new()
     table.allocate(list(range(100, 100 + 2 * world.port.get_num_free_gpu_blocks())))
     world.first.tokens += [5, 6, 7]
     return world

@@ -206,7 +206,7 @@ _BLOCKS: dict[str, Make] = {
     "Table.ensure": lambda w: w.table_1.ensure_num_empty_slots(4),
     "Table.fork": lambda w: w.table_1.fork(),
     "Table.free": lambda w: w.table_1.free(),
-    "Table.allocate": lambda w: w.port._new_table().allocate([1, 2, 3]),
+    "Table.allocate": lambda w: w.port._tables.new().allocate([1, 2, 3]),
 }
 _SEQUENCES: dict[str, Make] = {
     "allocate": lambda w: w.port.allocate(w.fourth),

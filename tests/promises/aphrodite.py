@@ -312,7 +312,7 @@ def get_num_blocks_touched_by_append_slots(seed: int) -> Iterator[str]:
 def get_num_required_blocks(seed: int) -> Iterator[str]:
     world = World(seed)
     group = world.groups[-1]
-    table = world.manager._new_table()
+    table = world.manager._tables.new()
     tokens = [9, *group.seqs[0].tokens]  # nobody has such a beginning
     answer = table.get_num_required_blocks(tokens, world.size)
     before = world.manager.get_num_free_gpu_blocks()

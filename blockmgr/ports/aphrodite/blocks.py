@@ -232,7 +232,7 @@ class PoolBlock(Block):
     def block_id(self) -> int | None:
         """The physical block; None once freed."""
         block = self._run.blocks[self._index]
-        return None if block == FREED else self._run.allocator.physical_id(block)
+        return None if block == FREED else self._run.allocator.ids.of(block)
 
     @property
     def token_ids(self) -> list[int]:

@@ -12,6 +12,7 @@ from blockmgr.ports.aphrodite.interfaces import Device, the_same
 from blockmgr.ports.aphrodite.moves import Move
 from blockmgr.ports.aphrodite.null_block import NullBlock
 from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+from blockmgr.ports.aphrodite.run_plans import carry_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -235,7 +236,7 @@ class CpuGpuBlockAllocator:
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
-        return self.pool_of(Device.GPU).hand_out_copies(
+        return self.pool_of(Device.GPU).cow_tracker.hand_out(
             lambda copies: [(source, to) for source, many in copies.items() for to in many]
         )
 
@@ -268,7 +269,7 @@ class CpuGpuBlockAllocator:
             run = Run(gpu)
             null = NullBlock(run.view(0))
             kept = (setattr, self, "_null", null)
-            return gpu.carry_out([*gpu.add_empty(run, 1, None), kept], null)
+            return carry_out([*gpu.plans.add_empty(run, 1, None), kept], null)
         return self._null
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.ports.aphrodite.blocks import FREED
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.blocks import Run
 
-__all__ = ["Growth", "blocks_needed"]
+__all__ = ["Growth", "blocks_needed", "blocks_needed_unshared"]
 
 
 class Growth(NamedTuple):
@@ -55,3 +56,8 @@ def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
         needed += growth.num_new
         most = max(most, needed)
     return most
+
+
+def blocks_needed_unshared(growths: Iterable[Growth]) -> int:
+    """The same where every table writes to blocks of its own, as one does after a swap."""
+    return max(accumulate((each.num_new - len(each.stale) for each in growths), initial=0))

@@ -16,10 +16,10 @@ from blockmgr.ports.aphrodite.groups import (
     refuse_encoder,
     tokens_of,
 )
-from blockmgr.ports.aphrodite.growth import blocks_needed
+from blockmgr.ports.aphrodite.growth import blocks_needed, blocks_needed_unshared
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.aphrodite.table import BlockTable
-from blockmgr.ports.aphrodite.tables import GroupTables, growths, on_device
+from blockmgr.ports.aphrodite.tables import GroupTables, check_on_device
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.blocks import Run
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
-    from blockmgr.ports.aphrodite.moves import Move
-    from blockmgr.ports.aphrodite.tables import Running
 
 __all__ = ["BlockSpaceManager"]
 
@@ -55,8 +53,12 @@ class BlockSpaceManager:
     """
 
     __slots__ = (
-        *("_computed", "_mutex", "_tables", "_window"),
-        *("block_allocator", "block_size", "watermark_blocks"),
+        "_computed",
+        "_mutex",
+        "_tables",
+        "block_allocator",
+        "block_size",
+        "watermark_blocks",
     )
 
     def __init__(
@@ -86,15 +88,17 @@ class BlockSpaceManager:
             block_size,
         )
         self.block_size = block_size
-        self._tables = GroupTables()
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        # One more than the window covers, for it seldom begins with a block.
-        self._window = None if sliding_window is None else -(-sliding_window // block_size) + 1
-        if self._window is not None:
-            # Now, so that no answer about free blocks is wrong by it later.
-            self.block_allocator.allocate_or_get_null_block()
-        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self._tables.by_id)
+        self._tables = GroupTables(self.block_allocator, sliding_window)
+        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self.block_tables)
         self._mutex = new_mutex()
+
+    @property
+    def block_tables(self) -> dict[int, BlockTable]:
+        """The table of each sequence that has blocks, by its name."""
+        return self._tables.by_name
+
+    # Allocation.
 
     @exclusive
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
@@ -119,10 +123,8 @@ class BlockSpaceManager:
         beyond = required(tokens, self.block_size, num_lookahead_slots) - num_held
         beyond *= len(waiting)
         gpu = self.block_allocator.pool_of(Device.GPU)
-        taken = gpu.num_taken_by(tokens, extra_hash_of(waiting[0]))
-        if num_held + beyond > self._usable(Device.GPU) - self.watermark_blocks:
-            return AllocStatus.NEVER
-        return self._now_or_later(taken + beyond, Device.GPU)
+        taken = gpu.plans.num_taken_by(tokens, extra_hash_of(waiting[0]))
+        return self._status(num_held + beyond, taken + beyond)
 
     @exclusive
     def allocate(self, seq_group: GroupLike) -> None:
@@ -136,14 +138,14 @@ class BlockSpaceManager:
         """
         refuse_encoder(seq_group)
         first, *others = self._tables.waiting(seq_group)
-        table = self._new_table()
+        table = self._tables.new()
 
         def publish(run: Run) -> list[Change]:
             known, changes = {first.seq_id: table}, []
             for seq in others:
                 known[seq.seq_id], forked = table.plan_fork(run)
                 changes += forked
-            return [*changes, (self._tables.by_id.update, known)]
+            return [*changes, (self.block_tables.update, known)]
 
         table.allocate_and(tokens_of(first), Device.GPU, extra_hash_of(first), publish)
 
@@ -159,11 +161,11 @@ class BlockSpaceManager:
             ValueError: The group is on the host; a negative number of slots.
         """
         running = self._tables.running(seq_group)
-        grown = growths(running, num_lookahead_slots)
+        growths = self._tables.next_growths(running, num_lookahead_slots)
         gpu = self.block_allocator.pool_of(Device.GPU)
         for _, table in running:
-            on_device(table)
-        return blocks_needed(gpu.pool, grown) <= gpu.get_num_free_blocks()
+            check_on_device(table)
+        return blocks_needed(gpu.pool, growths) <= gpu.get_num_free_blocks()
 
     @exclusive
     def append_slots(
@@ -186,85 +188,13 @@ class BlockSpaceManager:
         call, of whatever sequence.
         """
         table, extra = self._tables.of(seq), extra_hash_of(seq)
-        on_device(table)
+        check_on_device(table)
         unseen = table.get_unseen_token_ids(tokens_of(seq))
         if unseen:
             table.append_sampled(unseen, num_lookahead_slots, extra)
         else:
             table.ensure_num_empty_slots(num_lookahead_slots, extra)
         return self.block_allocator.clear_copy_on_writes()
-
-    @exclusive
-    def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether ``swap_out`` succeeds: the host has blocks for a group on the device.
-
-        Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
-            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
-            ValueError: The group is on the host already.
-        """
-        running = self._tables.running(seq_group)
-        if not self.block_allocator.get_num_total_blocks(Device.CPU):
-            return False
-        move = self._planned(running, Device.GPU, Device.CPU)
-        return move.num_taken <= self.block_allocator.get_num_free_blocks(Device.CPU)
-
-    @exclusive
-    def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether the device has blocks for a group on the host, and for its next step.
-
-        ``OK``: ``swap_in`` succeeds, ``append_slots`` of each sequence after it, and the watermark
-        is kept. The watermark is for running work: if no block is in use, it holds nothing back.
-
-        Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
-            SequenceStateError: A sequence has lost tokens since they were given slots.
-            ValueError: The group is on the device already; a negative number of slots.
-        """
-        running = self._tables.running(seq_group)
-        grown = growths(running, num_lookahead_slots)
-        if not self.block_allocator.get_num_total_blocks(Device.CPU):
-            raise ValueError("seq_group must be on the host, which has no blocks")
-        move = self._planned(running, Device.CPU, Device.GPU)
-        # What is shared on the host or cached there has a block of its own to write to then.
-        beyond = most = 0
-        for growth in grown:
-            beyond += growth.num_new - len(growth.stale)
-            most = max(most, beyond)
-        if move.num_held + most > self._usable(Device.GPU):
-            return AllocStatus.NEVER
-        return self._now_or_later(move.num_taken + most, Device.GPU, spares_idle=True)
-
-    @exclusive
-    def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
-        """Moves a group to the host.
-
-        Returns:
-            (device block, host block) of the copies to run, counted from 0 on either side.
-
-        Raises:
-            NoFreeBlocksError: The host has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
-            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
-            ValueError: The group is on the host already, or the host has no blocks.
-        """
-        move = self._planned(self._tables.running(seq_group), Device.GPU, Device.CPU)
-        return move.carry_out(lambda copies: copies)
-
-    @exclusive
-    def swap_in(self, seq_group: GroupLike) -> list[tuple[int, int]]:
-        """Moves a group back to the device.
-
-        Returns:
-            (host block, device block) of the copies to run, counted from 0 on either side.
-
-        Raises:
-            NoFreeBlocksError: The device has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
-            ValueError: The group is on the device already, or the host has no blocks.
-        """
-        move = self._planned(self._tables.running(seq_group), Device.CPU, Device.GPU)
-        return move.carry_out(lambda copies: copies)
 
     @exclusive
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
@@ -276,10 +206,10 @@ class BlockSpaceManager:
         """
         table = self._tables.of(parent_seq)
         child = id_of(child_seq)
-        if child in self._tables.by_id:
+        if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
         fork, changes = table.plan_fork(table.run)
-        at_once([*changes, (self._tables.by_id.__setitem__, child, fork)], None)
+        at_once([*changes, (self.block_tables.__setitem__, child, fork)], None)
 
     @exclusive
     def free(self, seq: SequenceLike) -> None:
@@ -289,11 +219,11 @@ class BlockSpaceManager:
         """
         name = id_of(seq)
         forget = self._computed.plan_removal(name)
-        table = self._tables.by_id.get(name)
+        table = self.block_tables.get(name)
         if table is None:
             at_once([forget], None)
             return
-        at_once([*table.plan_free(), (self._tables.by_id.pop, name), forget], None)
+        at_once([*table.plan_free(), (self.block_tables.pop, name), forget], None)
 
     def free_cross(self, seq_group: GroupLike) -> None:
         """Nothing to do: a group with an encoder never gets blocks here.
@@ -375,7 +305,8 @@ class BlockSpaceManager:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
         changes: list[Change] = []
         for _, table in self._tables.running(seq_group):
-            changes += on_device(table).plan_progress(token_chunk_size)
+            check_on_device(table)
+            changes += table.plan_progress(token_chunk_size)
         at_once(changes, None)
 
     @exclusive
@@ -386,6 +317,74 @@ class BlockSpaceManager:
             UnknownSequenceError: The sequence has no blocks.
         """
         self._tables.of(seq)
+
+    # Swaps.
+
+    @exclusive
+    def can_swap_out(self, seq_group: GroupLike) -> bool:
+        """Whether ``swap_out`` succeeds: the host has blocks for a group on the device.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
+            ValueError: The group is on the host already.
+        """
+        running = self._tables.running(seq_group)
+        if not self.block_allocator.get_num_total_blocks(Device.CPU):
+            return False
+        move = self._tables.plan_move(running, Device.GPU, Device.CPU)
+        return move.num_taken <= self.block_allocator.get_num_free_blocks(Device.CPU)
+
+    @exclusive
+    def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
+        """Whether the device has blocks for a group on the host, and for its next step.
+
+        ``OK``: ``swap_in`` succeeds, ``append_slots`` of each sequence after it, and the watermark
+        is kept. The watermark is for running work: if no block is in use, it holds nothing back.
+
+        Raises:
+            UnknownSequenceError: No sequence of the group has blocks.
+            SequenceStateError: A sequence has lost tokens since they were given slots.
+            ValueError: The group is on the device already; a negative number of slots.
+        """
+        running = self._tables.running(seq_group)
+        growths = self._tables.next_growths(running, num_lookahead_slots)
+        if not self.block_allocator.get_num_total_blocks(Device.CPU):
+            raise ValueError("seq_group must be on the host, which has no blocks")
+        move = self._tables.plan_move(running, Device.CPU, Device.GPU)
+        beyond = blocks_needed_unshared(growths)
+        return self._status(move.num_held + beyond, move.num_taken + beyond, spares_idle=True)
+
+    @exclusive
+    def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
+        """Moves a group to the host.
+
+        Returns:
+            (device block, host block) of the copies to run, counted from 0 on either side.
+
+        Raises:
+            NoFreeBlocksError: The host has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
+            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
+            ValueError: The group is on the host already, or the host has no blocks.
+        """
+        move = self._tables.plan_move(self._tables.running(seq_group), Device.GPU, Device.CPU)
+        return move.carry_out(lambda copies: copies)
+
+    @exclusive
+    def swap_in(self, seq_group: GroupLike) -> list[tuple[int, int]]:
+        """Moves a group back to the device.
+
+        Returns:
+            (host block, device block) of the copies to run, counted from 0 on either side.
+
+        Raises:
+            NoFreeBlocksError: The device has too few blocks; nothing is moved.
+            UnknownSequenceError: No sequence of the group has blocks.
+            ValueError: The group is on the device already, or the host has no blocks.
+        """
+        move = self._tables.plan_move(self._tables.running(seq_group), Device.CPU, Device.GPU)
+        return move.carry_out(lambda copies: copies)
 
     # Counts.
 
@@ -407,27 +406,14 @@ class BlockSpaceManager:
         """Forgets what is cached, and the hit rate, on one device or all, if no block is used."""
         return self.block_allocator.reset_prefix_cache(device)
 
-    @property
-    def block_tables(self) -> dict[int, BlockTable]:
-        """The tables, by the ids of their sequences."""
-        return self._tables.by_id
+    def _status(self, num_held: int, num_taken: int, *, spares_idle: bool = False) -> AllocStatus:
+        """The answer about work that takes blocks of those free, and then holds so many.
 
-    def _new_table(self) -> BlockTable:
-        return BlockTable(
-            self.block_size, self.block_allocator, max_block_sliding_window=self._window
-        )
-
-    def _planned(self, running: Running, source: Device, to: Device) -> Move:
-        blocks = [table.blocks for _, table in running]
-        return self.block_allocator.plan_swap(blocks, source, to)
-
-    def _usable(self, device: Device) -> int:
-        return self.block_allocator.get_num_usable_blocks(device)
-
-    def _now_or_later(
-        self, needed: int, device: Device, *, spares_idle: bool = False
-    ) -> AllocStatus:
-        free = self.block_allocator.get_num_free_blocks(device)
-        nobody_runs = free == self._usable(device)
-        held_back = 0 if spares_idle and nobody_runs else self.watermark_blocks
-        return AllocStatus.OK if needed <= free - held_back else AllocStatus.LATER
+        The watermark holds nothing back from work that ``spares_idle``, if no block is in use.
+        """
+        usable = self.block_allocator.get_num_usable_blocks(Device.GPU)
+        free = self.block_allocator.get_num_free_blocks(Device.GPU)
+        if num_held > usable - (0 if spares_idle else self.watermark_blocks):
+            return AllocStatus.NEVER
+        held_back = 0 if spares_idle and free == usable else self.watermark_blocks
+        return AllocStatus.OK if num_taken <= free - held_back else AllocStatus.LATER

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from blockmgr.changes import Loan, at_once
+from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.blocks import FREED, Run
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import extra_bytes
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockmgr.changes import Change
+    from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 
 __all__ = ["Move", "cached_at"]
@@ -83,7 +85,7 @@ class Move:
     def _arrival(self, runs: list[Run], brought: set[int]) -> _Arrival:
         olds = [block for run in runs for block in run.blocks]
         held = [block for block in olds if block != FREED]
-        self._source.refuse_waiting(held)
+        _refuse_waiting(self._source.pool, held)
         num_cached = _num_cached(runs)
         found = cached_at(self._destination, runs)
         # What an earlier one shares with this is cached there by then, and copied.
@@ -164,6 +166,12 @@ class Move:
                 (run.blocks.__setitem__, slice(None), news[at : at + count]),
             ]
             at += count
+
+
+def _refuse_waiting(pool: BlockPool, blocks: list[int]) -> None:
+    for block in blocks:
+        if pool.waits_for_copy(block):
+            raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
 
 
 def cached_at(destination: PoolAllocator, runs: list[Run]) -> list[int]:

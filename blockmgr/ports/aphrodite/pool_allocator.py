@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
 from blockmgr.arguments import integer
 from blockmgr.changes import at_once
 from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.pool import BlockPool
+from blockmgr.ports.aphrodite.block_ids import BlockIds
 from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
-from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
-from blockmgr.ports.aphrodite.pool_plans import PoolPlans
-from blockmgr.ports.aphrodite.tokens import checked_extra
-from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, RefCounter
+from blockmgr.ports.aphrodite.caching import PrefixCache
+from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
+from blockmgr.ports.aphrodite.run_plans import RunPlans, carry_out
+from blockmgr.ports.aphrodite.tokens import check_sizes, checked_extra, whole_tokens
+from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.aphrodite.interfaces import Block
-
 
 __all__ = ["PoolAllocator"]
 
@@ -30,13 +31,23 @@ T = TypeVar("T")
 _item = np.ndarray.item
 
 
-class PoolAllocator(PoolPlans):
-    """What both allocators do: the calls of ``BlockAllocator``, on the books of ``PoolPlans``.
+class PoolAllocator(BlockAllocator):
+    """What both allocators do: everything, on a ``BlockPool``.
 
     Attributes:
+        block_class: The kind of its blocks.
+        caches: Whether they are found by the prefix they end.
+        pool: The core, which counts its blocks from 0.
+        ids: What those blocks are called here.
         refcounter: References to each physical block.
         cow_tracker: The copies to run before the next forward.
+        hits: Full blocks looked up and found by ``allocate_immutable_*``.
+        prefix_cache: Which blocks are cached and computed.
+        plans: Changes of runs of its blocks.
     """
+
+    block_class: type[PoolBlock]
+    caches: ClassVar[bool]
 
     def __init__(
         self,
@@ -44,20 +55,21 @@ class PoolAllocator(PoolPlans):
         block_size: int,
         block_ids: Iterable[int] | None = None,
         *,
-        block_class: type[PoolBlock],
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        super().__init__(num_blocks, block_size, block_ids, block_class, eviction)
-        self._places = (
-            None
-            if isinstance(self._ids, range)
-            else {name: block for block, name in enumerate(self._ids)}
-        )
+        self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches, eviction=eviction)
+        self.block_size = self.pool.block_size
+        self.ids = BlockIds(block_ids, self.pool.num_blocks)
         self.refcounter = RefCounter(self)
         self.cow_tracker = CopyOnWriteTracker(self)
+        self.hits = HitCounter()
+        self.prefix_cache = PrefixCache(self.pool)
+        self.plans = RunPlans(self.pool, self.prefix_cache, self.hits, caches=self.caches)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.get_num_free_blocks()} of {len(self._ids)} free>"
+        return (
+            f"<{type(self).__name__}: {self.get_num_free_blocks()} of {self.pool.num_blocks} free>"
+        )
 
     # Allocation.
 
@@ -71,11 +83,10 @@ class PoolAllocator(PoolPlans):
             TypeError: ``prev_block`` is no block of this kind.
             ValueError: It belongs to another allocator.
         """
-        previous = self._previous(prev_block)
+        run = self._run_after(prev_block)
         checked_extra(extra_hash)
-        run = self._run_after(previous)
         if run.blocks:
-            return self.carry_out(self.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
+            return carry_out(self.plans.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
         # No caller has the run yet, so there is one change, made as in ``at_once``.
         run.tokens.append(())
         run.promoted.append(0)
@@ -112,9 +123,10 @@ class PoolAllocator(PoolPlans):
             ValueError: It belongs to another allocator; or blocks without the right number of
                 tokens; or a token out of ``[0, 2**32)``.
         """
-        self._check_sizes(block_token_ids)
+        check_sizes(block_token_ids, self.block_size, all_full=self.caches)
         tokens = tuple(chain.from_iterable(block_token_ids))
-        return self.extend(prev_block, tokens, 0, extra_hash, lambda view: ([], view))
+        run = self._run_after(prev_block)
+        return self.plans.extend(run, tokens, extra_hash, lambda view: ([], view))
 
     def allocate_immutable_block(
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
@@ -122,12 +134,12 @@ class PoolAllocator(PoolPlans):
         """``allocate_immutable_blocks`` of one."""
         tokens = tuple(token_ids)
         if self.caches and len(tokens) == self.block_size and extra_hash is None:
-            run = self._shared(prev_block, tokens)
-            if run is not None:
-                acquire = (self.pool.compiled.acquire, run.blocks)
-                return at_once((acquire, self.hits.count(1, 1)), run.view(0))
-        self._check_sizes((tokens,))
-        return self.extend(prev_block, tokens, 0, extra_hash, lambda v: ([], v.run.view(v.start)))
+            run = self._run_after(prev_block)
+            if changes := self.plans.add_cached(run, tokens):
+                return at_once(changes, run.view(0))
+        check_sizes((tokens,), self.block_size, all_full=self.caches)
+        run = self._run_after(prev_block)
+        return self.plans.extend(run, tokens, extra_hash, lambda v: ([], v.run.view(v.start)))
 
     def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
         """``allocate_mutable_block`` by its earlier name."""
@@ -138,6 +150,24 @@ class PoolAllocator(PoolPlans):
         return self.allocate_immutable_block(prev_block, token_ids)
 
     # Writing.
+
+    def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
+        """What ``Block.append_token_ids`` does."""
+        tokens = whole_tokens(token_ids)
+        present = run.tokens[index]
+        empty = self.block_size - len(present)
+        count = len(tokens)
+        if not 0 < count <= empty:
+            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
+        block = run.blocks[index]
+        if block == FREED:
+            run.view(index).held()  # raises
+        if count < empty and self.pool.ref_count(block) == 1:
+            run.tokens[index] = present + tokens
+            return
+        before = self.prefix_cache.node(run.place_before(index))
+        steps, _ = self.plans.fill(run, index, present + tokens, before is not None, None)
+        carry_out(steps, None)
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be put into the block without moving it."""
@@ -163,8 +193,8 @@ class PoolAllocator(PoolPlans):
         run, index = mine.place
         if run.blocks[index] == FREED or mine.is_full:
             return mine.block_id
-        steps, _ = self._make_writable(run, index)
-        self.carry_out(steps, None)
+        steps, _ = self.plans.make_writable(run, index)
+        carry_out(steps, None)
         return mine.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
@@ -176,7 +206,7 @@ class PoolAllocator(PoolPlans):
         Leaves:
             Blocks that became full while they waited for their copy, cached.
         """
-        return self.hand_out_copies(lambda copies: copies)
+        return self.cow_tracker.clear_cows()
 
     # The prefix cache.
 
@@ -202,7 +232,7 @@ class PoolAllocator(PoolPlans):
             is_next = before is not None and not self.pool.waits_for_copy(held)
             extra = run.extras.get(index)
             at_once(self.prefix_cache.promote(run, index, run.tokens[index], extra, is_next), None)
-        return self._ids[mine.held()]
+        return self.ids.of(mine.held())
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
         """Declares the K/V of cached blocks written.
@@ -215,7 +245,7 @@ class PoolAllocator(PoolPlans):
             ValueError: No block of this allocator.
         """
         self.prefix_cache.mark_computed(
-            None if block_ids is None else [self.pool_block(name) for name in block_ids]
+            None if block_ids is None else [self.ids.block(name) for name in block_ids]
         )
 
     def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
@@ -229,12 +259,12 @@ class PoolAllocator(PoolPlans):
         Raises:
             ValueError: No block of this allocator.
         """
-        places = [[self.pool_block(name) for name in names] for names in seq_block_ids]
+        places = [[self.ids.block(name) for name in names] for names in seq_block_ids]
         computed = [
             list(takewhile(self.prefix_cache.is_computed, blocks[:-1])) for blocks in places
         ]
         same = takewhile(lambda column: len(set(column)) == 1, zip(*computed, strict=False))
-        return [self._ids[column[0]] for column in same]
+        return [self.ids.of(column[0]) for column in same]
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
         """Makes idle blocks the last to be evicted; the order of calls stands for ``now``.
@@ -243,7 +273,7 @@ class PoolAllocator(PoolPlans):
             BlockStateError: A block is not held, and it is not cached.
             ValueError: No block of this allocator.
         """
-        self.pool.touch([self.pool_block(name) for name in block_ids])
+        self.pool.touch([self.ids.block(name) for name in block_ids])
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
         """The leading ones of these hashes that name computed blocks, one after the other.
@@ -285,7 +315,7 @@ class PoolAllocator(PoolPlans):
         parts = segments(self._mine(last_block))
         if any(run.may_have_freed and FREED in run.blocks[:stop] for run, stop in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
-        run, steps = self._fork(parts)
+        run, steps = self.plans.fork(parts)
         return at_once(steps, BlockView(run, 0, len(run.blocks)))
 
     def free(self, block: Block) -> None:
@@ -316,7 +346,23 @@ class PoolAllocator(PoolPlans):
     @property
     def all_block_ids(self) -> frozenset[int]:
         """The ids of all blocks of the pool."""
-        return frozenset(self._ids)
+        return self.ids.every()
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a block of the pool is cached, and its K/V was marked computed."""
+        return self.prefix_cache.is_computed(block)
+
+    def physical_ids(self, blocks: list[int]) -> list[int]:
+        """The ids here of blocks of the pool."""
+        return self.ids.of_all(blocks)
+
+    def physical_id(self, block: int) -> int:
+        """The id here of a block of the pool.
+
+        Raises:
+            ValueError: The pool has no such block.
+        """
+        return self.ids.of(block)
 
     def pool_block(self, block_id: int) -> int:
         """The block of the pool with this id; also ``get_physical_block_id``.
@@ -325,35 +371,24 @@ class PoolAllocator(PoolPlans):
             ValueError: No block of this allocator.
             TypeError: No int.
         """
-        block_id = integer("block_id", block_id)
-        try:
-            if self._places is not None:
-                return self._places[block_id]
-            assert isinstance(self._ids, range)
-            return self._ids.index(block_id)
-        except (KeyError, ValueError):
-            raise ValueError(f"block_id {block_id} is no block of this allocator") from None
+        return self.ids.block(block_id)
 
     get_physical_block_id = pool_block
 
-    def _shared(self, prev_block: Block | None, tokens: tuple[int, ...]) -> Run | None:
-        """A run of the one cached block with these tokens, if there is one: what is asked most."""
-        previous = self._previous(prev_block)
-        parent = self.prefix_cache.node(None if previous is None else previous.place)
-        run = self._run_after(previous)
-        if parent is None or run.blocks:
-            return None
-        run.blocks = self.pool.find(tokens, parent=parent).tolist()
-        run.tokens.append(tokens)
-        run.promoted.append(1)
-        return run if run.blocks else None
+    def _mine(self, block: Block) -> PoolBlock:
+        if not isinstance(block, self.block_class):
+            raise TypeError(
+                f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
+            )
+        if block._run.allocator is not self:
+            raise ValueError("block belongs to another allocator")
+        return block
 
-    def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
-        sizes = [len(chunk) for chunk in block_token_ids]
-        for i, size in enumerate(sizes):
-            least = self.block_size if self.caches or i + 1 < len(sizes) else 1
-            if not least <= size <= self.block_size:
-                raise ValueError(
-                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
-                    f"{size} in block {i}"
-                )
+    def _run_after(self, prev_block: Block | None) -> Run:
+        """The run that new blocks are added to: that of the block they follow, if it ends there."""
+        if prev_block is None:
+            return Run(self)
+        previous = self._mine(prev_block)
+        previous.held()  # raises if it has been freed: nothing can follow what is not there
+        run, index = previous.place
+        return run if index + 1 == len(run.blocks) else Run(self, previous)

@@ -11,6 +11,7 @@ from blockmgr.ports.aphrodite.blocks import BlockView, Run
 from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.growth import Growth, blocks_needed
 from blockmgr.ports.aphrodite.interfaces import Block, Device, NoFreeBlocksError
+from blockmgr.ports.aphrodite.run_plans import carry_out
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class BlockTable:
             return [(setattr, self, "_run", view.run), *then(view.run)], None
 
         allocator = self._allocator.pool_of(device)
-        allocator.extend(None, tuple(token_ids), 0, extra_hash, publish)
+        allocator.plans.extend(Run(allocator), tuple(token_ids), extra_hash, publish)
 
     def append_token_ids(
         self,
@@ -189,23 +190,23 @@ class BlockTable:
                 f"num_computed_slots must be at most the {start} slots with tokens, "
                 f"got {num_computed_slots}"
             )
-        run, changes = self._grow(
+        changes = self._grow(
             len(tokens) + whole("num_lookahead_slots", num_lookahead_slots, 0),
             len(tokens),
             num_computed,
             extra_hash,
         )
-        size = self.block_size
+        run, size = self._allocated(), self.block_size
         at, taken = start // size, 0
         allocator = run.allocator
         is_next = allocator.prefix_cache.node(run.place_before(at)) is not None
         while taken < len(tokens):
             present = run.tokens[at] if at < len(run.tokens) else ()
             chunk = tokens[taken : taken + size - len(present)]
-            more, is_next = allocator.fill(run, at, present + chunk, is_next, extra_hash)
+            more, is_next = allocator.plans.fill(run, at, present + chunk, is_next, extra_hash)
             changes += more
             at, taken = at + 1, taken + len(chunk)
-        allocator.carry_out([*changes, *then], None)
+        carry_out([*changes, *then], None)
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Makes sure of so many empty slots after the tokens.
@@ -215,12 +216,12 @@ class BlockTable:
             SequenceStateError: The table has no blocks.
             ValueError: A negative number.
         """
-        run, changes = self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
-        run.allocator.carry_out(changes, None)
+        num_slots = whole("num_empty_slots", num_empty_slots, 0)
+        carry_out(self._grow(num_slots, 0, 0, extra_hash), None)
 
     def _grow(
         self, num_slots: int, num_written: int, num_computed: int, extra_hash: int | None
-    ) -> tuple[Run, list[Change]]:
+    ) -> list[Change]:
         run = self._allocated()
         checked_extra(extra_hash)
         growth = self.growth(num_slots, num_written, num_computed)
@@ -231,12 +232,12 @@ class BlockTable:
             raise NoFreeBlocksError(needed, pool.num_available)
         changes: list[Change] = []
         if stale := growth.stale:
-            changes += run.allocator.free_slice(run, stale.start, stale.stop)
+            changes += run.allocator.plans.free_slice(run, stale.start, stale.stop)
             changes.append((setattr, self, "_dropped", stale.stop))
         if growth.num_new:
             run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
-            changes += run.allocator.add_empty(run, growth.num_new, extra_hash)
-        return run, changes
+            changes += run.allocator.plans.add_empty(run, growth.num_new, extra_hash)
+        return changes
 
     def growth(self, num_slots: int, num_written: int, num_computed: int) -> Growth:
         """What the table takes to have slots for what comes next.
@@ -307,7 +308,7 @@ class BlockTable:
     def plan_fork(self, run: Run) -> tuple[BlockTable, list[Change]]:
         """A fork, whose blocks are its own once the changes are made, given those of this table."""
         child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
-        child._run, changes = run.allocator.fork_run(run)
+        child._run, changes = run.allocator.plans.fork([(run, len(run.blocks))])
         child._dropped = self._dropped
         child.num_computed_slots = self.num_computed_slots
         return child, changes
@@ -323,10 +324,7 @@ class BlockTable:
     def plan_free(self) -> list[Change]:
         """What ``free`` does."""
         run = self._allocated()
-        return [
-            *run.allocator.free_run(run),
-            (setattr, self, "_run", None),
-        ]
+        return [*run.allocator.plans.free_run(run), (setattr, self, "_run", None)]
 
     def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:
         """The tokens of the whole sequence that the table does not have yet.

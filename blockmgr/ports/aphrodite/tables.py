@@ -1,4 +1,4 @@
-"""The block tables of all sequences, by sequence."""
+"""The block tables of all sequences, by name and by group."""
 
 from __future__ import annotations
 
@@ -8,29 +8,56 @@ from blockmgr.arguments import whole
 from blockmgr.errors import SequenceStateError, UnknownSequenceError
 from blockmgr.ports.aphrodite.groups import distinct_sequences, id_of, tokens_of
 from blockmgr.ports.aphrodite.interfaces import Device
+from blockmgr.ports.aphrodite.table import BlockTable
 
 if TYPE_CHECKING:
+    from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
     from blockmgr.ports.aphrodite.growth import Growth
-    from blockmgr.ports.aphrodite.table import BlockTable
+    from blockmgr.ports.aphrodite.moves import Move
 
-    Running = list[tuple[SequenceLike, BlockTable]]
-    """Sequences of a group, each with its table."""
+__all__ = ["GroupTables", "check_on_device"]
 
-__all__ = ["GroupTables", "growths", "on_device"]
+
+def check_on_device(table: BlockTable) -> None:
+    """Refuses a table whose blocks are on the host."""
+    if table.device is not Device.GPU:
+        raise ValueError("seq must be on the device, it is on the host; swap it in")
 
 
 class GroupTables:
-    """Which sequences have a block table, and which of a group have.
+    """Which sequences have a block table, and which of a group have one or wait for one.
 
-    Attributes:
-        by_id: The tables, by the ids of their sequences.
+    For one thread at a time.
+
+    Args:
+        allocator: Where the blocks of the tables come from.
+        sliding_window: Tokens that attention reaches back; None for all.
+
+    Raises:
+        NoFreeBlocksError: No block is left to be the null block of a window.
     """
 
-    __slots__ = ("by_id",)
+    __slots__ = ("_allocator", "_window", "by_name")
 
-    def __init__(self) -> None:
-        self.by_id: dict[int, BlockTable] = {}
+    by_name: dict[int, BlockTable]
+    """The tables."""
+
+    def __init__(self, allocator: CpuGpuBlockAllocator, sliding_window: int | None) -> None:
+        self._allocator = allocator
+        self._window: int | None = None
+        self.by_name = {}
+        if sliding_window is not None:
+            # One more than the window covers, for it seldom begins with a block.
+            self._window = -(-sliding_window // allocator.block_size) + 1
+            # Now, so that no answer about free blocks is wrong by it later.
+            allocator.allocate_or_get_null_block()
+
+    def new(self) -> BlockTable:
+        """A table without blocks, of no sequence yet."""
+        return BlockTable(
+            self._allocator.block_size, self._allocator, max_block_sliding_window=self._window
+        )
 
     def of(self, seq: SequenceLike) -> BlockTable:
         """The table of a sequence.
@@ -40,53 +67,55 @@ class GroupTables:
         """
         name = id_of(seq)
         try:
-            return self.by_id[name]
+            return self.by_name[name]
         except KeyError:
             raise UnknownSequenceError(name) from None
 
-    def running(self, seq_group: GroupLike) -> Running:
-        """The sequences of a group that have a table.
+    def running(self, seq_group: GroupLike) -> list[tuple[SequenceLike, BlockTable]]:
+        """The sequences of a group that have a table, at least one, and those tables.
 
         Raises:
             UnknownSequenceError: None has.
         """
-        sequences = distinct_sequences(seq_group)
-        running = [(s, self.by_id[s.seq_id]) for s in sequences if s.seq_id in self.by_id]
+        known, sequences = self.by_name, distinct_sequences(seq_group)
+        running = [(s, known[s.seq_id]) for s in sequences if s.seq_id in known]
         if not running:
             raise UnknownSequenceError(sequences[0].seq_id)
         return running
 
     def waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
-        """The sequences of a group that have none yet.
+        """The sequences of a group that have no table and have not ended, at least one.
 
         Raises:
-            SequenceStateError: Each has one, or has ended.
+            SequenceStateError: There is none.
         """
         waiting = [
             seq
             for seq in distinct_sequences(seq_group)
-            if seq.seq_id not in self.by_id and not getattr(seq, "is_finished", bool)()
+            if seq.seq_id not in self.by_name and not getattr(seq, "is_finished", bool)()
         ]
         if not waiting:
             raise SequenceStateError("every sequence of the group has blocks already, or has ended")
         return waiting
 
+    def plan_move(
+        self, running: list[tuple[SequenceLike, BlockTable]], source: Device, to: Device
+    ) -> Move:
+        """What moving these sequences to the other device takes; nothing is moved yet."""
+        return self._allocator.plan_swap([table.blocks for _, table in running], source, to)
 
-def growths(running: Running, num_lookahead_slots: int) -> list[Growth]:
-    """How each table grows in the next step, with so many look-ahead slots."""
-    lookahead = whole("num_lookahead_slots", num_lookahead_slots, 0)
-    return [
-        table.next_growth(len(table.get_unseen_token_ids(tokens_of(seq))), lookahead)
-        for seq, table in running
-    ]
+    @staticmethod
+    def next_growths(
+        running: list[tuple[SequenceLike, BlockTable]], num_lookahead_slots: int
+    ) -> list[Growth]:
+        """What ``append_slots`` of each of these sequences takes.
 
-
-def on_device(table: BlockTable) -> BlockTable:
-    """The table.
-
-    Raises:
-        ValueError: It is on the host.
-    """
-    if table.device is not Device.GPU:
-        raise ValueError("seq must be on the device, it is on the host; swap it in")
-    return table
+        Raises:
+            SequenceStateError: A sequence has lost tokens since they were given slots.
+            ValueError: A negative number of slots.
+        """
+        lookahead = whole("num_lookahead_slots", num_lookahead_slots, 0)
+        return [
+            table.next_growth(len(table.get_unseen_token_ids(tokens_of(seq))), lookahead)
+            for seq, table in running
+        ]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from blockmgr.arguments import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["block_names", "checked_extra", "extra_bytes", "whole_tokens"]
+__all__ = ["check_sizes", "checked_extra", "extra_bytes", "whole_tokens"]
 
 _LIMIT = 2**32
 
@@ -30,6 +30,20 @@ def _whole_token(token: object) -> int:
     return number
 
 
+def check_sizes(
+    block_token_ids: Sequence[Sequence[int]], block_size: int, *, all_full: bool
+) -> None:
+    """Refuses blocks that are not full; the last one may be, unless ``all_full``."""
+    sizes = [len(chunk) for chunk in block_token_ids]
+    for i, size in enumerate(sizes):
+        least = block_size if all_full or i + 1 < len(sizes) else 1
+        if not least <= size <= block_size:
+            raise ValueError(
+                f"block_token_ids must have {least} to {block_size} tokens a block, got "
+                f"{size} in block {i}"
+            )
+
+
 def checked_extra(extra_hash: int | None) -> None:
     """Refuses an extra hash that is no int."""
     is_int = isinstance(extra_hash, int) and not isinstance(extra_hash, bool)
@@ -40,17 +54,3 @@ def checked_extra(extra_hash: int | None) -> None:
 def extra_bytes(extra_hash: int | None) -> bytes:
     """An extra hash as the core takes it: any int, of any size and sign."""
     return b"" if extra_hash is None else b"%d" % extra_hash
-
-
-def block_names(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[int]:
-    """The ids of the blocks of an allocator: a range, if they are in a row."""
-    if block_ids is None:
-        return range(num_blocks)
-    names = tuple(integer("block_ids", name) for name in block_ids)
-    if len(names) != num_blocks or len(set(names)) != num_blocks or min(names) < 0:
-        raise ValueError(
-            f"block_ids must be {num_blocks} distinct ids of 0 or more, got {len(names)} of which "
-            f"{len(set(names))} are distinct, the smallest {min(names, default=None)}"
-        )
-    in_a_row = range(names[0], names[0] + num_blocks)
-    return in_a_row if names == tuple(in_a_row) else names

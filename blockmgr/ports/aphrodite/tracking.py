@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import starmap
+from typing import TYPE_CHECKING, TypeVar
 
 from blockmgr.changes import at_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockmgr.blocks import CopyPlan
     from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.interfaces import Block
     from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 
 __all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
+
+T = TypeVar("T")
 
 
 class ReadOnlyRefCounter:
@@ -89,7 +95,26 @@ class CopyOnWriteTracker:
 
     def clear_cows(self) -> dict[int, list[int]]:
         """As ``BlockAllocator.clear_copy_on_writes``."""
-        return self._allocator.clear_copy_on_writes()
+        return self.hand_out(lambda copies: copies)
+
+    def hand_out(self, form: Callable[[dict[int, list[int]]], T]) -> T:
+        """``clear_cows``, in another form."""
+        pool, name = self._allocator.pool, self._allocator.ids.of
+        plans: list[CopyPlan] = []
+        try:
+            # Noted down in the same instruction.
+            plans.extend(starmap(pool.compiled.take_copies, ((),)))
+            copies: dict[int, list[int]] = {}
+            for source, destination, _ in plans[0]:
+                copies.setdefault(name(source), []).append(name(destination))
+            # All that were planned are in it, so nothing waits for a copy any more.
+            applied = (pool.compiled.copies_applied, plans[0].ticket)
+            promoted = self._allocator.prefix_cache.promote_waiting()
+            return at_once([applied, *promoted, (plans.clear,)], form(copies))
+        except BaseException:
+            for plan in plans:
+                pool.copies_aborted(plan.ticket)
+            raise
 
 
 class HitCounter:
