@@ -359,6 +359,16 @@ def test_a_block_filled_in_the_step_of_its_copy_is_cached_once_the_copy_is_taken
     assert ids(found) == [fork.block_id, after.block_id]
 
 
+def test_what_follows_a_block_that_waits_is_not_taken_for_a_beginning() -> None:
+    allocator = caching()
+    [beginning] = chain(allocator, [5, 6, 7, 8])
+    [block] = chain(allocator, [1, 2, 3])
+    fork = allocator.fork(block)[0]
+    fork.append_token_ids([9])
+    after = allocator.allocate_immutable(fork, [5, 6, 7, 8])
+    assert after.block_id != beginning.block_id
+
+
 def test_a_fork_of_blocks_that_wait_is_cached_with_them() -> None:
     allocator = caching()
     [block] = chain(allocator, [1, 2, 3])

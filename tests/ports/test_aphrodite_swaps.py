@@ -211,6 +211,36 @@ def test_admission_tells_now_from_later_from_never() -> None:
     assert manager.can_allocate(group([1] * 28, first=9)) is AllocStatus.OK
 
 
+def test_a_group_too_large_for_the_watermark_comes_back_once_nobody_runs() -> None:
+    manager = space(gpu=10, cpu=10, watermark=0.2)
+    large, other = group([1] * 36), group([2] * 4, first=5)
+    manager.allocate(large)
+    manager.swap_out(large)
+    manager.allocate(other)
+    assert manager.can_swap_in(large) is AllocStatus.LATER
+    manager.free(other.seqs[0])
+    assert manager.can_swap_in(large) is AllocStatus.OK
+
+
+def test_a_window_keeps_its_null_block_back_before_anything_is_allocated() -> None:
+    manager = space(gpu=8, sliding_window=8)
+    assert manager.get_num_free_gpu_blocks() == 7
+    assert manager.can_allocate(group([1] * 32)) is AllocStatus.NEVER
+    assert manager.can_allocate(group([1] * 28)) is AllocStatus.OK
+
+
+def test_what_leaves_the_window_makes_room_for_the_step_after_a_swap() -> None:
+    manager = space(gpu=5, sliding_window=4)
+    only = group([1] * 16)
+    manager.allocate(only)
+    manager.swap_out(only)
+    only.seqs[0].tokens.append(2)
+    assert manager.can_swap_in(only) is AllocStatus.OK
+    manager.swap_in(only)
+    manager.append_slots(only.seqs[0])
+    assert manager.get_num_free_gpu_blocks() == 1
+
+
 def test_a_group_is_swapped_out_and_in() -> None:
     manager = space()
     pair = group([1] * 6, [1] * 6)
