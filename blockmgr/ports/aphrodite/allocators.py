@@ -41,7 +41,8 @@ class NaiveBlockAllocator(PoolAllocator):
     ) -> None:
         if not (isinstance(create_block, type) and issubclass(create_block, NaiveBlock)):
             raise TypeError(f"create_block must be NaiveBlock or a subclass, got {create_block!r}")
-        super().__init__(num_blocks, block_size, block_ids, block_class=create_block)
+        self.block_class = create_block
+        super().__init__(num_blocks, block_size, block_ids)
 
 
 class PrefixCachingBlockAllocator(PoolAllocator):
@@ -79,6 +80,5 @@ class PrefixCachingBlockAllocator(PoolAllocator):
         *,
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        super().__init__(
-            num_blocks, block_size, block_ids, block_class=PrefixCachingBlock, eviction=eviction
-        )
+        self.block_class = PrefixCachingBlock
+        super().__init__(num_blocks, block_size, block_ids, eviction=eviction)

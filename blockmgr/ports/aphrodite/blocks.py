@@ -22,7 +22,7 @@ from blockmgr.ports.aphrodite.tokens import checked_extra, extra_bytes, whole_to
 
 if TYPE_CHECKING:
     from blockmgr.changes import Change
-    from blockmgr.ports.aphrodite.pool_plans import PoolPlans
+    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
 
 __all__ = [
     "FREED",
@@ -72,7 +72,7 @@ class Run:
         "tokens",
     )
 
-    def __init__(self, allocator: PoolPlans, before: PoolBlock | None = None) -> None:
+    def __init__(self, allocator: PoolAllocator, before: PoolBlock | None = None) -> None:
         self.allocator = allocator
         self.size = allocator.block_size
         self.before = before

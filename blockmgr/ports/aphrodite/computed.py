@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from blockmgr.changes import Change
     from blockmgr.ports.aphrodite.groups import SequenceLike
-    from blockmgr.ports.aphrodite.pool_plans import PoolPlans
     from blockmgr.ports.aphrodite.table import BlockTable
 
 __all__ = ["ComputedBlocksTracker"]
@@ -82,7 +81,7 @@ class ComputedBlocksTracker:
             return self._known[name]
         table = self._tables.get(name)
         if table is None:
-            allocator: PoolPlans = self._allocator.pool_of(Device.GPU)
+            allocator = self._allocator.pool_of(Device.GPU)
             key = extra_bytes(extra)
             every = range(len(tokens) // self._allocator.block_size)
             extras = dict.fromkeys(every, key) if key else None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.aphrodite.interfaces import Block
-    from blockmgr.ports.aphrodite.pool_plans import PoolPlans
 
 __all__ = ["CpuGpuBlockAllocator"]
 
@@ -113,7 +112,7 @@ class CpuGpuBlockAllocator:
             raise ValueError(f"device must have blocks, got {device}")
         return allocator
 
-    def device_of(self, allocator: PoolPlans) -> Device:
+    def device_of(self, allocator: PoolAllocator) -> Device:
         """Where an allocator's blocks are.
 
         Raises:
@@ -229,10 +228,9 @@ class CpuGpuBlockAllocator:
         if not isinstance(block, PoolBlock):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
         allocator = block.place[0].allocator
-        for known in self._allocators.values():
-            if known is allocator:
-                return known
-        raise ValueError("block belongs to another allocator")
+        if not any(allocator is known for known in self._allocators.values()):
+            raise ValueError("block belongs to another allocator")
+        return allocator
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
