@@ -5,7 +5,9 @@
 // A request is a line: its time, the steps it decodes for, how many blocks its prompt has, and a
 // number for each of those blocks. A block is one token here, which changes nothing about ids.
 // Each lap serves all requests once, with contents that no lap before had; the last one is counted.
+// At the end the prompts that are cached are matched, in the worn pool and in a fresh one.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -78,6 +80,39 @@ std::vector<Request> read_requests() {
   return requests;
 }
 
+// Prompts of the last lap that are whole in the cache, the newest first, to a quarter of the pool.
+std::vector<std::vector<Token>> cached_prompts(Sequences& core,
+                                               const std::vector<Request>& requests, Token offset) {
+  std::vector<std::vector<Token>> prompts;
+  std::int64_t size = 0;
+  for (auto r = requests.rbegin(); r != requests.rend() && size < core.config().num_blocks / 4;
+       ++r) {
+    std::vector<Token> tokens = r->tokens;
+    for (Token& token : tokens) token += offset;
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    if (count < 64 || core.match({tokens.data(), count, {}, {}, 0}).num_cached + 1 < count)
+      continue;
+    size += count;
+    prompts.push_back(std::move(tokens));
+  }
+  return prompts;
+}
+
+// Nanoseconds a block, the least of several rounds.
+double match_time(Sequences& core, const std::vector<std::vector<Token>>& prompts) {
+  double least = 1e9;
+  for (int round = 0; round < 20; ++round) {
+    std::int64_t found = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    for (const std::vector<Token>& tokens : prompts)
+      found += core.match({tokens.data(), static_cast<std::int64_t>(tokens.size()), {}, {}, 0})
+                   .num_cached;
+    const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
+    if (found) least = std::min(least, time.count() / static_cast<double>(found));
+  }
+  return least;
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -141,8 +176,19 @@ int main(int, char** argv) {
       serve(start + request.time, request, static_cast<Token>(lap) * (most + 1));
     start += requests.back().time;
   }
-  std::printf("%ld %.2f %ld %.2f %ld %ld\n", static_cast<long>(hits.blocks), hits.mean(),
+  const auto prompts = cached_prompts(core, requests, static_cast<Token>(laps - 1) * (most + 1));
+  Sequences fresh_core(config, std::make_unique<Mixer>());
+  for (const std::vector<Token>& tokens : prompts) {
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    const Handle handle = fresh_core.admit({tokens.data(), count, {}, {}, 0});
+    fresh_core.commit(handle, count);
+    fresh_core.free(handle);
+  }
+  const double fresh_time = match_time(fresh_core, prompts);
+  const double worn_time = match_time(core, prompts);
+  std::printf("%ld %.2f %ld %.2f %ld %ld %.2f %.2f\n", static_cast<long>(hits.blocks), hits.mean(),
               static_cast<long>(outputs.blocks), outputs.mean(),
-              static_cast<long>(core.pool().num_evicted() - evicted), static_cast<long>(refused));
+              static_cast<long>(core.pool().num_evicted() - evicted), static_cast<long>(refused),
+              worn_time, fresh_time);
   return 0;
 }

@@ -4,7 +4,8 @@ Replays a trace in Mooncake's format through the core, with decoding in between,
 sizes. Ids of one prompt are consecutive as far as possible, and a match is fast along them: what is
 counted is how many blocks lie in a row when they are found, and when a sequence ends. The first
 pool never evicts. Blocks are 64 tokens; where the trace has larger ones, they are cut up. With
-``--laps`` the trace is served so often, each time with new contents; the last lap counts.
+``--laps`` the trace is served so often, each time with new contents; the last lap counts. At the
+end the prompts that are cached whole are matched, in that pool and in a fresh one of its size.
 """
 
 from __future__ import annotations
@@ -79,7 +80,16 @@ def main() -> int:
     lines = "".join(
         f"{r.time} {r.steps} {len(r.blocks)} {' '.join(map(str, r.blocks))}\n" for r in all_requests
     )
-    columns = ("pool, %", "found", "in a row", "at the end", "evicted", "refused")
+    columns = (
+        "pool, %",
+        "found",
+        "in a row",
+        "at the end",
+        "evicted",
+        "refused",
+        "match, ns",
+        "fresh, ns",
+    )
     table = Table(*columns, box=None, header_style="")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder), args.cxx)
@@ -88,8 +98,9 @@ def main() -> int:
                 [program, str(total * share // 100), str(args.laps)],
                 input=lines, capture_output=True, text=True, check=True,
             )  # fmt: skip
-            found, row, _, end, evicted, refused = run.stdout.split()
-            table.add_row(str(share), f"{int(found):,}", row, end, f"{int(evicted):,}", refused)
+            found, row, _, end, evicted, refused, worn, fresh = run.stdout.split()
+            counts = f"{int(found):,}", row, end, f"{int(evicted):,}", refused
+            table.add_row(str(share), *counts, worn, fresh)
     Console().print(table)
     return 0
 
