@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
 
 from blockmgr.arguments import integer, whole
+from blockmgr.groups import checked_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockmgr.groups import Group
     from blockmgr.policy import PolicyFactory
 
 __all__ = [
@@ -127,6 +129,8 @@ class ManagerOptions(TypedDict, total=False):
     retention: bool
     max_pinned_blocks: int
     quotas: Mapping[bytes, int]
+    groups: Iterable[Group]
+    max_rollback_tokens: int
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -221,6 +225,8 @@ class ManagerConfig:
     retention: bool = False
     max_pinned_blocks: int = 0
     quotas: Mapping[bytes, int] = _NO_QUOTAS
+    groups: tuple[Group, ...] = ()
+    max_rollback_tokens: int = 0
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -258,6 +264,7 @@ class ManagerConfig:
                     f"event_blocks must be None without events, got {self.event_blocks}"
                 )
         self._set_quotas()
+        self._set_groups()
         self._whole("debug", 0, MAX_DEBUG)
         self._one_of("dedup", ("remap", "append_only"))
         if not callable(self.eviction):
@@ -304,6 +311,24 @@ class ManagerConfig:
                 f"quotas must be at most {(MAX_BLOCKS - self.num_blocks) // 2} for this num_blocks,"
                 f" got {len(quotas)}"
             )
+
+    def _set_groups(self) -> None:
+        object.__setattr__(self, "groups", checked_groups(self.groups))
+        self._whole("max_rollback_tokens", 0, 2**31 - 1)
+        if not self.groups:
+            if self.max_rollback_tokens:
+                raise ValueError(
+                    "max_rollback_tokens must be 0 without groups, got "
+                    f"{self.max_rollback_tokens}"
+                )
+            return
+        wanted = {"null_block": True, "prefix_caching": True, "retention": False}
+        wanted |= {"dedup": "remap", "ghost_blocks": 0, "events": False}
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} must be {value!r} with groups, got {getattr(self, name)!r}"
+                )
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)

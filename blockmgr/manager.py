@@ -15,6 +15,7 @@ from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.changes import CompiledManagerCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
+from blockmgr.groups import core_groups
 from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
@@ -124,6 +125,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             "retention": config.retention,
             "max_pinned_blocks": config.max_pinned_blocks,
             "quotas": list(config.quotas.items()),
+            "groups": core_groups(config.groups),
+            "max_rollback": config.max_rollback_tokens,
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)

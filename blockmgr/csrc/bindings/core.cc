@@ -44,6 +44,12 @@ nb::object block_tables(Core& self) {
   return shared_view(self.core.shown_tables(), nb::make_tuple(config.max_seqs, config.row_width));
 }
 
+nb::object group_tables(Core& self) {
+  const Config& config = self.core.config();
+  return shared_view(self.core.shown_groups(), nb::make_tuple(config.groups.size(), config.max_seqs,
+                                                              config.row_width));
+}
+
 nb::object seq_lens(Core& self) {
   return shared_view(self.core.shown_lengths(), nb::make_tuple(self.core.config().max_seqs));
 }
@@ -80,6 +86,11 @@ void init_core(Core* self, nb::dict options) {
   config.steps_in_flight = whole("steps_in_flight", 0, kMaxStepsInFlight);
   config.early_commit = flag("early_commit");
   config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
+  config.max_rollback = whole("max_rollback", 0, INT32_MAX);
+  // (kind, width) of each, without the one whose blocks are the nodes' own.
+  for (const nb::handle group : nb::cast<nb::list>(options["groups"]))
+    config.groups.push_back({static_cast<Group::Kind>(nb::cast<int>(group[0])),
+                             nb::cast<std::int64_t>(group[1])});
   new (self)
       Core(config, digest_option(options, config.block_size),
            nb::cast<nb::list>(options["python_policies"]));

@@ -54,6 +54,8 @@ void init_core(Core* self, nb::dict options);
 // The block tables and sequence lengths as NumPy arrays that share the core's memory.
 nb::object block_tables(Core& self);
 nb::object seq_lens(Core& self);
+// int32[groups, max_seqs, row_width], of all groups beside that of block_tables.
+nb::object group_tables(Core& self);
 
 // explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
 // last four one for each missed block.

@@ -163,6 +163,16 @@ void reserve(Core& self, nb::handle handle, nb::handle num_slots) {
   self.core.reserve(h, int_argument(num_slots, "num_slots"));
 }
 
+// (its states stand, where a forward should stop)
+nb::tuple view_groups(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  const GroupRow row = self.read([&](const Sequences& core) { return core.view_groups(h); });
+  nb::list stops;
+  for (const std::int64_t stop : row.stops)
+    if (stop) stops.append(stop);
+  return nb::make_tuple(row.stands, stops);
+}
+
 void append(Core& self, nb::handle handle, nb::handle tokens) {
   const std::int64_t h = handle_argument(handle);
   TokenArray values = token_argument(self, tokens);
@@ -700,6 +710,10 @@ NB_MODULE(_core, m) {
                    "tuple[int, int, " BM_ARRAY("int64") "] | None"),
            nb::arg().none())
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
+      .def("group_tables", group_tables,
+           nb::sig("def group_tables(self, /) -> " BM_ARRAY("int32")))
+      .def("view_groups", view_groups,
+           nb::sig("def view_groups(self, handle: object, /) -> tuple[bool, list[int]]"), any())
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));
   bind_block_pool(m);
 }

@@ -51,6 +51,8 @@ class BlockAudit {
 
   static std::string name(NodeId n) { return "node " + std::to_string(n); }
   // Whether this is a node, so that it has a block.
+  // The record of a part of a further group, among what is cached.
+  bool is_part(NodeId n) const { return nodes_[n].keyed() && Pool::is_part(nodes_[n]); }
   bool valid(NodeId n) const { return n >= 0 && n < count_ && nodes_.block(n) != kNoBlock; }
   // Of the partition whose observers are being audited.
   const Pool::Partition& partition() const { return *partition_; }

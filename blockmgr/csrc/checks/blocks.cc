@@ -166,7 +166,11 @@ void BlockAudit::check_queues() {
     const Node& record = nodes_[b];
     const int list = listed_[static_cast<std::size_t>(b)];
     const bool waits = valid(b) && !nodes_.used(b);
-    const int due = !waits ? -1 : record.fence ? 1 + record.fence : record.keyed() ? 1 : 0;
+    const int due = !waits            ? -1
+                    : record.fence    ? 1 + record.fence
+                    : !record.keyed() ? 0
+                    : is_part(b)      ? -1
+                                      : 1;
     BLOCKMGR_EXPECT(list == due, name(b) + " is in queue " + std::to_string(list) +
                                      ", should be in " + std::to_string(due));
     BLOCKMGR_EXPECT(!nodes_.used(b) || !record.fence, name(b) + " is used and fenced");
@@ -184,12 +188,14 @@ void BlockAudit::check_partition(int number) {
   const Pool::Partition& own = pool_.partition(number);
   partition_ = &own;
   check_idle(own.idle);
-  int used = 0, fenced = 0;
+  int used = 0, fenced = 0, kept = 0;
   for (const NodeId n : own.range) {
     used += nodes_.used(n);
+    kept += nodes_.idle(n) && is_part(n);
     fenced += !nodes_.used(n) && nodes_[n].fence;
   }
   BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
+  BLOCKMGR_EXPECT(kept == own.num_kept, "a partition miscounts the parts that it keeps");
   BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
                   "the blocks of a partition do not add up to what was set apart");
   if (own.policy) own.policy->audit(*this);
@@ -205,8 +211,8 @@ void BlockAudit::check_index() {
   int keyed = 0;
   for (NodeId b = 0; b < count_; ++b) {
     const Node& record = nodes_[b];
-    const bool full = record.key_tokens == size_;
-    keyed += record.keyed();
+    const bool full = record.key_tokens == size_ && !is_part(b);
+    keyed += record.keyed() && !is_part(b);
     BLOCKMGR_EXPECT(indexed.count(b) == full,
                     name(b) + (full ? " is missing from" : " is stale in") + " the index");
     if (!full) continue;
@@ -227,7 +233,7 @@ void BlockAudit::check_children() {
   std::map<NodeId, std::set<NodeId>> children;
   for (NodeId b = 0; b < count_; ++b) {
     const Node& record = nodes_[b];
-    if (!record.keyed()) continue;
+    if (!record.keyed() || is_part(b)) continue;
     children[record.parent].insert(b);
     if (record.extras) ++extras_[record.extras];
     if (is_root(record.parent)) ++roots_[root_index(record.parent)];

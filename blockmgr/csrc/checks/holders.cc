@@ -19,7 +19,10 @@ class Audit : public BlockAudit {
     core_.audit_shares(*this);
     check_blocks();
     check_steps();
-    return result();
+    std::vector<std::string> found = result();
+    if (core_.groups_)
+      for (std::string& each : core_.groups_->violations()) found.push_back(std::move(each));
+    return found;
   }
 
  private:
@@ -57,6 +60,7 @@ class Audit : public BlockAudit {
                           who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
       }
+      if (core_.groups_ && s.state == Sequence::kRunning) check_parts(s, who);
       BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
                       who + " is cached and runs on what was forgotten");
       BLOCKMGR_EXPECT(!core_.is_computing(s) ||
@@ -74,6 +78,32 @@ class Audit : public BlockAudit {
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
     BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
+  }
+
+  // It has a part of each unit from the first on that the group still reads, and states of its own.
+  void check_parts(const Sequence& s, const std::string& who) {
+    const GroupPlaces& groups = *core_.groups_;
+    const GroupRow& row = core_.group_row(s);
+    const NodeId* t = core_.table(s);
+    for (int g = 0; g < groups.num_groups(); ++g) {
+      const std::string what = who + ", group " + std::to_string(g);
+      if (groups.group(g).recurrent()) {
+        const NodeId state = row.states[static_cast<std::size_t>(g)];
+        BLOCKMGR_EXPECT(valid(state), what + " has no state");
+        if (!valid(state)) continue;
+        ++refs(state);
+        BLOCKMGR_EXPECT(nodes_.uses(state).ref_count == 1 && !nodes_[state].keyed(),
+                        what + " shares its state");
+        continue;
+      }
+      for (std::int64_t i = row.first[static_cast<std::size_t>(g)]; i < s.num_blocks; ++i) {
+        const NodeId part = groups.part(g, t[i]);
+        BLOCKMGR_EXPECT(valid(part), what + " has a gap at " + std::to_string(i));
+        if (valid(part)) ++refs(part);
+      }
+      BLOCKMGR_EXPECT(groups.first_unit(g, core_.settled(s)) >= row.first[static_cast<std::size_t>(g)],
+                      what + " has given back what it reads");
+    }
   }
 
   void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
@@ -178,7 +208,7 @@ void Store::audit_shares(BlockAudit& audit) const {
   for (std::uint32_t root = 0; root < partitions_.size(); ++root)
     if (partitions_[root]) ++audit.root_refs(root);
   for (NodeId b = 0; b < nodes_.count; ++b) {
-    if (!nodes_[b].keyed()) continue;
+    if (!nodes_[b].keyed() || Pool::is_part(nodes_[b])) continue;
     const NodeId parent = nodes_[b].parent;
     const int due = is_root(parent) ? partition_of(root_index(parent)) : pool_.partition_of(parent);
     audit.expect(pool_.partition_of(b) == due,

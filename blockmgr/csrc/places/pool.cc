@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "places/group_places.h"
+
 namespace blockmgr {
 
 namespace {
@@ -49,17 +51,17 @@ int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& ap
 
 // What is set apart are the last blocks, the first partition's at the very end.
 Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-           const std::vector<int>& apart)
+           const std::vector<int>& apart, bool grouped)
     : nodes_(nodes),
       index_(index),
       num_reserved_(num_reserved),
       common_(nodes, num_reserved,
               nodes.num_blocks - num_reserved - std::accumulate(apart.begin(), apart.end(), 0), 0,
               nodes.count + 2),
-      idles_unheard_(apart.empty()) {
+      idles_unheard_(apart.empty() && !grouped) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
-  if (apart.empty()) return;
+  if (apart.empty() && !grouped) return;
   partitions_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(nodes.count));
   num_queued_ = capacity();
   std::int32_t block = nodes.num_blocks;
@@ -128,7 +130,7 @@ NodeId Pool::take(int partition, NodeId before) noexcept {
 void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* out) noexcept {
   // Victims are known in advance only where no observer is asked for them or notified.
   Partition& own = at(partition);
-  const bool known = !own.observed() && !debug_;
+  const bool known = !own.observed() && !debug_ && !groups_;
   const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
   for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
   if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
@@ -187,9 +189,23 @@ NodeId Pool::take_next(int partition, BlockId chosen, NodeId before) noexcept {
 }
 
 BlockId Pool::evict_block(Partition& own) noexcept {
+  if (groups_) [[unlikely]] {
+    const int partition = &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
+    while (own.free.empty()) groups_->evict_one(partition);
+    return own.free.pop();
+  }
   const NodeId n = victim_of(own);
   evict(own, n);
   return unbind(own, n);
+}
+
+NodeId Pool::evict_next(int partition) noexcept {
+  Partition& own = at(partition);
+  const NodeId n = victim_of(own);
+  const NodeId parent = nodes_[n].parent;
+  evict(own, n);
+  own.free.push(unbind(own, n));
+  return parent;
 }
 
 // Ends what a node was. It keeps its block for now.
@@ -200,7 +216,7 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
     expect(nodes_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
-  if (own.observed()) [[unlikely]]
+  if (own.observed() || groups_) [[unlikely]]
     tell_uncached(own, b, true);
   index_.erase(b);
   ++own.num_evicted;
@@ -258,12 +274,14 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   }
   nodes_.uses(chain[count - 1]).pins = 0;
   if (idles_unheard_) return;
+  for (std::int64_t k = 0; groups_ && k < idle.count; ++k) groups_->on_used(idle.nodes[k]);
   if (partitions_) num_queued_ -= static_cast<int>(idle.count);
   own.tell([idle](Observer& each) { each.on_used(idle); });
 }
 
 void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) noexcept {
-  const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
+  // Of several groups, each node is looked at: no boundary may need it.
+  const std::int64_t worth_a_run = debug_ || groups_ ? INT64_MAX : 4;
   while (count) {
     release(table[--count], who);  // not full as a rule
     if (count >= worth_a_run && nodes_[table[count - 1]].keyed())
@@ -346,6 +364,8 @@ void Pool::unuse(NodeId b, Context& who) noexcept {
 void Pool::enqueue(NodeId b, int fence) noexcept {
   if (!partitions_) [[likely]]
     return enqueue_in(common_, b, fence);
+  if (groups_) [[unlikely]]
+    groups_->before_unused(b);
   num_queued_ += !fence;
   enqueue_in(of(b), b, fence);
 }
@@ -358,6 +378,7 @@ void Pool::dequeue(NodeId b) noexcept {
 }
 
 void Pool::tell_uncached(Partition& own, NodeId b, bool evicted) noexcept {
+  if (groups_) groups_->on_uncached(b);
   if (own.policy) own.policy->on_uncached(b, evicted);
   if (own.past) own.past->on_uncached(b, evicted);
 }
@@ -367,7 +388,8 @@ void Pool::tell_taken(Partition& own) noexcept {
 }
 
 void Pool::tell_used(NodeId b) noexcept {
-  if (nodes_[b].fence) return;
+  if (nodes_[b].fence || (groups_ && is_part(nodes_[b]))) return;
+  if (groups_) groups_->on_used(b);
   of(b).tell([b](Observer& each) { each.on_used({&b, 1}); });
 }
 
@@ -381,6 +403,10 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
     return;
   }
   if (record.keyed()) {
+    if (groups_ && is_part(record)) [[unlikely]] {
+      ++own.num_kept;
+      return;
+    }
     own.idle.push_back(b);
   } else {
     ++record.generation;
@@ -391,6 +417,10 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
 void Pool::tell_unused(NodeId b, int fence, Context& who) noexcept {
   const bool keyed = nodes_[b].keyed();
   if (fence && !keyed) return;
+  if (groups_ && keyed) {
+    if (is_part(nodes_[b])) return;
+    if (!fence) groups_->on_idle(b);
+  }
   of(b).tell([&](Observer& each) {
     const Run run{&b, 1};
     if (fence) return each.on_waiting(run, who);
@@ -407,6 +437,10 @@ inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
     --own.num_fenced;
     return;
   }
+  if (groups_ && is_part(record)) [[unlikely]] {
+    --own.num_kept;
+    return;
+  }
   own.idle.remove(b);  // a free block is only ever taken
 }
 
@@ -421,13 +455,24 @@ void Pool::forget(NodeId b) noexcept {
   const NodeId parent = nodes_[b].parent;
   const int fence = nodes_[b].fence;
   if (!used) dequeue(b);
-  tell_uncached(of(b), b, false);
-  index_.erase(b);
+  uncache(b);
   if (!used) {
     enqueue(b, fence);
   } else if (parent >= 0) {
     unpin(parent);
   }
+}
+
+void Pool::forget_part(NodeId part) noexcept {
+  const int fence = nodes_[part].fence;
+  dequeue(part);
+  nodes_[part].key_tokens = 0;
+  enqueue(part, fence);
+}
+
+void Pool::uncache(NodeId b) noexcept {
+  tell_uncached(of(b), b, false);
+  index_.erase(b);
 }
 
 // Users of a node use its parent too, so the used ones come first.
@@ -458,7 +503,7 @@ int Pool::num_free() const {
 }
 
 int Pool::num_idle() const {
-  return sum([](const Partition& p) { return p.idle.size(); });
+  return sum([](const Partition& p) { return p.idle.size() + p.num_kept; });
 }
 
 std::int64_t Pool::num_evicted() const {
@@ -478,8 +523,7 @@ std::size_t Pool::memory() const {
 void Pool::take_over(NodeId tail) noexcept {
   tell_used(tail);
   dequeue(tail);
-  tell_uncached(of(tail), tail, false);
-  index_.erase(tail);
+  uncache(tail);
   nodes_.uses(tail).ref_count = 1;
 }
 

@@ -34,12 +34,16 @@
 
 namespace blockmgr {
 
+class GroupPlaces;
+
 class Pool {
  public:
   // A pool of all blocks but the first num_reserved, with this many fence lists, and a partition
-  // for each number of blocks that are set apart.
+  // for each number of blocks that are set apart. grouped: set_groups follows.
   Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-       const std::vector<int>& apart = {});
+       const std::vector<int>& apart = {}, bool grouped = false);
+  // Groups of layers beside full attention have blocks here as well: see there.
+  void set_groups(GroupPlaces* groups) { groups_ = groups; }
   // The node ids that such a pool needs.
   static int num_nodes(int num_blocks, int num_reserved, const std::vector<int>& apart);
   // Records needed past the last node: pending copies, unwritten nodes, fences, and an idle list
@@ -66,7 +70,7 @@ class Pool {
           ids(range),
           free(nodes, first, capacity),
           idle(nodes, range, sentinel) {}
-    int available() const { return free.size() + idle.size(); }
+    int available() const { return free.size() + idle.size() + num_kept; }
     bool holds(BlockId b) const { return number(b) >= first && number(b) < first + capacity; }
     // Whether an observer is notified of what happens here.
     bool observed() const { return policy || past; }
@@ -86,6 +90,7 @@ class Pool {
     RetainingPolicy* retention = nullptr;  // the policy, if it is one
     std::unique_ptr<ReuseTracker> past;    // nullptr: there is no memory
     int num_fenced = 0;
+    int num_kept = 0;  // parts that nobody uses and a boundary needs
     std::int64_t num_evicted = 0;
   };
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.
@@ -218,6 +223,16 @@ class Pool {
   }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(NodeId b) noexcept;
+  // Of further groups of layers, see GroupPlaces: whether this is the record of a part, among those
+  // that are cached.
+  static bool is_part(const Node& record) { return record.parent == kNoNode; }
+  // Takes the key of a part that nobody uses.
+  void forget_part(NodeId part) noexcept;
+  // Takes the key of a node that waits in no queue, and is about to.
+  void uncache(NodeId b) noexcept;
+  // Evicts the next idle node of a partition, whose block becomes free. What it continued.
+  NodeId evict_next(int partition) noexcept;
+  void count_evicted(int partition) noexcept { ++at(partition).num_evicted; }
   // With append-only deduplication. Before anything is taken.
   void keep_twins() {
     twins_ = std::make_unique<ZeroedArray<NodeId>>(static_cast<std::size_t>(nodes_.count));
@@ -290,7 +305,7 @@ class Pool {
   void dequeue(NodeId b) noexcept;
   BM_NOINLINE void tell_used(NodeId b) noexcept;
   BM_NOINLINE static void tell_taken(Partition& own) noexcept;
-  BM_NOINLINE static void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
+  BM_NOINLINE void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
   std::int64_t count_run(const NodeId* table, std::int64_t count) const;
   std::int64_t release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept;
   BlockId take_block(Partition& own) noexcept;
@@ -318,6 +333,7 @@ class Pool {
   // Of each block, the generation of the node that had it last, the present one not counted.
   // nullptr: not kept.
   std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
+  GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;
   int open_fence_ = 0;
   // No fence is open, without which no block is fenced; there is no observer, and none are apart.

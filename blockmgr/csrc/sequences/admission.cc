@@ -7,12 +7,6 @@ namespace blockmgr {
 
 namespace {
 
-// Children looked at for a partial match; the recently used ones of a wider node come first.
-// The tails of all sequences with one system prompt are children of its last block: with 32, trees
-// of thought at 256 tokens a block stayed 1.4 points below a block size of 1, with 128 none
-// (benchmarks/partial_reuse.py).
-constexpr int kMaxChildren = 128;
-
 int common_prefix(const Token* a, const Token* b, int limit) {
   int n = 0;
   while (n < limit && a[n] == b[n]) ++n;
@@ -49,7 +43,7 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   const std::uint32_t keys = extras_at(extras, found.num_full);
   int best = config_.min_partial_tokens - 1;
   NodeId child = index_.first_child(found.node);
-  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     if (record.extras == keys) {
       // The copy runs before this step's forward.
@@ -80,6 +74,9 @@ Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) cons
 bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                            std::int64_t watermark) const {
   const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
+  if (groups_ && blocks <= config_.row_width)
+    return grouped_peak(num_tokens, slots ? slots : num_tokens) >
+           pool_.partition(partition).capacity - watermark;
   return blocks > config_.row_width || blocks > pool_.partition(partition).capacity - watermark;
 }
 
@@ -137,6 +134,10 @@ std::int64_t Sequences::written_of(const Found& found) const {
 Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int64_t count,
                                                    std::int64_t slots, const Applicant& applicant) {
   AdmissionPlan plan;
+  if (groups_) [[unlikely]] {
+    plan_grouped(tokens, count, slots, applicant, plan);
+    return plan;
+  }
   Found& found = plan.found;
   if (applicant.read_cache && applicant.root != kNoNode) {
     const std::int64_t looked_up = applicant.looked_up(count);
@@ -199,6 +200,10 @@ void Sequences::store_tokens(Sequence& s, std::int64_t from, const Token* tokens
 void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
   const Found& found = plan.found;
   const std::int64_t num_blocks = plan.demand.num_blocks;
+  if (groups_) [[unlikely]] {
+    occupy_grouped(s, plan);
+    return settle_occupied(s, tokens, plan);
+  }
   std::int32_t* t = table(s);
   // Before anything is taken into use, which may drop a ghost.
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
@@ -224,7 +229,14 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
     t[i++] = fresh;
   }
   pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
+  settle_occupied(s, tokens, plan);
+}
 
+// What holds of a sequence that has its first blocks.
+inline void Sequences::settle_occupied(Sequence& s, const Token* tokens,
+                                       const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
   const std::int64_t size = config_.block_size;
   show(row_of(s), 0, num_blocks);
   s.num_blocks = static_cast<std::int32_t>(num_blocks);
@@ -234,6 +246,11 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
     s.early_step = step_;
     s.num_settled = s.num_computed;
     s.num_written = written_of(found);
+  }
+  if (groups_) [[unlikely]] {
+    if (config_.early_commit) s.num_written = grouped_written(s, s.num_computed);
+    choose_stops(s, plan);
+    show_groups(s, 0);
   }
   s.state = Sequence::kRunning;
   const std::int64_t from = found.num_full * size;
@@ -293,9 +310,10 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
                 "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
   const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
   // A sequence that grew past the watermark must be able to come back to an empty pool.
-  const std::int64_t held_back =
-      std::min<std::int64_t>(watermark(s.partition), pool_.partition(s.partition).capacity -
-                                                         blocks_for(std::max(s.num_tokens, slots)));
+  const std::int64_t all =
+      groups_ ? grouped_peak(s.num_tokens, slots) : blocks_for(std::max(s.num_tokens, slots));
+  const std::int64_t held_back = std::min<std::int64_t>(
+      watermark(s.partition), pool_.partition(s.partition).capacity - all);
   const AdmissionPlan plan =
       settled_admission(s.waiting.data(), s.num_tokens, slots,
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
@@ -356,7 +374,7 @@ Admission Sequences::can_admit(const Prompt& prompt) {
 // Whether a child already begins with these tokens.
 bool Sequences::is_covered(const Key& key, int num_tokens) const {
   NodeId child = index_.first_child(key.parent);
-  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     if (record.extras == key.extras && record.key_tokens >= num_tokens &&
         same_tokens(nodes_.tokens(child), key.tokens, num_tokens))
@@ -369,7 +387,7 @@ bool Sequences::is_covered(const Key& key, int num_tokens) const {
 // Drops the tails that are a mere beginning of what is about to be cached beside them.
 void Sequences::supersede_tails(const Key& key, int num_tokens) noexcept {
   NodeId child = index_.first_child(key.parent);
-  for (int seen = 0; child >= 0 && seen < kMaxChildren; ++seen) {
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     const NodeId after = record.next_sibling;
     if (record.key_tokens < num_tokens && record.extras == key.extras &&

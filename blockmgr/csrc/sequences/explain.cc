@@ -58,6 +58,7 @@ std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t 
 
 ExplainResult Sequences::explain(const Prompt& prompt) {
   Call call(*this);
+  refuse_groups("explain");
   const std::int64_t count = prompt.num_tokens;
   if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0, partition_of(prompt.name));
   ExplainResult result;

@@ -55,6 +55,7 @@ void Sequences::mend_chains() noexcept {
 
 std::int64_t Sequences::forget(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
+  refuse_groups("forget");
   for (std::int64_t i = 0; i < count; ++i) checked_block(ids[i], i);
   // The mark of what is not written yet would go with its key.
   for (const Sequence& s : sequences_) refuse_ahead(s, "forget blocks around");

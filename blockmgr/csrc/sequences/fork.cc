@@ -36,6 +36,9 @@ void Sequences::check_fork(const Sequence& parent, std::int64_t count) const {
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
   if (static_cast<std::size_t>(count) > unused_rows_.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(unused_rows_.size()));
+  if (!groups_) return;
+  refuse_moved(parent, "fork");
+  check_available(count * num_states_, parent.partition);
 }
 
 bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
@@ -77,6 +80,7 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
     }
     show_length(child);
     note_computing(child);
+    if (groups_) fork_groups(parent, child);
   }
   counters_.forks += count;
   return true;
@@ -132,6 +136,19 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     successors.push_back(std::move(next));
   }
 
+  std::vector<GroupRow> rows;  // what the parents were before, with the successors' states
+  if (groups_) {
+    std::vector<std::int64_t> needed(static_cast<std::size_t>(pool_.num_partitions()));
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (parents[i] == i) continue;
+      const Sequence& parent = live(handles[parents[i]]);
+      refuse_moved(parent, "fork");
+      check_available(needed[parent.partition] += num_states_, parent.partition);
+      rows.push_back(group_row(parent));
+    }
+    for (std::size_t c = 0; c < successors.size(); ++c)
+      take_successor(successors[c].state, successors[c].table, rows[c]);
+  }
   // Every new reference before any release: a block may pass from one beam to another.
   for (const Successor& next : successors) {
     for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
@@ -141,7 +158,12 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
   for (std::size_t c = 0; c < changed.size(); ++c) {
     Sequence& s = *changed[c];
     Successor& next = successors[c];
-    release_blocks(s, next.num_kept);
+    if (groups_) {
+      drop_states(s);
+      drop_parts(s, 0);
+      group_row(s) = rows[c];
+    }
+    release_nodes(s, next.num_kept);
     index_.release_root(s.root);
     s = std::move(next.state);
     copy_table(next.table.data() + next.num_kept, s.num_blocks - next.num_kept,
@@ -149,6 +171,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     show(row_of(s), next.num_kept, s.num_blocks - next.num_kept);
     show_length(s);
     note_computing(s);
+    if (groups_) show_groups(s, 0);
   }
 }
 

@@ -24,9 +24,13 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   Context who = s.context;
   const NodeId fresh = pool_.take(s.partition, before(s, logical));
   const Writable own = move_to_fresh(shared, fresh, known, valid, who);
-  // Whatever the copy cannot bring has to be computed again.
-  limit_computed(s, start + own.num_copied);
   set_entry(row_of(s), logical, own.node);
+  std::int32_t brought = own.num_copied;
+  if (groups_) [[unlikely]]
+    brought = std::min(brought, make_parts_private(s, logical, shared,
+                                                   static_cast<std::int32_t>(valid)));
+  // Whatever the copy cannot bring has to be computed again.
+  limit_computed(s, start + brought);
 }
 
 // What it takes to have this many slots, and to write up to num_tokens: with more than the present
@@ -41,7 +45,12 @@ inline Sequences::GrowthPlan Sequences::plan_growth(const Sequence& s, std::int6
   const bool copies = writes && must_copy(s, logical);
   if (copies) refuse_unwritten(s, logical, call);
   const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
-  check_available(fresh + copies, s.partition);
+  std::int64_t needed = fresh + copies;
+  if (groups_) [[unlikely]] {
+    if (copies) refuse_moved(s, call);
+    needed = grouped_need(needed);
+  }
+  check_available(needed, s.partition);
   return {fresh, writes};
 }
 
@@ -54,6 +63,8 @@ inline void Sequences::grow(Sequence& s, const GrowthPlan& plan) noexcept {
     set_entry(row, s.num_blocks, pool_.take(s.partition, before(s, s.num_blocks)));
     ++s.num_blocks;
   }
+  if (groups_) [[unlikely]]
+    take_parts(s, s.num_blocks - plan.num_fresh);
   const std::int64_t moved = std::min(s.num_waiting(), num_slots(s) - had_slots);
   if (moved > 0) {
     store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
@@ -191,6 +202,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
                        std::int64_t* slots) {
   Call call(*this);
   refuse_open_ticket("decode");
+  refuse_groups("decode");
   DecodePlan& plan = decode_room_;
   plan_decode(handles, count, plan);
 

@@ -32,6 +32,7 @@ std::int64_t Sequences::ref_count(std::int64_t id) const {
 // A hold is a pin: it keeps the block and its ancestors, and does not cause a copy before a write.
 void Sequences::acquire(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
+  refuse_groups("acquire");
   check_known(ids, count, "acquire");
   if (!holds_)
     holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes_.count));
@@ -74,6 +75,7 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
 // A block takes its ancestors along, and goes before them. The ancestors of a used block are used.
 void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
+  refuse_groups("touch_blocks");
   check_known(ids, count, "touch");
   for (std::int64_t i = 0; i < count; ++i)
     for (NodeId b = nodes_.owner(ids[i]); b >= 0 && !nodes_.used(b); b = nodes_[b].parent)

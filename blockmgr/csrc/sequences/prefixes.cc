@@ -26,7 +26,7 @@ std::int64_t Sequences::reset_prefix_cache(bool reset_hit_rate) {
   const PrefixIndex::Clearing clearing(index_);
   for (std::int32_t block = 0; block < nodes_.num_blocks; ++block)
     for (NodeId n = nodes_.owner(block);
-         n >= 0 && nodes_[n].keyed() && nodes_[n].first_child < 0;) {
+         n >= 0 && nodes_[n].keyed() && !Pool::is_part(nodes_[n]) && nodes_[n].first_child < 0;) {
       const NodeId parent = nodes_[n].parent;
       pool_.forget(n);
       n = parent;

@@ -49,7 +49,8 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
     }
     // K/V in memory is not dropped for K/V that this step's forward has yet to write: as long as
     // it lasts, the sequence could not be copied from any more. A later commit merges them.
-    if (node >= 0 && node != t[i] && nodes_[node].unwritten &&
+    if (node >= 0 && node != t[i] &&
+        (nodes_[node].unwritten || (groups_ && parts_unwritten(node))) &&
         (i + 1) * config_.block_size <= written_now) {
       plan.promotions.back().until = i;
       return;
@@ -82,6 +83,7 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     Node& record = nodes_[b];
     if (record.keyed()) {  // a fork of this sequence has promoted it
       tell(i);
+      if (groups_) settle_parts(s, i, b, b);
       node = b;
       continue;
     }
@@ -99,14 +101,21 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
       node = nodes_[b].keyed() ? b : cached;
       continue;
     }
-    if (config_.min_partial_tokens) supersede_tails(key, config_.block_size);
+    if (config_.min_partial_tokens && !groups_) supersede_tails(key, config_.block_size);
     make_findable(b, key, digest, t, i);
+    if (groups_) [[unlikely]] {
+      groups_->place(b, i);
+      settle_parts(s, i, b, b);
+    }
     if (config_.early_commit) note_unwritten(s, i, b);
     ++counters_.promoted_blocks;
     node = b;
   }
   tell(promotion.until);
+  const std::int64_t from = s.num_chained;
   s.num_chained = static_cast<std::int32_t>(promotion.until);
+  if (groups_) [[unlikely]]
+    mark_boundaries(s, from);
 }
 
 // The forward of this step fills the block if its sequence was committed early.
@@ -118,6 +127,15 @@ void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, NodeId b
   unwritten_.push_back(b);
 }
 
+// Of several groups, all that share a block are merged with another at once.
+std::size_t Sequences::num_sharers(const PromotionPlan& plan) const {
+  std::size_t sharers = 0;
+  for (const Promotion& p : plan.promotions)
+    for (std::int64_t i = p.sequence->num_chained; i < p.until; ++i)
+      sharers += nodes_.uses(table(*p.sequence)[i]).ref_count;
+  return sharers;
+}
+
 // Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
 // An engine that never reads the log must not make it grow: what earlier calls left beyond the
 // limit is dropped, and the loss remembered.
@@ -127,6 +145,8 @@ void Sequences::reserve_remaps(const PromotionPlan& plan) {
   std::size_t wanted = drops ? 0 : remaps_.size();
   for (const Promotion& p : plan.promotions)
     wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
+  if (groups_) [[unlikely]]
+    wanted += num_sharers(plan);
   if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
   if (drops) {
     remaps_.clear();
@@ -145,6 +165,7 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
     note_unwritten(*promotion.sequence, logical, own);  // the key may pass to it within the step
     return;
   }
+  if (groups_) return merge_sharers(*promotion.sequence, logical, cached);
   set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical),
@@ -192,6 +213,8 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
   plan.clear();
   plan_promotion(s, num_computed, written(s), plan);
   reserve_remaps(plan);
+  if (groups_) [[unlikely]]
+    keeps_.reserve(keeps_.size() + static_cast<std::size_t>(num_states_));
 
   if (config_.early_commit && s.early_step != step_) {
     s.early_step = step_;
@@ -199,6 +222,7 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
   }
   s.num_computed = num_computed;
   promote_all(plan);
+  if (groups_) commit_groups(s);
 }
 
 }  // namespace blockmgr

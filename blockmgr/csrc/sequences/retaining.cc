@@ -58,6 +58,7 @@ std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
 
 std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
+  refuse_groups("touch");
   if (blocks_for(prompt.num_tokens) > config_.row_width)
     throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);

@@ -37,6 +37,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       ghosts_room_(config.ghost_blocks ? found_room_.size() : 0),
       computing_(sequences_.size()),
       max_remaps_(remap_limit(config)),
+      shown_groups_(config.groups.size() * tables_.size()),
       first_generation_(next_first_generation()),
       recent_hits_(config.hit_rate_window) {
   for (Sequence& s : sequences_) s.generation = first_generation_;
@@ -44,6 +45,20 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows_.push_back(i);
   if (config.remap) remaps_.reserve(max_remaps_);
   decode_room_.needed_by.resize(config.quotas.empty() ? 0 : 1 + config.quotas.size());
+  if (!config.groups.empty()) {
+    const std::size_t count = config.groups.size();
+    for (const Group& group : config.groups) num_states_ += group.recurrent();
+    groups_ = std::make_unique<GroupPlaces>(nodes_, index_, pool_, config.groups,
+                                            pool_.num_partitions());
+    pool_.set_groups(groups_.get());
+    group_rows_.resize(sequences_.size());
+    for (GroupRow& row : group_rows_) {
+      row.first.resize(count);
+      row.states.resize(count, kNoNode);
+    }
+    sources_room_.resize(count);
+    moved_.reserve(sequences_.size());
+  }
   measure();
 }
 
@@ -52,7 +67,9 @@ void Sequences::measure() {
   std::int64_t most = 0;
   for (int i = 0; i < pool_.num_partitions(); ++i) {
     const std::int64_t blocks = longest(i);
-    least = std::min(least, std::min(blocks, pool_.partition(i).capacity - watermark(i)));
+    std::int64_t left = pool_.partition(i).capacity - watermark(i);
+    if (groups_) left = (left - num_states_) / grouped_need(1);
+    least = std::min(least, std::min(blocks, left));
     most = std::max(most, blocks);
   }
   fits_anyway_ = std::max<std::int64_t>(least, 0) * config_.block_size;
@@ -153,6 +170,12 @@ void Sequences::show_length(const Sequence& s) noexcept {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
+  if (groups_) [[unlikely]]
+    drop_parts(s, keep);
+  release_nodes(s, keep);
+}
+
+void Sequences::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
   Context who = s.context;
@@ -171,7 +194,7 @@ void Sequences::free(Handle handle, bool withdraws) {
   Sequence& s = live(handle);
   check_leaving(s, withdraws, "free");
   if (withdraws) withdraw(s);
-  cache_tail(s);
+  groups_ ? leave_groups(s) : cache_tail(s);
   end(s);
 }
 
@@ -195,7 +218,7 @@ void Sequences::preempt(Handle handle, bool withdraws) {
   copy_tokens(handle, tokens.data());
 
   if (withdraws) withdraw(s);
-  cache_tail(s);
+  groups_ ? leave_groups(s) : cache_tail(s);
   release_blocks(s, 0);
   s.waiting.swap(tokens);
   s.waiting_start = 0;
@@ -215,6 +238,7 @@ void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
     throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
                                        "], got " + std::to_string(num_tokens));
   if (num_tokens < s.num_computed) refuse_ahead(s, "truncate");
+  if (groups_) return truncate_grouped(s, num_tokens);
   const std::int64_t slots = num_slots(s);
   if (num_tokens <= slots) {
     std::vector<Token>().swap(s.waiting);
@@ -291,6 +315,7 @@ std::vector<std::string> Sequences::findings() {
 std::size_t Sequences::memory() const {
   std::size_t total = store_memory() + 2 * tables_.bytes() + shown_lengths_.bytes();
   if (holds_) total += holds_->bytes();
+  if (groups_) total += groups_->memory() + shown_groups_.bytes();
   total += found_room_.bytes() + ghosts_room_.bytes() + sequences_.capacity() * sizeof(Sequence);
   total += decode_room_.promotions.memory() + decode_room_.sharers.memory();
   total += decode_room_.needed_by.capacity() * sizeof(std::int64_t);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "memory/bit_tree.h"
 #include "memory/block_size.h"
 #include "memory/tally.h"
+#include "places/group_places.h"
 #include "sequences/recent_hits.h"
 #include "sequences/store.h"
 
@@ -31,6 +33,7 @@ struct Config : StoreConfig {
   int watermark_blocks = 0;
   bool early_commit = false;
   int hit_rate_window = 0;  // requests that recent_hits looks back on
+  std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
 };
 
 struct Prompt {
@@ -144,8 +147,24 @@ struct Sequence {
   }
 };
 
+// What a sequence has in further groups of layers, beside its row.
+struct GroupRow {
+  // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
+  std::vector<std::int32_t> first;
+  std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
+  std::array<std::int64_t, 2> stops{};  // where a forward should end, so that a state is kept; 0: none
+  bool stands = true;  // its states are known to be those after num_computed tokens
+  int moves = 0;       // steps launched since, each of which may have moved them
+};
+
 class Sequences : public Store {
  public:
+  // Children looked at for a partial match; the recently used ones of a wider node come first.
+  // The tails of all sequences with one system prompt are children of its last block: with 32, trees
+  // of thought at 256 tokens a block stayed 1.4 points below a block size of 1, with 128 none
+  // (benchmarks/partial_reuse.py).
+  static constexpr int kMostChildren = 128;
+
   // make: makes a policy of the caller's own; empty: the config names one.
   Sequences(const Config& config, std::unique_ptr<Digester> digester,
             const PolicyMaker& make = nullptr);
@@ -238,6 +257,17 @@ class Sequences : public Store {
   std::vector<RemapRecord> take_remaps();
 
   const Sequence& view(Handle handle) const;
+  // Steps may move states, see GroupRow.
+  std::int64_t take_copies(std::vector<BlockCopy>& copies);
+  void copies_aborted(std::int64_t ticket);
+  void return_copies(std::int64_t ticket) noexcept;
+  // Further groups of layers: nullptr if there is full attention alone.
+  const GroupPlaces* groups() const { return groups_.get(); }
+  GroupRow view_groups(Handle handle) const {
+    const Sequence& s = view(handle);
+    return groups_ ? group_row(s) : GroupRow();
+  }
+  const ZeroedArray<std::int32_t>& shown_groups() const { return shown_groups_; }
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
@@ -298,6 +328,19 @@ class Sequences : public Store {
     Found found;
     Demand demand;
     bool fits = false;
+    std::int64_t num_chain = 0;  // with further groups: blocks of full attention that were found
+  };
+  struct GroupedFound {
+    Found whole;                 // whole blocks that every group serves
+    Found partial;               // if partial is a node: more than that, within a block
+    std::int64_t num_chain = 0;  // blocks that full attention has
+  };
+  // A state that was made findable by a copy into its successor, which is not applied.
+  struct KeptState {
+    NodeId state;
+    NodeId successor;
+    std::uint32_t state_generation;
+    std::uint32_t successor_generation;
   };
   // Who asks for blocks, and where what it asks for may be found.
   struct Applicant {
@@ -440,6 +483,7 @@ class Sequences : public Store {
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
+  void release_nodes(Sequence& s, std::int64_t keep) noexcept;
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
   void supersede_tails(const Key& key, int num_tokens) noexcept;
@@ -488,8 +532,65 @@ class Sequences : public Store {
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
+  std::size_t num_sharers(const PromotionPlan& plan) const;
   void reserve_remaps(const PromotionPlan& plan);
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
+
+  // group_admission.cc
+  void settle_keeps() noexcept;
+  std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
+  bool has_states(NodeId node) const;
+  bool has_parts(NodeId node) const;
+  void find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                            bool tails_only, Found& found) const;
+  GroupedFound find_grouped(const Token* tokens, std::int64_t count, const Applicant& applicant,
+                            bool partly);
+  Demand grouped_demand(const Found& found, std::int64_t slots) const;
+  void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+                    const Applicant& applicant, AdmissionPlan& plan);
+  std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
+  void choose_stops(Sequence& s, const AdmissionPlan& plan) noexcept;
+  NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
+  void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
+  void show_groups(const Sequence& s, std::int64_t from) noexcept;
+
+  // group_steps.cc
+  GroupRow& group_row(const Sequence& s) const {
+    return group_rows_[static_cast<std::size_t>(row_of(s))];
+  }
+  std::int32_t* shown_group_at(int g, std::int64_t row) const {
+    return shown_groups_.data() + (g * std::int64_t{config_.max_seqs} + row) * config_.row_width;
+  }
+  std::int64_t grouped_need(std::int64_t blocks) const;
+  void refuse_moved(const Sequence& s, const char* call) const;
+  void refuse_groups(const char* call) const;
+  void take_parts(Sequence& s, std::int64_t from) noexcept;
+  std::int32_t make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                                  std::int32_t num_tokens) noexcept;
+  void drop_part(const Sequence& s, int g, NodeId node) noexcept;
+  void drop_parts(Sequence& s, std::int64_t from) noexcept;
+  void drop_states(Sequence& s) noexcept;
+  void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
+  void merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept;
+  bool parts_unwritten(NodeId node) const;
+  bool serves(const Sequence& s, std::int64_t logical) const;
+  void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
+  void keep_state(Sequence& s) noexcept;
+  void drop_windows(Sequence& s) noexcept;
+  void commit_groups(Sequence& s) noexcept;
+  void keep_end(Sequence& s) noexcept;
+  void leave_groups(Sequence& s) noexcept;
+  void fork_groups(const Sequence& parent, Sequence& child) noexcept;
+  void take_successor(const Sequence& model, const std::vector<NodeId>& table,
+                      GroupRow& row) noexcept;
+  std::int64_t fall_of(const Sequence& s, std::int64_t most, std::int64_t before) const;
+  std::int64_t units_after_fall(const Sequence& s, std::int64_t length) const;
+  void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
+  void truncate_grouped(Sequence& s, std::int64_t num_tokens);
+  std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
+  void launch_groups() noexcept;
+  void return_groups() noexcept;
 
   Config config_;
   const BlockSize size_;
@@ -515,6 +616,14 @@ class Sequences : public Store {
   std::size_t max_remaps_;  // kept over calls; what one call adds is never dropped by it
   bool remaps_lost_ = false;
   std::int64_t remaps_version_ = 0;  // grows with every record
+
+  std::unique_ptr<GroupPlaces> groups_;  // nullptr: full attention alone
+  int num_states_ = 0;                   // recurrent groups
+  mutable std::vector<GroupRow> group_rows_;
+  ZeroedArray<std::int32_t> shown_groups_;  // [groups, max_seqs, row_width]
+  std::vector<KeptState> keeps_;
+  std::vector<Handle> moved_;         // whose states the step that was launched last may move
+  std::vector<NodeId> sources_room_;  // by group
 
   std::uint32_t first_generation_;  // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;

@@ -17,6 +17,7 @@
 #include "identity/index.h"
 #include "memory/node.h"
 #include "memory/errors.h"
+#include "places/group.h"
 #include "places/pool.h"
 #include "policies/retention.h"
 #include "sequences/copies.h"
@@ -44,6 +45,7 @@ struct StoreConfig {
   int max_pinned_blocks = 0;
   std::int64_t event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
+  std::vector<Group> groups;  // of layers, beside one of full attention
   bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
 };
 

@@ -1,0 +1,238 @@
+#include "places/group_places.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/ring.h"
+#include "places/pool.h"
+
+namespace blockmgr {
+
+GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
+                         std::vector<Group> groups, int num_partitions)
+    : nodes_(nodes),
+      index_(index),
+      pool_(pool),
+      groups_(std::move(groups)),
+      units_(static_cast<std::size_t>(nodes.count)),
+      facts_(static_cast<std::size_t>(nodes.count)),
+      links_(static_cast<std::size_t>(nodes.count + num_partitions)) {
+  for (const Group& each : groups_) {
+    parts_.emplace_back(static_cast<std::size_t>(nodes.count));
+    reach_.emplace_back(static_cast<std::size_t>(each.recurrent() ? 0 : nodes.count));
+  }
+  for (int i = 0; i < num_partitions; ++i) ring::clear(links_.data(), nodes.count + i);
+}
+
+void GroupPlaces::set_part(int g, NodeId n, NodeId part) noexcept {
+  parts(g)[static_cast<std::size_t>(n)] = part + 1;
+  Node& record = nodes_[part];
+  record.hint = n;
+  record.extras = static_cast<std::uint32_t>(g);
+  record.skip = 0;
+}
+
+void GroupPlaces::keep(NodeId part) noexcept { nodes_[part].key_tokens = 1; }
+
+void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
+  units_[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(unit);
+  facts_[static_cast<std::size_t>(n)] = 0;
+  for (int g = 0; g < num_groups(); ++g)
+    if (!group(g).recurrent()) reach(g, n) = kNever;
+  const NodeId parent = nodes_[n].parent;
+  if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0)
+    facts_[static_cast<std::size_t>(parent)] |= kHasTails;
+}
+
+void GroupPlaces::add_boundary(NodeId n) noexcept {
+  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
+  if (!(facts & kBoundary)) {
+    facts |= kBoundary;
+    for (int g = 0; g < num_groups(); ++g) {
+      if (group(g).recurrent()) continue;
+      const std::int32_t first = first_read(g, n);
+      for (NodeId a = n; a >= 0 && unit(a) >= first && reach(g, a) > first; a = nodes_[a].parent)
+        reach(g, a) = first;
+    }
+  }
+  unlink(n);
+  if (nodes_.used(n) || nodes_[n].fence) link(n);
+}
+
+// The first unit that boundaries at this node and below it read, as far as that reaches the node.
+std::int32_t GroupPlaces::computed_reach(int g, NodeId n) const {
+  std::int32_t least = is_boundary(n) ? first_read(g, n) : kNever;
+  for (NodeId child = nodes_[n].first_child; child >= 0; child = nodes_[child].next_sibling)
+    least = std::min(least, reach(g, child));
+  return least <= unit(n) ? least : kNever;
+}
+
+void GroupPlaces::remove_boundary(NodeId n) noexcept {
+  unlink(n);
+  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kBoundary);
+  for (int g = 0; g < num_groups(); ++g)
+    group(g).recurrent() ? drop_if_unneeded(g, n) : refresh(g, n);
+}
+
+void GroupPlaces::refresh(int g, NodeId n) noexcept {
+  for (; n >= 0; n = nodes_[n].parent) {
+    const std::int32_t now = computed_reach(g, n);
+    if (now == reach(g, n)) return;
+    reach(g, n) = now;
+    drop_if_unneeded(g, n);
+  }
+}
+
+// What is in use goes when its use ends.
+void GroupPlaces::drop_if_unneeded(int g, NodeId n) noexcept {
+  const NodeId m = cached(g, n);
+  if (m < 0 || nodes_.used(m) || is_needed(g, n)) return;
+  clear_part(g, n);
+  pool_.forget_part(m);
+}
+
+void GroupPlaces::before_unused(NodeId b) noexcept {
+  if (!nodes_[b].keyed()) return;
+  if (Pool::is_part(nodes_[b])) {
+    const int g = group_of(b);
+    const NodeId n = node_of(b);
+    if (part(g, n) == b && is_needed(g, n)) return;
+    if (part(g, n) == b) clear_part(g, n);
+    nodes_[b].key_tokens = 0;
+  } else if (!is_boundary(b) && nodes_[b].first_child < 0) {
+    pool_.uncache(b);
+  }
+}
+
+bool GroupPlaces::frees_something(NodeId n) const {
+  for (int g = 0; g < num_groups(); ++g) {
+    if (group(g).recurrent()) {
+      if (is_idle(cached(g, n))) return true;
+      continue;
+    }
+    const std::int32_t first = first_read(g, n);
+    for (NodeId a = n; a >= 0 && unit(a) >= first; a = nodes_[a].parent)
+      if (is_idle(cached(g, a))) return true;
+  }
+  return false;
+}
+
+void GroupPlaces::evict_one(int partition) noexcept {
+  if (!pool_.partition(partition).idle.empty()) {
+    prune(pool_.evict_next(partition));
+    return;
+  }
+  const NodeId sentinel = nodes_.count + partition;
+  for (NodeId n = links_[static_cast<std::size_t>(sentinel)].prev; n != sentinel;
+       n = links_[static_cast<std::size_t>(n)].prev) {
+    if (!frees_something(n)) continue;
+    pool_.count_evicted(partition);
+    remove_boundary(n);
+    if (!nodes_.used(n)) prune(n);
+    return;
+  }
+}
+
+void GroupPlaces::prune(NodeId n) noexcept {
+  while (n >= 0 && nodes_[n].keyed() && !nodes_.used(n) && !is_boundary(n) &&
+         nodes_[n].first_child < 0) {
+    const NodeId parent = nodes_[n].parent;
+    pool_.forget(n);
+    n = parent;
+  }
+}
+
+// The node has no children any more, so nothing below it needs its parts.
+void GroupPlaces::on_uncached(NodeId n) noexcept {
+  if (is_boundary(n)) remove_boundary(n);
+  for (int g = 0; g < num_groups(); ++g) {
+    const NodeId m = cached(g, n);
+    if (m < 0) continue;
+    if (nodes_.used(m)) {
+      nodes_[m].key_tokens = 0;  // a sequence's own from here on, or the source of a copy
+      if (!nodes_.uses(m).ref_count) clear_part(g, n);
+    } else {
+      clear_part(g, n);
+      pool_.forget_part(m);
+    }
+  }
+}
+
+void GroupPlaces::link(NodeId n) noexcept {
+  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
+  if (facts & kLinked) return;
+  facts |= kLinked;
+  ring::insert_before(links_.data(), n, nodes_.count + pool_.partition_of(n));
+}
+
+void GroupPlaces::unlink(NodeId n) noexcept {
+  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
+  if (!(facts & kLinked)) return;
+  facts &= static_cast<std::uint8_t>(~kLinked);
+  ring::remove(links_.data(), n);
+}
+
+std::size_t GroupPlaces::memory() const {
+  std::size_t total = units_.bytes() + facts_.bytes() + links_.bytes();
+  for (const auto& column : parts_) total += column.bytes();
+  for (const auto& column : reach_) total += column.bytes();
+  return total;
+}
+
+std::vector<std::string> GroupPlaces::violations() const {
+  std::vector<std::string> broken;
+  const auto expect = [&](bool holds, const std::string& otherwise) {
+    if (!holds) broken.push_back(otherwise);
+  };
+  const auto is_node = [&](NodeId n) {
+    return nodes_.block(n) != kNoBlock && nodes_[n].keyed() && !Pool::is_part(nodes_[n]);
+  };
+  std::vector<bool> linked(static_cast<std::size_t>(nodes_.count));
+  for (int i = 0; i < pool_.num_partitions(); ++i) {
+    const NodeId sentinel = nodes_.count + i;
+    for (NodeId n = links_[static_cast<std::size_t>(sentinel)].next; n != sentinel;
+         n = links_[static_cast<std::size_t>(n)].next) {
+      if (n < 0 || n >= nodes_.count || linked[static_cast<std::size_t>(n)]) {
+        broken.push_back("the ring of boundaries in use is not linked right");
+        return broken;
+      }
+      linked[static_cast<std::size_t>(n)] = true;
+    }
+  }
+  for (NodeId n = 0; n < nodes_.count; ++n) {
+    const std::string name = "node " + std::to_string(n);
+    const bool is_linked = linked[static_cast<std::size_t>(n)];
+    expect(is_linked == static_cast<bool>(facts_[static_cast<std::size_t>(n)] & kLinked),
+           name + " is in the ring of boundaries, or is not");
+    if (!is_node(n)) {
+      expect(!is_linked, name + " is a boundary in use and not cached");
+    } else {
+      expect(is_linked == (is_boundary(n) && !nodes_.idle(n)),
+             name + " is a boundary in use, and the ring has it not, or the other way round");
+      expect(nodes_.used(n) || is_boundary(n) || nodes_[n].first_child >= 0,
+             name + " is idle, and no boundary needs it");
+      const NodeId parent = nodes_[n].parent;
+      expect(unit(n) == (parent < 0 ? 0 : unit(parent) + 1), name + " counts as another unit");
+    }
+    for (int g = 0; g < num_groups(); ++g) {
+      if (is_node(n) && !group(g).recurrent()) {
+        expect(reach(g, n) == computed_reach(g, n),
+               name + " is reached from another unit of group " + std::to_string(g));
+      }
+      if (!is_node(n)) continue;
+      const NodeId m = cached(g, n);
+      if (m < 0) {
+        expect(!is_needed(g, n) || (group(g).recurrent() && !is_boundary(n)),
+               name + " has no part in group " + std::to_string(g) + ", and a boundary needs it");
+        continue;
+      }
+      expect(Pool::is_part(nodes_[m]) && node_of(m) == n && group_of(m) == g,
+             name + " has a part that does not know of it");
+      expect(nodes_.used(m) || is_needed(g, n),
+             name + " has a part in group " + std::to_string(g) + " that is of no use");
+    }
+  }
+  return broken;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,143 @@
+// The blocks of further groups of layers, by node; and which of them are worth keeping.
+//
+// A node is identity, and full attention's block is that of the node itself. Each further group has
+// blocks of its own: a *part* is a record of the pool with one block, and each node has at most one
+// part in a group. A part is owned or cached as a node is; it has no key of its own, for it is
+// found through its node.
+//
+// A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
+// Whatever no boundary needs and nobody uses is free at once, nodes included. So what is evicted is
+// a boundary: the oldest path's deepest first, as the pool orders idle nodes; then, of those that
+// running sequences have passed, the one that came into use last.
+//
+// For each group and node, `reach` is the first unit that a boundary at or below the node reads.
+// The node's part is needed as long as this is not after the node's own unit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "identity/index.h"
+#include "memory/node.h"
+#include "places/group.h"
+#include "policies/observer.h"
+
+namespace blockmgr {
+
+class Pool;
+
+class GroupPlaces {
+ public:
+  // groups: all but the one of full attention whose blocks are the nodes' own.
+  GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool, std::vector<Group> groups,
+              int num_partitions);
+
+  int num_groups() const { return static_cast<int>(groups_.size()); }
+  const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
+  // The first unit that the query at this position reads or writes.
+  std::int64_t first_unit(int g, std::int64_t position) const {
+    return group(g).first_read(position) / nodes_.block_size;
+  }
+
+  // The part that a node has in a group; kNoNode: none.
+  NodeId part(int g, NodeId n) const { return parts(g)[static_cast<std::size_t>(n)] - 1; }
+  // The same if others may find it.
+  NodeId cached(int g, NodeId n) const {
+    const NodeId m = part(g, n);
+    return m >= 0 && nodes_[m].keyed() ? m : kNoNode;
+  }
+  // Gives a node this part. What stands there is forgotten, not released.
+  void set_part(int g, NodeId n, NodeId part) noexcept;
+  void clear_part(int g, NodeId n) noexcept { parts(g)[static_cast<std::size_t>(n)] = 0; }
+  // A new node has none.
+  void clear_parts(NodeId n) noexcept {
+    for (int g = 0; g < num_groups(); ++g) clear_part(g, n);
+  }
+  // Makes a part that is used findable through its node.
+  void keep(NodeId part) noexcept;
+  int group_of(NodeId part) const { return static_cast<int>(nodes_[part].extras); }
+  NodeId node_of(NodeId part) const { return nodes_[part].hint; }
+
+  // A node that became findable as the given unit of its path.
+  void place(NodeId n, std::int64_t unit) noexcept;
+  std::int64_t unit(NodeId n) const { return units_[static_cast<std::size_t>(n)]; }
+  // Tokens of the prefix that ends here.
+  std::int64_t length(NodeId n) const {
+    return unit(n) * nodes_.block_size + nodes_[n].key_tokens;
+  }
+  bool is_boundary(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBoundary; }
+  // Whether shorter tails than a unit may continue this node: a guess that is never wrongly no.
+  bool has_tails(NodeId n) const {
+    return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
+  }
+  // Whether a state was put here by a copy that is not applied: nobody finds it until then.
+  bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
+  void set_being_kept(NodeId part, bool being_kept) noexcept {
+    nodes_[part].skip = being_kept ? kNoNode : 0;
+  }
+
+  // All that its next query reads is cached. As the last one to come into use, if it is in use.
+  void add_boundary(NodeId n) noexcept;
+  // It goes, for instance since what it needs becomes a sequence's own.
+  void end_boundary(NodeId n) noexcept {
+    if (is_boundary(n)) remove_boundary(n);
+  }
+  // Before something that nobody uses waits in a queue: what no boundary needs loses its key.
+  void before_unused(NodeId b) noexcept;
+  // Gives the pool a block that is free, if there is one to be had in the partition.
+  void evict_one(int partition) noexcept;
+  // From a node on, towards the root: takes the keys of what nobody uses and no boundary needs.
+  void prune(NodeId n) noexcept;
+
+  // Told by the pool, of nodes.
+  void on_used(NodeId n) noexcept {
+    if (is_boundary(n)) link(n);
+  }
+  void on_idle(NodeId n) noexcept { unlink(n); }
+  void on_uncached(NodeId n) noexcept;
+
+  std::size_t memory() const;
+  // Every broken promise of these books, recomputed from scratch.
+  std::vector<std::string> violations() const;
+
+ private:
+  static constexpr std::uint8_t kBoundary = 1;
+  static constexpr std::uint8_t kLinked = 2;
+  static constexpr std::uint8_t kHasTails = 4;
+  static constexpr std::int32_t kNever = INT32_MAX;
+
+  const ZeroedArray<NodeId>& parts(int g) const { return parts_[static_cast<std::size_t>(g)]; }
+  std::int32_t& reach(int g, NodeId n) const {
+    return reach_[static_cast<std::size_t>(g)][static_cast<std::size_t>(n)];
+  }
+  // Of a boundary: the first unit that it reads in the group.
+  std::int32_t first_read(int g, NodeId n) const {
+    return static_cast<std::int32_t>(first_unit(g, length(n)));
+  }
+  std::int32_t computed_reach(int g, NodeId n) const;
+  bool is_needed(int g, NodeId n) const {
+    return group(g).recurrent() ? is_boundary(n) : reach(g, n) <= unit(n);
+  }
+  bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }
+  bool frees_something(NodeId n) const;
+  void remove_boundary(NodeId n) noexcept;
+  void refresh(int g, NodeId n) noexcept;
+  void drop_if_unneeded(int g, NodeId n) noexcept;
+  void link(NodeId n) noexcept;
+  void unlink(NodeId n) noexcept;
+
+  Nodes& nodes_;
+  const PrefixIndex& index_;
+  Pool& pool_;
+  std::vector<Group> groups_;
+  std::vector<ZeroedArray<NodeId>> parts_;        // by group, then node: the part, plus 1
+  std::vector<ZeroedArray<std::int32_t>> reach_;  // likewise; of attention only
+  ZeroedArray<std::int32_t> units_;
+  ZeroedArray<std::uint8_t> facts_;
+  // Boundaries whose node is used, in the order in which they came into use: a ring for each
+  // partition, whose sentinel is past the last node.
+  ZeroedArray<Links> links_;
+};
+
+}  // namespace blockmgr

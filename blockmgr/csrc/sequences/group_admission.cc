@@ -1,0 +1,332 @@
+// With further groups of layers: the deepest boundary of a prompt, and a sequence's first blocks.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// The states that were put in place by copies which are resolved by now can be found.
+void Sequences::settle_keeps() noexcept {
+  const auto waits = [this](const KeptState& k) {
+    const Node& successor = nodes_[k.successor];
+    if (nodes_[k.state].generation != k.state_generation) return false;
+    if (successor.generation == k.successor_generation) {
+      if (successor.copy_source == k.state) return true;
+      for (const Copy& copy : copies_.flight())
+        if (copy.destination == k.successor && copy.source == k.state) return true;
+    }
+    if (nodes_[k.state].keyed()) groups_->set_being_kept(k.state, false);
+    return false;
+  };
+  std::erase_if(keeps_, [&](const KeptState& k) { return !waits(k); });
+}
+
+// The last unit of the chain in [from, to) whose part of some group nobody can find; -1: none.
+std::int64_t Sequences::last_gap(const NodeId* chain, std::int64_t position,
+                                 std::int64_t to) const {
+  std::int64_t gap = -1;
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    const std::int64_t from = groups_->first_unit(g, position);
+    for (std::int64_t unit = to; unit-- > from && unit > gap;)
+      if (groups_->cached(g, chain[unit]) < 0) gap = unit;
+  }
+  return gap;
+}
+
+// Whether every recurrent group has a state at the end of this node.
+bool Sequences::has_states(NodeId node) const {
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (!groups_->group(g).recurrent()) continue;
+    const NodeId state = groups_->cached(g, node);
+    if (state < 0 || groups_->is_being_kept(state)) return false;
+  }
+  return true;
+}
+
+bool Sequences::has_parts(NodeId node) const {
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (!groups_->group(g).recurrent() && groups_->cached(g, node) < 0) return false;
+  return true;
+}
+
+// The child of the first num_full blocks that serves most of the tokens after them in every group.
+// Below the end of what full attention has, only tails are worth a look: a whole unit would have
+// been found.
+void Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
+                                     const ExtrasIds* extras, bool tails_only,
+                                     Found& found) const {
+  const std::int64_t start = found.num_full * config_.block_size;
+  const auto limit =
+      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config_.block_size));
+  if (limit < config_.min_partial_tokens) return;
+  const std::uint32_t keys = extras_at(extras, found.num_full);
+  int best = config_.min_partial_tokens - 1;
+  NodeId child = index_.first_child(found.node);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes_[child];
+    const NodeId next = record.next_sibling;
+    const int most = std::min(limit, record.key_tokens - record.unwritten);
+    const Token* own = nodes_.tokens(child);
+    const bool tail = record.key_tokens < config_.block_size;
+    int n = 0;
+    if (record.extras == keys && (tail || !tails_only))
+      n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
+    const bool at_end = tail && n == record.key_tokens;
+    const bool serves = n > best && n < config_.block_size &&
+                        ((num_states_ || tails_only) ? at_end : true) && has_parts(child) &&
+                        (!num_states_ || has_states(child)) &&
+                        last_gap(found.full, start + n, found.num_full) < 0;
+    if (serves) {
+      best = n;
+      found.partial = child;
+      found.num_partial = n;
+      found.take_over = at_end && pool_.counts_as_available(child);
+      for (int g = 0; g < groups_->num_groups() && found.take_over; ++g)
+        found.take_over = pool_.counts_as_available(groups_->cached(g, child));
+    }
+    child = next;
+  }
+}
+
+// What the first blocks of a chain serve as a whole, and what of the unit after it.
+Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t count,
+                                                const Applicant& applicant, bool partly) {
+  settle_keeps();
+  GroupedFound result;
+  const Found chain = find_prefix(tokens, count, applicant.root, applicant.extras);
+  result.num_chain = chain.num_full;
+  const auto cut = [&](std::int64_t length) {
+    Found found = chain;
+    found.num_full = length;
+    found.node = length ? chain.full[length - 1] : applicant.root;
+    found.num_unused = pool_.count_available(found.full, length);
+    return found;
+  };
+  std::int64_t length = chain.num_full;
+  while (true) {
+    const NodeId node = length ? chain.full[length - 1] : applicant.root;
+    const bool deepest = length == chain.num_full;
+    if (partly && result.partial.partial < 0 && (deepest || groups_->has_tails(node))) {
+      Found found = cut(length);
+      find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
+      if (found.partial >= 0) result.partial = found;
+    }
+    const std::int64_t gap = last_gap(chain.full, length * config_.block_size, length);
+    if (gap >= 0) {
+      length = gap;
+      continue;
+    }
+    if (!length || !num_states_ || has_states(node)) break;
+    --length;
+  }
+  result.whole = cut(length);
+  return result;
+}
+
+Sequences::Demand Sequences::grouped_demand(const Found& found, std::int64_t slots) const {
+  Demand d = demand(found, slots);
+  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  const auto uses = [&](NodeId part) { d.unused_hits += pool_.counts_as_available(part); };
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) {
+      ++d.to_take;
+      if (end < 0) continue;
+      d.to_take -= found.take_over;
+      uses(groups_->cached(g, end));
+      continue;
+    }
+    const std::int64_t first = groups_->first_unit(g, cached);
+    d.to_take += d.num_blocks - std::max(first, found.num_full);
+    for (std::int64_t unit = first; unit < found.num_full; ++unit)
+      uses(groups_->cached(g, found.full[unit]));
+    if (found.partial < 0) continue;
+    d.to_take -= found.take_over;
+    uses(groups_->cached(g, found.partial));
+  }
+  return d;
+}
+
+// The most that is found first; then what takes less: the states of its end taken over instead of
+// copied, less of it, nothing.
+void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+                             const Applicant& applicant, AdmissionPlan& plan) {
+  GroupedFound found;
+  const std::int64_t left = available(applicant.partition);
+  const auto fits = [&](const Found& candidate) {
+    plan.found = candidate;
+    plan.demand = grouped_demand(candidate, slots);
+    plan.fits = plan.demand.fits(left, applicant.held_back);
+    return plan.fits;
+  };
+  const auto tried = [&] {
+    if (found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full &&
+        fits(found.partial))
+      return;
+    if (found.whole.num_full) {
+      if (fits(found.whole)) return;
+      Found taking = found.whole;
+      taking.take_over = num_states_ > 0;
+      for (int g = 0; g < groups_->num_groups() && taking.take_over; ++g)
+        taking.take_over = !groups_->group(g).recurrent() ||
+                           pool_.counts_as_available(groups_->cached(g, taking.node));
+      if (taking.take_over && fits(taking)) return;
+    }
+    Found nothing;
+    nothing.node = applicant.root;
+    fits(nothing);
+  };
+  if (applicant.read_cache && applicant.root != kNoNode && digester_) {
+    const std::int64_t looked_up = applicant.looked_up(count);
+    found = find_grouped(tokens, looked_up, applicant, config_.min_partial_tokens > 0);
+  }
+  tried();
+  plan.num_chain = found.num_chain;
+  const std::int64_t cached = plan.found.num_full * config_.block_size + plan.found.num_partial;
+  if (applicant.due_cached >= 0 && cached != applicant.due_cached)
+    throw StaleMatch(applicant.due_cached, cached);
+}
+
+// The most blocks of a sequence that finds nothing, begins with so many slots, and then takes as
+// few as it can.
+std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots) const {
+  const std::int64_t size = config_.block_size;
+  const std::int64_t first_blocks = blocks_for(slots);
+  std::int64_t attention = 1;
+  std::int64_t bound = blocks_for(std::max(num_tokens, slots));
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    const Group& group = groups_->group(g);
+    if (group.recurrent()) continue;
+    ++attention;
+    bound += group.kind == Group::kFull ? blocks_for(std::max(num_tokens, slots))
+                                        : std::min(blocks_for(std::max(num_tokens, slots)),
+                                                   group.width / size + 3);
+  }
+  std::int64_t most = attention * first_blocks;
+  if (most + num_states_ >= bound + num_states_) return most + num_states_;
+  for (std::int64_t position = slots; position < num_tokens; ++position) {
+    const std::int64_t blocks = position / size + 1;
+    std::int64_t sum = attention * blocks;
+    for (int g = 0; g < groups_->num_groups(); ++g)
+      if (!groups_->group(g).recurrent()) sum -= groups_->first_unit(g, position);
+    most = std::max(most, sum);
+  }
+  return most + num_states_;
+}
+
+void Sequences::choose_stops(Sequence& s, const AdmissionPlan& plan) noexcept {
+  GroupRow& row = group_row(s);
+  row.stops = {};
+  if (!num_states_) return;
+  const std::int64_t size = config_.block_size;
+  const std::int64_t last = (s.num_tokens - 1) / size * size;
+  const std::int64_t parted = plan.num_chain * size;
+  if (last > s.num_computed) row.stops[0] = last;
+  if (parted > s.num_computed && parted < last) row.stops[1] = parted;
+}
+
+NodeId Sequences::take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept {
+  const NodeId m = pool_.take(s.partition, before);
+  groups_->set_part(g, node, m);
+  return m;
+}
+
+// What occupy does, for all groups. Everything found is kept before anything is taken.
+void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
+  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const int num_groups = groups_->num_groups();
+  GroupRow& row = group_row(s);
+  NodeId* t = table(s);
+  s.context = pool_.admitted(s.partition, {found.full, found.num_full}, num_blocks);
+  std::copy_n(found.full, found.num_full, t);
+  pool_.acquire_chain(t, found.num_full);
+  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  for (int g = 0; g < num_groups; ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    row.first[static_cast<std::size_t>(g)] =
+        static_cast<std::int32_t>(groups_->first_unit(g, cached));
+    for (std::int64_t unit = row.first[static_cast<std::size_t>(g)]; unit < found.num_full; ++unit)
+      pool_.acquire(groups_->part(g, t[unit]));
+  }
+  // What is copied, or taken over. source[g]: the same for each group.
+  const auto each_source = [&](const auto& visit) {
+    for (int g = 0; g < num_groups; ++g)
+      if (end >= 0 && (groups_->group(g).recurrent() || found.partial >= 0))
+        visit(g, sources_room_[static_cast<std::size_t>(g)]);
+  };
+  for (int g = 0; g < num_groups; ++g)
+    sources_room_[static_cast<std::size_t>(g)] = end >= 0 ? groups_->part(g, end) : kNoNode;
+  std::int64_t i = found.num_full;
+  if (found.partial >= 0) pool_.hit(found.partial);
+  if (found.take_over) {
+    each_source([&](int, NodeId m) { pool_.acquire(m); });
+    if (found.partial >= 0) {
+      pool_.take_over(found.partial);
+      t[i++] = found.partial;
+    } else {
+      groups_->end_boundary(end);
+    }
+    each_source([&](int g, NodeId m) {
+      if (!groups_->group(g).recurrent()) return;
+      nodes_[m].key_tokens = 0;
+      if (groups_->part(g, end) == m) groups_->clear_part(g, end);
+      row.states[static_cast<std::size_t>(g)] = m;
+    });
+  } else {
+    if (found.partial >= 0) pool_.pin(found.partial);
+    each_source([&](int, NodeId m) { pool_.pin(m); });
+  }
+  if (!found.take_over && found.partial >= 0) {
+    const NodeId fresh = pool_.take(s.partition, i ? t[i - 1] : kNoNode);
+    groups_->clear_parts(fresh);
+    copies_.plan(found.partial, fresh, found.num_partial);
+    t[i++] = fresh;
+  }
+  const std::int64_t fresh_from = i;
+  pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
+  for (; i < num_blocks; ++i) groups_->clear_parts(t[i]);
+  for (int g = 0; g < num_groups; ++g) {
+    const NodeId source = sources_room_[static_cast<std::size_t>(g)];
+    if (groups_->group(g).recurrent()) {
+      NodeId& state = row.states[static_cast<std::size_t>(g)];
+      if (found.take_over) continue;
+      state = pool_.take(s.partition, kNoNode);
+      if (source >= 0) copies_.plan(source, state, config_.block_size);
+      continue;
+    }
+    const std::int64_t first = row.first[static_cast<std::size_t>(g)];
+    NodeId before = found.num_full > first ? groups_->part(g, t[found.num_full - 1]) : kNoNode;
+    if (found.partial >= 0 && !found.take_over) {
+      before = take_part(s, g, t[found.num_full], before);
+      copies_.plan(source, before, found.num_partial);
+    }
+    for (std::int64_t unit = std::max(first, fresh_from); unit < num_blocks; ++unit)
+      before = take_part(s, g, t[unit], before);
+  }
+  if (!found.take_over) {
+    each_source([&](int, NodeId m) { pool_.unpin(m); });
+    if (found.partial >= 0) pool_.unpin(found.partial);
+  }
+  row.stands = true;
+  row.moves = 0;
+}
+
+void Sequences::show_groups(const Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = table(s);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    std::int32_t* out = shown_group_at(g, row_of(s));
+    if (groups_->group(g).recurrent()) {
+      const NodeId state = group_row(s).states[static_cast<std::size_t>(g)];
+      out[0] = state < 0 ? 0 : number(nodes_.block(state));
+      continue;
+    }
+    const std::int64_t first = group_row(s).first[static_cast<std::size_t>(g)];
+    for (std::int64_t unit = from; unit < s.num_blocks; ++unit)
+      out[unit] = unit < first ? 0 : number(nodes_.block(groups_->part(g, t[unit])));
+  }
+}
+
+}  // namespace blockmgr

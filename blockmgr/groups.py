@@ -1,0 +1,103 @@
+"""Groups of layers: what the query at a position reads.
+
+Models mix layers that read everything with layers that read a window, a chunk, or a state. Layers
+that read alike are one group, which has one block table. All groups have blocks of as many tokens
+and as many bytes, from one pool; a group of states has one block a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "ChunkedAttention",
+    "FullAttention",
+    "Group",
+    "RecurrentState",
+    "SlidingWindow",
+    "checked_groups",
+]
+
+MAX_GROUPS = 64
+MAX_WIDTH = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """A query reads all positions up to its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """A query reads the last ``width`` positions, its own among them.
+
+    Attributes:
+        width: In tokens, at least 1.
+    """
+
+    width: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedAttention:
+    """A query reads the positions of its own chunk, up to its own.
+
+    Attributes:
+        width: Tokens a chunk, at least 1; chunks begin at its multiples.
+    """
+
+    width: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """A query reads the state after the position before it, which its forward replaces."""
+
+
+Group = FullAttention | SlidingWindow | ChunkedAttention | RecurrentState
+
+_KINDS = (FullAttention, SlidingWindow, ChunkedAttention, RecurrentState)
+
+
+def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """The groups, of which the first with full attention has the block table of the manager.
+
+    Raises:
+        ValueError: None has full attention, or there are more than 64.
+        TypeError: One is no group.
+    """
+    found = tuple(groups)
+    for position, group in enumerate(found):
+        if not isinstance(group, _KINDS):
+            raise TypeError(
+                "groups must be FullAttention, SlidingWindow, ChunkedAttention or RecurrentState, "
+                f"got {type(group).__name__} at position {position}"
+            )
+    if len(found) > MAX_GROUPS:
+        raise ValueError(f"groups must be at most {MAX_GROUPS}, got {len(found)}")
+    if found and not any(isinstance(group, FullAttention) for group in found):
+        raise ValueError("groups must have one of FullAttention, got none")
+    return found
+
+
+def first_full(groups: tuple[Group, ...]) -> int:
+    """Position of the group whose blocks are in ``BlockManager.block_tables``."""
+    return next(i for i, group in enumerate(groups) if isinstance(group, FullAttention))
+
+
+def core_groups(groups: tuple[Group, ...]) -> list[tuple[int, int]]:
+    """(kind, width) of all groups but the first with full attention."""
+    rest = [group for i, group in enumerate(groups) if i != first_full(groups)] if groups else []
+    return [(_KINDS.index(type(group)), getattr(group, "width", 0)) for group in rest]

@@ -1,0 +1,290 @@
+"""The manager itself, as the engines of these tests drive it.
+
+It has the calls of the specification, and shows what those tests look at: tables by group, copies,
+and where each sequence stands. Whether it decides as the specification does is seen in
+``test_core.py``; whether a forward reads what it should is seen by the memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from blockmgr import BlockManager, BlockState, groups
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
+from tests.groups import kinds, memory
+from tests.groups.memory import Prefix
+from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
+
+MAX_SEQS = 64
+
+
+def group_of(kind: kinds.Kind) -> groups.Group:
+    if isinstance(kind, kinds.SlidingWindow | kinds.ChunkedAttention):
+        return getattr(groups, type(kind).__name__)(kind.width)  # type: ignore[no-any-return]
+    return getattr(groups, type(kind).__name__)()  # type: ignore[no-any-return]
+
+
+@dataclass(eq=False)
+class CoreSeq:
+    """What an engine knows of a sequence, read off the manager after each call."""
+
+    manager: CoreManager
+    handle: int
+    namespace: bytes
+    tokens: list[int]
+    cached: int = 0
+    preempted: bool = False
+    settled_before: int = 0
+
+    @property
+    def row(self) -> Any:
+        return self.manager.core.sequence(self.handle)
+
+    @property
+    def computed(self) -> int:
+        return int(self.row.num_computed_tokens)
+
+    @property
+    def settled(self) -> int:
+        """Of an early commit, what was there before: its forward begins here."""
+        return min(self.settled_before, self.computed) if self.manager.early else self.computed
+
+    @property
+    def stops(self) -> set[int]:
+        return set(self.manager.core._core.view_groups(self.handle)[1])
+
+    @property
+    def tables(self) -> list[list[int]]:
+        return [list(table) for table in self.manager.tables(self.handle)]
+
+    def settle(self) -> None:
+        """A call may take back what was computed."""
+        self.settled_before = min(self.settled_before, self.computed)
+
+    def prefix(self, length: int) -> Prefix:
+        return self.namespace, tuple(self.tokens[:length])
+
+
+@dataclass
+class FlightCopy:
+    source: int
+    destination: int
+
+
+class CoreManager:
+    """``BlockManager`` with groups, in the words of the specification."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kinds: Sequence[kinds.Kind],
+        *,
+        min_partial_tokens: int = 0,
+        quotas: Mapping[bytes, int] | None = None,
+    ) -> None:
+        self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
+        self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
+        self.lookahead, self.early, self.steps_in_flight = 0, False, 0
+        self.made: BlockManager | None = None
+        self.seqs: dict[int, CoreSeq] = {}
+        self.flight: list[FlightCopy] = []
+        self.ticket = 0
+        self.open: list[int] = []
+        self.full = next(
+            i for i, kind in enumerate(self.kinds) if type(kind).__name__ == "FullAttention"
+        )
+
+    @property
+    def blocks(self) -> list[SimpleNamespace]:
+        """The blocks that a prompt may find, as the fences of an engine ask for them."""
+        found = self.core.blocks()
+        return [
+            SimpleNamespace(id=block, content=block)
+            for block, state in enumerate(found.state)
+            if BlockState(state) in (BlockState.CACHED, BlockState.IDLE)
+        ]
+
+    @property
+    def core(self) -> BlockManager:
+        """Made at the first call: engines set their habits before that."""
+        if self.made is None:
+            self.made = BlockManager(
+                self.num_blocks,
+                self.size,
+                max_seqs=MAX_SEQS,
+                groups=[group_of(kind) for kind in self.kinds],
+                max_rollback_tokens=self.lookahead,
+                min_partial_tokens=self.min_partial_tokens,
+                quotas=self.quotas,
+                steps_in_flight=8 if self.steps_in_flight else 0,
+                early_commit=self.early,
+                null_block=True,
+                debug=1,
+            )
+            self.extra = self.made._core.group_tables() if len(self.kinds) > 1 else None
+        return self.made
+
+    def recurrent(self) -> list[int]:
+        return [g for g, kind in enumerate(self.kinds) if isinstance(kind, kinds.RecurrentState)]
+
+    # ---- calls ----------------------------------------------------------------------------
+
+    def translated(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except OutOfBlocksError as error:
+            raise OutOfBlocks from error
+        except NeverFitsError as error:
+            raise NeverFits from error
+        except StepError as error:
+            raise WrongStep from error
+
+    def match(self, tokens: list[int], namespace: bytes = b"") -> int:
+        return int(self.translated(self.core.match, tokens, namespace=namespace).num_cached_tokens)
+
+    def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
+        handle = self.translated(self.core.admit, tokens, namespace=namespace, num_slots=num_slots)
+        seq = CoreSeq(self, handle, namespace, list(tokens))
+        seq.cached = seq.settled_before = seq.computed
+        self.seqs[handle] = seq
+        return int(handle)
+
+    def resume(self, handle: int) -> None:
+        self.translated(self.core.resume, handle)
+        seq = self.seqs[handle]
+        seq.preempted = False
+        seq.cached = seq.settled_before = seq.computed
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        self.translated(self.core.reserve, handle, num_slots)
+        self.seqs[handle].settle()
+
+    def append(self, handle: int, tokens: list[int]) -> None:
+        self.translated(self.core.append, handle, tokens)
+        self.seqs[handle].tokens += tokens
+        self.seqs[handle].settle()
+
+    def commit(self, handle: int, computed: int) -> None:
+        self.translated(self.core.commit, handle, computed)
+
+    def fork(self, handle: int, count: int = 1) -> list[int]:
+        made = [int(child) for child in self.translated(self.core.fork, handle, count)]
+        for child in made:
+            self.seqs[child] = self.like(child, self.seqs[handle])
+        return made
+
+    def like(self, handle: int, parent: CoreSeq) -> CoreSeq:
+        seq = CoreSeq(self, handle, parent.namespace, list(parent.tokens), parent.cached)
+        seq.settled_before = parent.settled_before
+        return seq
+
+    def reparent(self, handles: list[int], parents: list[int]) -> None:
+        self.translated(self.core.reparent, handles, parents)
+        before = [self.like(handle, self.seqs[handle]) for handle in handles]
+        for handle, parent in zip(handles, parents, strict=True):
+            if handles[parent] != handle:
+                vars(self.seqs[handle]).update(vars(self.like(handle, before[parent])))
+
+    def truncate(self, handle: int, num_tokens: int) -> int:
+        self.translated(self.core.truncate, handle, num_tokens)
+        seq = self.seqs[handle]
+        del seq.tokens[num_tokens:]
+        seq.settle()
+        return seq.computed
+
+    def preempt(self, handle: int) -> None:
+        self.translated(self.core.preempt, handle)
+        self.seqs[handle].preempted = True
+
+    def free(self, handle: int) -> None:
+        self.translated(self.core.free, handle)
+        del self.seqs[handle]
+
+    def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> None:
+        """Levels are not known to groups yet."""
+
+    # ---- steps ------------------------------------------------------------------------------
+
+    def take_copies(self) -> list[memory.Copy]:
+        plan = self.core.take_copies()
+        self.ticket = plan.ticket
+        if self.steps_in_flight:
+            self.open.append(plan.ticket)
+        groups_of = self.groups_of()
+        copies = [
+            memory.Copy(groups_of.get(c.destination, 0), c.source, c.destination, c.num_tokens)
+            for c in plan
+        ]
+        self.flight = [FlightCopy(c.source, c.destination) for c in copies]
+        return copies
+
+    def groups_of(self) -> dict[int, int]:
+        return {
+            block: group
+            for handle in self.seqs
+            if not self.seqs[handle].preempted
+            for group, table in enumerate(self.tables(handle))
+            for block in table
+        }
+
+    def copies_applied(self) -> None:
+        self.core.copies_applied(self.ticket)
+        self.flight = []
+        for seq in self.seqs.values():
+            if not seq.preempted:
+                seq.settled_before = seq.computed
+
+    def copies_aborted(self) -> None:
+        self.core.copies_aborted(self.ticket)
+        self.flight = []
+        if self.steps_in_flight:
+            self.open.pop()
+
+    def complete(self) -> None:
+        if self.steps_in_flight:
+            self.core.complete(self.open.pop(0))
+
+    # ---- looking at it ------------------------------------------------------------------------
+
+    def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
+        row = handle & 0xFFFFFFFF
+        view = self.core.sequence(handle)
+        units = len(view.block_ids)
+        own = tuple(int(b) for b in view.block_ids)
+        rest = iter(range(len(self.kinds)))
+        found = []
+        for group, kind in enumerate(self.kinds):
+            if group == self.full:
+                found.append(own)
+                continue
+            assert self.extra is not None
+            width = 1 if isinstance(kind, kinds.RecurrentState) else units
+            found.append(tuple(int(b) for b in self.extra[next(rest), row, :width]))
+        return tuple(found)
+
+    def num_slots(self, seq: CoreSeq) -> int:
+        return len(self.core.sequence(seq.handle).block_ids) * self.size
+
+    def promises(self, seq: CoreSeq) -> bool:
+        return not seq.preempted and seq.computed > seq.settled
+
+    def held_ids(self) -> set[int]:
+        ends = itertools.chain.from_iterable((c.source, c.destination) for c in self.flight)
+        tables = [
+            table
+            for handle, seq in self.seqs.items()
+            if not seq.preempted
+            for table in self.tables(handle)
+        ]
+        return {block for table in tables for block in table if block} | set(ends)
+
+    def fingerprint(self) -> tuple[object, ...]:
+        return (tuple(self.tables(h) for h, s in self.seqs.items() if not s.preempted),)
+
+    def violations(self) -> list[str]:
+        return list(self.core._core.violations())
