@@ -98,7 +98,7 @@ inline void Pool::bind(NodeId n, BlockId b) noexcept {
 }
 
 // Takes the block from a node whose content is lost.
-inline BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
+BM_INLINE BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
   if (debug_) [[unlikely]]
     poison(n);
   own.ids.give(n);
@@ -189,12 +189,14 @@ NodeId Pool::take_next(int partition, BlockId chosen, NodeId before) noexcept {
 }
 
 BlockId Pool::evict_block(Partition& own) noexcept {
-  if (groups_) [[unlikely]] {
-    const int partition = &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
-    while (own.free.empty()) groups_->evict_one(partition);
-    return own.free.pop();
-  }
-  const NodeId n = victim_of(own);
+  if (!groups_) [[likely]]
+    return evict_node(own, victim_of(own));
+  const int partition = &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
+  while (own.free.empty()) groups_->evict_one(partition);
+  return own.free.pop();
+}
+
+inline BlockId Pool::evict_node(Partition& own, NodeId n) noexcept {
   evict(own, n);
   return unbind(own, n);
 }
@@ -203,8 +205,7 @@ NodeId Pool::evict_next(int partition) noexcept {
   Partition& own = at(partition);
   const NodeId n = victim_of(own);
   const NodeId parent = nodes_[n].parent;
-  evict(own, n);
-  own.free.push(unbind(own, n));
+  own.free.push(evict_node(own, n));
   return parent;
 }
 

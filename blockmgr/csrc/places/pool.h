@@ -28,8 +28,10 @@
 // Never inlined: a pool without observers shall pay for a branch, not for saved registers.
 #if defined(__GNUC__) || defined(__clang__)
 #define BM_NOINLINE __attribute__((noinline))
+#define BM_INLINE inline __attribute__((always_inline))
 #else
 #define BM_NOINLINE
+#define BM_INLINE inline
 #endif
 
 namespace blockmgr {
@@ -311,6 +313,7 @@ class Pool {
   BlockId take_block(Partition& own) noexcept;
   void evict(Partition& own, NodeId b) noexcept;
   BM_NOINLINE BlockId evict_block(Partition& own) noexcept;
+  BlockId evict_node(Partition& own, NodeId n) noexcept;
   void evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept;
   void enqueue_in(Partition& own, NodeId b, int fence) noexcept;
   void dequeue_from(Partition& own, NodeId b) noexcept;

@@ -62,7 +62,7 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   }
 }
 
-Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
+BM_INLINE Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
   Demand d;
   const bool partial = found.partial >= 0;
   d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);
@@ -71,13 +71,13 @@ Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) cons
   return d;
 }
 
-bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+inline bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                            std::int64_t watermark) const {
-  const std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
-  if (groups_ && blocks <= config_.row_width)
-    return grouped_peak(num_tokens, slots ? slots : num_tokens) >
-           pool_.partition(partition).capacity - watermark;
-  return blocks > config_.row_width || blocks > pool_.partition(partition).capacity - watermark;
+  std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
+  if (blocks > config_.row_width) return true;
+  if (groups_) [[unlikely]]
+    blocks = grouped_peak(num_tokens, slots ? slots : num_tokens);
+  return blocks > pool_.partition(partition).capacity - watermark;
 }
 
 void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
@@ -249,7 +249,7 @@ inline void Sequences::settle_occupied(Sequence& s, const Token* tokens,
   }
   if (groups_) [[unlikely]] {
     if (config_.early_commit) s.num_written = grouped_written(s, s.num_computed);
-    choose_stops(s, plan);
+    choose_stops(s);
     show_groups(s, 0);
   }
   s.state = Sequence::kRunning;

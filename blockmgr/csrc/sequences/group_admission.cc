@@ -182,7 +182,7 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
     found = find_grouped(tokens, looked_up, applicant, config_.min_partial_tokens > 0);
   }
   tried();
-  plan.num_chain = found.num_chain;
+  num_chain_ = found.num_chain;
   const std::int64_t cached = plan.found.num_full * config_.block_size + plan.found.num_partial;
   if (applicant.due_cached >= 0 && cached != applicant.due_cached)
     throw StaleMatch(applicant.due_cached, cached);
@@ -205,7 +205,8 @@ std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots
   }
   std::int64_t most = attention * first_blocks;
   if (most + num_states_ >= bound + num_states_) return most + num_states_;
-  for (std::int64_t position = slots; position < num_tokens; ++position) {
+  // Within a block it can only fall.
+  for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
     std::int64_t sum = attention * blocks;
     for (int g = 0; g < groups_->num_groups(); ++g)
@@ -215,13 +216,13 @@ std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots
   return most + num_states_;
 }
 
-void Sequences::choose_stops(Sequence& s, const AdmissionPlan& plan) noexcept {
+void Sequences::choose_stops(Sequence& s) noexcept {
   GroupRow& row = group_row(s);
   row.stops = {};
   if (!num_states_) return;
   const std::int64_t size = config_.block_size;
   const std::int64_t last = (s.num_tokens - 1) / size * size;
-  const std::int64_t parted = plan.num_chain * size;
+  const std::int64_t parted = num_chain_ * size;
   if (last > s.num_computed) row.stops[0] = last;
   if (parted > s.num_computed && parted < last) row.stops[1] = parted;
 }

@@ -328,7 +328,6 @@ class Sequences : public Store {
     Found found;
     Demand demand;
     bool fits = false;
-    std::int64_t num_chain = 0;  // with further groups: blocks of full attention that were found
   };
   struct GroupedFound {
     Found whole;                 // whole blocks that every group serves
@@ -546,12 +545,12 @@ class Sequences : public Store {
   GroupedFound find_grouped(const Token* tokens, std::int64_t count, const Applicant& applicant,
                             bool partly);
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
-  void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+  BM_NOINLINE void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                     const Applicant& applicant, AdmissionPlan& plan);
-  std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
-  void choose_stops(Sequence& s, const AdmissionPlan& plan) noexcept;
+  BM_NOINLINE std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
+  BM_NOINLINE void choose_stops(Sequence& s) noexcept;
   NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
-  void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
+  BM_NOINLINE void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
   void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void show_groups(const Sequence& s, std::int64_t from) noexcept;
 
@@ -588,7 +587,7 @@ class Sequences : public Store {
   std::int64_t units_after_fall(const Sequence& s, std::int64_t length) const;
   void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
   void truncate_grouped(Sequence& s, std::int64_t num_tokens);
-  std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
+  BM_NOINLINE std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
   void launch_groups() noexcept;
   void return_groups() noexcept;
 
@@ -622,6 +621,7 @@ class Sequences : public Store {
   mutable std::vector<GroupRow> group_rows_;
   ZeroedArray<std::int32_t> shown_groups_;  // [groups, max_seqs, row_width]
   std::vector<KeptState> keeps_;
+  std::int64_t num_chain_ = 0;  // of the last plan of an admission: blocks that full attention has
   std::vector<Handle> moved_;         // whose states the step that was launched last may move
   std::vector<NodeId> sources_room_;  // by group
 
