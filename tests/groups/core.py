@@ -172,6 +172,15 @@ class CoreManager:
     def commit(self, handle: int, computed: int) -> None:
         self.translated(self.core.commit, handle, computed)
 
+    def decode(self, handles: list[int], tokens: list[int]) -> None:
+        slots = self.translated(self.core.decode, handles, tokens).tolist()
+        for handle, token, slot in zip(handles, tokens, slots, strict=True):
+            seq = self.seqs[handle]
+            seq.tokens.append(token)
+            assert seq.computed == len(seq.tokens) - 1
+            assert slot == self.core.slot_mapping(handle, seq.computed, len(seq.tokens))[0]
+            seq.settled_before = seq.computed
+
     def fork(self, handle: int, count: int = 1) -> list[int]:
         made = [int(child) for child in self.translated(self.core.fork, handle, count)]
         for child in made:

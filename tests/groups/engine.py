@@ -167,6 +167,7 @@ class Engine:
         self.before: tuple[object, ...] = ()
         self.found = 0
         self.refused = 0
+        self.decoded = 0
 
     # ---- planning -----------------------------------------------------------------------
 
@@ -379,7 +380,10 @@ class Engine:
         manager = self.manager
         if not self.habits.late:
             self.complete()
+        decoded = self.decode(step) if hasattr(manager, "decode") else set()
         for handle, stop in step:
+            if handle in decoded:
+                continue
             manager.commit(handle, stop)
             self.check()
             seq = manager.seqs[handle]
@@ -395,6 +399,30 @@ class Engine:
             self.check()
         if self.habits.late:
             self.complete()
+
+    def decode(self, step: list[tuple[int, int]]) -> set[int]:
+        """Commits some of a step and appends a token each, in one call; which those are."""
+        later = {handle for other in self.uncommitted for handle, _ in other}
+        batch = [
+            handle
+            for handle, stop in step
+            if stop == len(self.manager.seqs[handle].tokens)
+            and handle not in later
+            and not self.manager.promises(self.manager.seqs[handle])
+        ]
+        if not batch or self.rng.random() < 0.5:
+            return set()
+        self.remember()
+        try:
+            self.manager.decode(batch, [self.rng.randrange(2) for _ in batch])
+        except (OutOfBlocks, NeverFits, WrongStep):
+            self.refused += 1
+            if self.audits:
+                assert self.manager.fingerprint() == self.before, "decode did a part"
+            return set()
+        self.decoded += len(batch)
+        self.check()
+        return set(batch)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):

@@ -223,14 +223,60 @@ void Sequences::drop_windows(Sequence& s) noexcept {
 }
 
 void Sequences::commit_groups(Sequence& s) noexcept {
-  GroupRow& row = group_row(s);
-  const bool is_settled = settled(s) == s.num_computed;
-  if (is_settled && (open_steps_.empty() || row.moves <= 1)) {
-    row.stands = true;
-    row.moves = 0;
-  }
-  if (is_settled && num_states_) keep_state(s);
+  note_state(s);
+  if (settled(s) == s.num_computed && num_states_) keep_state(s);
   drop_windows(s);
+}
+
+// Whether a commit of what is computed tells where the states stand.
+bool Sequences::tells_state(const Sequence& s) const {
+  return open_steps_.empty() || group_row(s).moves <= 1;
+}
+
+void Sequences::note_state(Sequence& s) noexcept {
+  if (settled(s) != s.num_computed || !tells_state(s)) return;
+  group_row(s).stands = true;
+  group_row(s).moves = 0;
+}
+
+// Before decode, which commits first: as refuse_moved.
+void Sequences::refuse_unknown_state(const Sequence& s, const char* call) const {
+  if (!tells_state(s)) refuse_moved(s, call);
+}
+
+// Parts that decode gives back before it takes any, as far as that is certain.
+std::int64_t Sequences::num_dropped(const Sequence& s) const {
+  std::int64_t dropped = 0;
+  if (!open_steps_.empty()) return 0;  // they wait for a step
+  const NodeId* t = table(s);
+  const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config_.max_rollback);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    const std::int64_t due = std::min<std::int64_t>(groups_->first_unit(g, from), s.num_blocks);
+    for (std::int64_t unit = group_row(s).first[nth(g)]; unit < due; ++unit) {
+      const Uses& uses = nodes_.uses(groups_->part(g, t[unit]));
+      dropped += uses.ref_count == 1 && !uses.pins;
+    }
+  }
+  return dropped;
+}
+
+// All tokens of these but those that decode appends are computed: what becomes findable, and what
+// is given back.
+void Sequences::commit_decoded(const Handle* handles, std::int64_t count,
+                               const PromotionPlan& plan) noexcept {
+  promote_all(plan);
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    note_state(s);
+    drop_windows(s);
+  }
+}
+
+// States at a stop, with what decode left over.
+void Sequences::keep_decoded(const Handle* handles, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; num_states_ && i < count; ++i)
+    keep_state(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
 }
 
 // What can be found goes on being found: the state where it stands, and the tokens of a unit that

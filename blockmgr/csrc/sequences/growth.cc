@@ -106,9 +106,15 @@ void Sequences::append(Handle handle, const Token* tokens, std::int64_t count) {
 // has to bring them.
 void Sequences::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
   refuse_unwritten(s, logical, "decode");
-  const Node& record = nodes_[table(s)[logical]];
+  const NodeId b = table(s)[logical];
   const std::int64_t offset = s.num_tokens - logical * config_.block_size;
-  if (record.copy_source == kNoNode || record.copy_tokens >= offset) return;
+  const auto brings = [&](NodeId n) {
+    return n < 0 || nodes_[n].copy_source == kNoNode || nodes_[n].copy_tokens >= offset;
+  };
+  bool all = brings(b);
+  for (int g = 0; groups_ && g < groups_->num_groups(); ++g)
+    all = all && (groups_->group(g).recurrent() || brings(groups_->part(g, b)));
+  if (all) return;
   throw Error(ErrorKind::kStep, "cannot decode sequence " + std::to_string(handle_of(row_of(s))) +
                                     ": its last tokens are not computed, for a copy into their "
                                     "block is pending; take and apply the step's copies first");
@@ -177,13 +183,18 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
       const std::uint32_t refs = nodes_.uses(b).ref_count;
       takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
+      if (takes && groups_) [[unlikely]]
+        refuse_unknown_state(s, "decode");
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= longest(s.partition)) {
       throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
-    needed += takes;
+    std::int64_t taken = takes;
+    if (groups_) [[unlikely]]
+      taken = grouped_need(takes) - num_dropped(s);
+    needed += taken;
     if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += takes;
+      plan.needed_by[s.partition] += taken;
   }
   if (!by_partition) check_available(needed);
   for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
@@ -196,15 +207,27 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
       plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
   }
   reserve_remaps(plan.promotions);
+  if (groups_) [[unlikely]]
+    keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * num_states_));
+}
+
+// The forward before has computed all of it.
+inline void Sequences::note_decoded(Sequence& s) noexcept {
+  s.num_computed = s.num_settled = s.num_written = s.num_tokens;
 }
 
 void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t count,
                        std::int64_t* slots) {
   Call call(*this);
   refuse_open_ticket("decode");
-  refuse_groups("decode");
   DecodePlan& plan = decode_room_;
   plan_decode(handles, count, plan);
+  // What steps in flight may read is not there to be taken, so it is given back at the end.
+  const bool drops_first = groups_ && open_steps_.empty();
+  for (std::int64_t i = 0; groups_ && i < count; ++i)
+    note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
+  if (drops_first) [[unlikely]]
+    commit_decoded(handles, count, plan.promotions);
 
   // First: another of the batch may release a cached block, whose key would pass to its
   // twin. That was counted as written in place.
@@ -215,7 +238,8 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
-    s.num_computed = s.num_settled = s.num_written = s.num_tokens;  // by the forward before
+    if (!groups_) [[likely]]
+      note_decoded(s);
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
@@ -225,12 +249,18 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     } else {
       set_entry(row_of(s), logical, pool_.take(s.partition, before(s, logical)));
       ++s.num_blocks;
+      if (groups_) [[unlikely]]
+        take_parts(s, logical);
     }
     nodes_.tokens(t[logical])[offset] = tokens[i];
     slots[i] = nodes_.name(t[logical]) * size + offset;
     ++s.num_tokens;
     show_length(s);
     if (offset + 1 == size) computing_.insert(static_cast<std::uint32_t>(row_of(s)));
+  }
+  if (groups_) [[unlikely]] {
+    if (!drops_first) commit_decoded(handles, count, plan.promotions);
+    return keep_decoded(handles, count);
   }
   promote_all(plan.promotions);
 }

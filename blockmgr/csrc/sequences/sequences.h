@@ -522,6 +522,7 @@ class Sequences : public Store {
   void grow(Sequence& s, const GrowthPlan& plan) noexcept;
   void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
   void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
+  void note_decoded(Sequence& s) noexcept;
 
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
@@ -578,6 +579,13 @@ class Sequences : public Store {
   void keep_state(Sequence& s) noexcept;
   void drop_windows(Sequence& s) noexcept;
   void commit_groups(Sequence& s) noexcept;
+  bool tells_state(const Sequence& s) const;
+  void note_state(Sequence& s) noexcept;
+  void refuse_unknown_state(const Sequence& s, const char* call) const;
+  std::int64_t num_dropped(const Sequence& s) const;
+  BM_NOINLINE void commit_decoded(const Handle* handles, std::int64_t count,
+                                  const PromotionPlan& plan) noexcept;
+  BM_NOINLINE void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
   void keep_end(Sequence& s) noexcept;
   void leave_groups(Sequence& s) noexcept;
   void fork_groups(const Sequence& parent, Sequence& child) noexcept;

@@ -1,0 +1,24 @@
+"""Engines of all habits on the manager itself: nothing wrong is read, and its audit finds nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.groups.core import CoreManager
+from tests.groups.engine import SETS, Engine
+from tests.groups.kinds import FullAttention, Kind
+
+WITH_FULL = [kinds for kinds in SETS if any(isinstance(kind, FullAttention) for kind in kinds)]
+SEEDS = 60
+
+
+@pytest.mark.parametrize("kinds", WITH_FULL, ids=lambda kinds: " and ".join(map(str, kinds)))
+def test_no_engine_reads_anything_wrong(kinds: tuple[Kind, ...]) -> None:
+    found = reads = 0
+    for seed in range(SEEDS):
+        engine = Engine(seed, kinds, CoreManager)
+        engine.run(40)
+        found += engine.found
+        reads += engine.memory.num_reads
+    assert found > SEEDS
+    assert reads > 10 * SEEDS
