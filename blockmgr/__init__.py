@@ -64,6 +64,7 @@ from blockmgr.errors import (
 )
 from blockmgr.event_columns import Event, EventKind, Events, Tier
 from blockmgr.explain import Explanation, Miss, MissReason
+from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.prompt import Prompt
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
@@ -78,6 +79,7 @@ __all__ = [
     "BlockSnapshot",
     "BlockState",
     "BlockStateError",
+    "ChunkedAttention",
     "CopyError",
     "CopyPlan",
     "EndpointError",
@@ -86,6 +88,7 @@ __all__ = [
     "Events",
     "Explanation",
     "ForkError",
+    "FullAttention",
     "HitRateCurve",
     "InvariantError",
     "KeyedDigest",
@@ -105,10 +108,12 @@ __all__ = [
     "Prompt",
     "QuotaUsage",
     "RecentHits",
+    "RecurrentState",
     "ReentrancyError",
     "Remap",
     "Sequence",
     "SequenceStateError",
+    "SlidingWindow",
     "StaleMatchError",
     "Stats",
     "StepError",

@@ -66,13 +66,17 @@ class CopyPlan:
         ticket: Number of the step; pass it to ``copies_applied`` or ``copies_aborted``.
         sources: ``int32[num_copies]`` on the host.
         destinations: ``int32[num_copies]`` on the host.
-        num_tokens: ``int32[num_copies]`` on the host, each in ``[1, block_size]``.
+        num_tokens: ``int32[num_copies]`` on the host, each in ``[1, block_size]``; a state is
+            copied as a whole block.
+        groups: ``int32[num_copies]`` on the host: the group of layers whose blocks these are, by
+            its position in ``ManagerConfig.groups``. None without groups.
     """
 
     ticket: int
     sources: npt.NDArray[np.int32]
     destinations: npt.NDArray[np.int32]
     num_tokens: npt.NDArray[np.int32]
+    groups: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -176,15 +180,20 @@ class BlockSnapshot:
         state: ``uint8[num_blocks]``: a ``BlockState``.
         priority: ``uint8[num_blocks]``: of a block that can be found, a ``Priority``, at least that
             of the blocks that continue it; else ``Priority.NORMAL``.
+        group: ``int32[num_blocks]``: group of layers that has the block, by its position in
+            ``ManagerConfig.groups``; 0 without groups. Of a free block and of the null block
+            ``-1``.
         ref_count: ``int32[num_blocks]``: block tables that name the block.
         pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in
             use.
         parent: ``int32[num_blocks]``: of a block that can be found, the block before it in its
-            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. Else ``-1``.
+            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. Else ``-1``,
+            and for each group but that of ``block_tables``.
         twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
             stands beside, in use as well (``dedup="append_only"``), else ``-1``.
         num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.
-        num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``.
+        num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``. Of a
+            state 0.
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
             have not run counted as run.
         eviction_rank: ``int32[num_blocks]``: of an idle block, how many have been idle longer: how
@@ -198,6 +207,7 @@ class BlockSnapshot:
 
     state: npt.NDArray[np.uint8]
     priority: npt.NDArray[np.uint8]
+    group: npt.NDArray[np.int32]
     ref_count: npt.NDArray[np.int32]
     pins: npt.NDArray[np.int32]
     parent: npt.NDArray[np.int32]

@@ -186,6 +186,14 @@ class ManagerConfig:
         quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
             a separate eviction policy, retention and remembered blocks; all other namespaces share
             the rest.
+        groups: Groups of layers, for models whose layers do not all read everything, such as
+            ``(FullAttention(), SlidingWindow(1024))``; empty for one of full attention. One of
+            them has full attention: ``block_tables`` is that of the first such group, and
+            ``group_table`` gives the others. See docs/guides/hybrid-models.md. With more than one,
+            ``null_block`` must be set, and ``dedup``, ``retention``, ``ghost_blocks`` and
+            ``events`` must have their defaults.
+        max_rollback_tokens: With ``groups``, computed tokens that ``truncate`` may take back, as
+            after rejected drafts, without leaving a window: windows keep as many tokens more.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, of each share in proportion to its size, rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -327,7 +335,8 @@ class ManagerConfig:
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(
-                    f"{name} must be {value!r} with groups, got {getattr(self, name)!r}"
+                    f"{name} must be {value!r} with several groups of layers, got "
+                    f"{getattr(self, name)!r}"
                 )
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> None:

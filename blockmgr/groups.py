@@ -94,7 +94,7 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 def first_full(groups: tuple[Group, ...]) -> int:
     """Position of the group whose blocks are in ``BlockManager.block_tables``."""
-    return next(i for i, group in enumerate(groups) if isinstance(group, FullAttention))
+    return next((i for i, group in enumerate(groups) if isinstance(group, FullAttention)), 0)
 
 
 def core_groups(groups: tuple[Group, ...]) -> list[tuple[int, int]]:

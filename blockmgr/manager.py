@@ -15,11 +15,12 @@ from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
 from blockmgr.changes import CompiledManagerCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
-from blockmgr.groups import core_groups
 from blockmgr.errors import InvariantError, PolicyError
+from blockmgr.groups import core_groups, first_full
 from blockmgr.manager_blocks import BlockCalls
 from blockmgr.manager_cache import CacheCalls
 from blockmgr.manager_events import EventCalls
+from blockmgr.manager_groups import GroupCalls
 from blockmgr.manager_retention import RetentionCalls
 from blockmgr.policy import policies_of
 from blockmgr.prompt import Prompt
@@ -40,7 +41,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied):
+class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
@@ -126,6 +127,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             "max_pinned_blocks": config.max_pinned_blocks,
             "quotas": list(config.quotas.items()),
             "groups": core_groups(config.groups),
+            "full_group": first_full(config.groups),
             "max_rollback": config.max_rollback_tokens,
             **digest_options(config.digest, config.prefix_caching),
         }
@@ -134,6 +136,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())
+        self._group_tables = _read_only(self._core.group_tables())
 
     def __repr__(self) -> str:
         config = self._config
@@ -354,10 +357,18 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         """
         return self._core.decode(handles, tokens)
 
-    def truncate(self, handle: int, num_tokens: int) -> None:
+    def truncate(self, handle: int, num_tokens: int) -> int:
         """Drops the tokens from ``num_tokens`` on: rejected drafts, an edited prompt.
 
         Look-ahead blocks go too. A later ``append`` copies the block it cuts into if it must.
+
+        With several groups of layers, the sequence goes on from the deepest place at which each
+        group still has what it reads: a window that is gone, or a state that has consumed what is
+        dropped, takes computed tokens back, all of them if need be. Slots behind a gap in a window
+        go as well; ``reserve`` or ``append`` takes them again.
+
+        Returns:
+            ``num_computed_tokens`` from here on: where the next forward begins.
 
         Raises:
             UnknownSequenceError: The handle is not live.
@@ -365,7 +376,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
             StepError: It would drop tokens committed ahead of this step's forward.
             ValueError: ``num_tokens`` not in ``[1, num_tokens]``.
         """
-        self._core.truncate(handle, num_tokens)
+        return self._core.truncate(handle, num_tokens)
 
     # Families of sequences.
 
@@ -532,20 +543,6 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, RetentionCalls, NotCopied
         sequence instead, with an ``old`` of -1: applying them all makes any table right.
         """
         return self._core.take_remaps(Remap)
-
-    def slot_mapping(self, handle: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Where the K/V of each token position in ``[start, stop)`` lives, in token order.
-
-        A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
-
-        Returns:
-            ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
-
-        Raises:
-            UnknownSequenceError: The handle is not live.
-            ValueError: The range is not inside ``[0, num_slots]``.
-        """
-        return self._core.slot_mapping(handle, start, stop)
 
     # Reading.
 

@@ -127,9 +127,9 @@ class Sequence(NotCopied):
         """``BlockManager.reserve`` of this sequence."""
         self._manager.reserve(self.handle, num_slots)
 
-    def truncate(self, num_tokens: int) -> None:
+    def truncate(self, num_tokens: int) -> int:
         """``BlockManager.truncate`` of this sequence."""
-        self._manager.truncate(self.handle, num_tokens)
+        return self._manager.truncate(self.handle, num_tokens)
 
     def fork(self, n: int = 1) -> list[Sequence]:
         """Views of ``n`` forks of this sequence, as ``BlockManager.fork`` makes them."""
@@ -139,6 +139,11 @@ class Sequence(NotCopied):
     def slot_mapping(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """``BlockManager.slot_mapping`` of this sequence."""
         return self._manager.slot_mapping(self.handle, start, stop)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """``BlockManager.stops`` of this sequence."""
+        return self._manager.stops(self.handle)
 
     def preempt(self) -> None:
         """``BlockManager.preempt`` of this sequence."""

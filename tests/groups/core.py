@@ -55,7 +55,7 @@ class CoreSeq:
 
     @property
     def stops(self) -> set[int]:
-        return set(self.manager.core._core.view_groups(self.handle)[1])
+        return set(self.manager.core.stops(self.handle))
 
     @property
     def tables(self) -> list[list[int]]:
@@ -86,7 +86,9 @@ class CoreManager:
         *,
         min_partial_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
+        eviction: str = "lru",
     ) -> None:
+        self.eviction = eviction
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
         self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
@@ -95,9 +97,6 @@ class CoreManager:
         self.flight: list[FlightCopy] = []
         self.ticket = 0
         self.open: list[int] = []
-        self.full = next(
-            i for i, kind in enumerate(self.kinds) if type(kind).__name__ == "FullAttention"
-        )
 
     @property
     def blocks(self) -> list[SimpleNamespace]:
@@ -121,12 +120,12 @@ class CoreManager:
                 max_rollback_tokens=self.lookahead,
                 min_partial_tokens=self.min_partial_tokens,
                 quotas=self.quotas,
+                eviction=self.eviction,
                 steps_in_flight=8 if self.steps_in_flight else 0,
                 early_commit=self.early,
                 null_block=True,
                 debug=1,
             )
-            self.extra = self.made._core.group_tables() if len(self.kinds) > 1 else None
         return self.made
 
     def recurrent(self) -> list[int]:
@@ -200,11 +199,12 @@ class CoreManager:
                 vars(self.seqs[handle]).update(vars(self.like(handle, before[parent])))
 
     def truncate(self, handle: int, num_tokens: int) -> int:
-        self.translated(self.core.truncate, handle, num_tokens)
+        left = int(self.translated(self.core.truncate, handle, num_tokens))
         seq = self.seqs[handle]
         del seq.tokens[num_tokens:]
         seq.settle()
-        return seq.computed
+        assert left == seq.computed
+        return left
 
     def preempt(self, handle: int) -> None:
         self.translated(self.core.preempt, handle)
@@ -224,22 +224,13 @@ class CoreManager:
         self.ticket = plan.ticket
         if self.steps_in_flight:
             self.open.append(plan.ticket)
-        groups_of = self.groups_of()
+        groups_of = [0] * len(plan) if plan.groups is None else plan.groups.tolist()
         copies = [
-            memory.Copy(groups_of.get(c.destination, 0), c.source, c.destination, c.num_tokens)
-            for c in plan
+            memory.Copy(group, c.source, c.destination, c.num_tokens)
+            for group, c in zip(groups_of, plan, strict=True)
         ]
         self.flight = [FlightCopy(c.source, c.destination) for c in copies]
         return copies
-
-    def groups_of(self) -> dict[int, int]:
-        return {
-            block: group
-            for handle in self.seqs
-            if not self.seqs[handle].preempted
-            for group, table in enumerate(self.tables(handle))
-            for block in table
-        }
 
     def copies_applied(self) -> None:
         self.core.copies_applied(self.ticket)
@@ -261,20 +252,11 @@ class CoreManager:
     # ---- looking at it ------------------------------------------------------------------------
 
     def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
-        row = handle & 0xFFFFFFFF
-        view = self.core.sequence(handle)
-        units = len(view.block_ids)
-        own = tuple(int(b) for b in view.block_ids)
-        rest = iter(range(len(self.kinds)))
-        found = []
-        for group, kind in enumerate(self.kinds):
-            if group == self.full:
-                found.append(own)
-                continue
-            assert self.extra is not None
-            width = 1 if isinstance(kind, kinds.RecurrentState) else units
-            found.append(tuple(int(b) for b in self.extra[next(rest), row, :width]))
-        return tuple(found)
+        row, units = self.core.row(handle), self.core.sequence(handle).num_blocks
+        return tuple(
+            tuple(self.core.group_table(group)[row, :units].tolist())
+            for group in range(len(self.kinds))
+        )
 
     def num_slots(self, seq: CoreSeq) -> int:
         return len(self.core.sequence(seq.handle).block_ids) * self.size
@@ -297,3 +279,34 @@ class CoreManager:
 
     def violations(self) -> list[str]:
         return list(self.core._core.violations())
+
+    def available(self, share: bytes | None = None) -> int:
+        if share in self.quotas:
+            usage = self.core.quota_usage(share or b"")
+            return usage.free_blocks + usage.idle_blocks
+        usage = self.core.quota_usage()
+        return usage.free_blocks + usage.idle_blocks
+
+    def idle_blocks(self) -> list[int]:
+        return self.core.blocks().ids(BlockState.IDLE).tolist()
+
+    def free_blocks(self) -> list[int]:
+        return self.core.blocks().ids(BlockState.FREE).tolist()
+
+    @property
+    def pending(self) -> list[memory.Copy]:
+        """The copies that are planned and not taken."""
+        found = self.core.blocks()
+        return [
+            memory.Copy(group, source, block, count)
+            for block, (group, source, count, taken) in enumerate(
+                zip(
+                    found.group.tolist(),
+                    found.copy_source.tolist(),
+                    found.copy_tokens.tolist(),
+                    found.copy_taken.tolist(),
+                    strict=True,
+                )
+            )
+            if source >= 0 and not taken
+        ]

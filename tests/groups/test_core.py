@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests.groups.core import CoreManager
@@ -10,6 +12,7 @@ from tests.groups.kinds import FullAttention, Kind
 
 WITH_FULL = [kinds for kinds in SETS if any(isinstance(kind, FullAttention) for kind in kinds)]
 SEEDS = 60
+POLICIES = ["lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive"]
 
 
 @pytest.mark.parametrize("kinds", WITH_FULL, ids=lambda kinds: " and ".join(map(str, kinds)))
@@ -22,3 +25,14 @@ def test_no_engine_reads_anything_wrong(kinds: tuple[Kind, ...]) -> None:
         reads += engine.memory.num_reads
     assert found > SEEDS
     assert reads > 10 * SEEDS
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_nor_with_another_order_of_eviction(eviction: str) -> None:
+    build = functools.partial(CoreManager, eviction=eviction)
+    found = 0
+    for seed in range(SEEDS):
+        engine = Engine(seed, WITH_FULL[seed % len(WITH_FULL)], build)
+        engine.run(40)
+        found += engine.found
+    assert found > SEEDS

@@ -247,6 +247,7 @@ def test_a_preempted_sequence_finds_its_state_and_its_tail_again() -> None:
 # Rule 13
 
 
+@pytest.mark.specification_alone
 @pytest.mark.parametrize(
     ("width", "first"), [(16, 3), (17, 3), (18, 2), (32, 2), (33, 2), (34, 1), (49, 1), (50, 0)]
 )
@@ -311,6 +312,7 @@ def can_go_on(manager: ModelManager, tokens: tuple[int, ...], length: int) -> bo
 # Rule 14
 
 
+@pytest.mark.specification_alone
 def test_a_window_takes_blocks_for_the_whole_chunk() -> None:
     world = World(20, 16, SlidingWindow(32))
     handle = world.manager.admit(list(range(160)))
@@ -319,6 +321,7 @@ def test_a_window_takes_blocks_for_the_whole_chunk() -> None:
     assert sum(map(bool, world.manager.tables(handle)[0])) == 2
 
 
+@pytest.mark.specification_alone
 def test_what_can_never_be_admitted_is_judged_by_the_peak() -> None:
     world = World(9, 16, SlidingWindow(32))
     with pytest.raises(NeverFits):
@@ -385,6 +388,7 @@ def test_a_boundary_is_evicted_with_all_that_only_it_needs() -> None:
     manager.free(taken)
 
 
+@pytest.mark.specification_alone
 def test_the_last_boundary_takes_everything_with_it() -> None:
     """Only the deepest one has its window: without it no block is of use."""
     world = World(40, 1, FULL, SlidingWindow(4))
@@ -428,6 +432,7 @@ def test_a_state_is_copied_whole() -> None:
     assert {(copy.group, copy.num_tokens) for copy in world.manager.pending} == {(1, 4)}
 
 
+@pytest.mark.specification_alone
 def test_a_chunk_reads_nothing_before_it() -> None:
     world = World(20, 4, FULL, ChunkedAttention(8))
     world.serve(range(17))

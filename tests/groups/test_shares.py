@@ -138,6 +138,7 @@ def test_nothing_is_felt_of_what_other_namespaces_do(kinds: tuple[Kind, ...]) ->
 # Levels
 
 
+@pytest.mark.specification_alone
 def test_a_level_holds_up_all_that_comes_before_it() -> None:
     world = World(12, 4, FULL)
     manager = world.manager
@@ -151,6 +152,7 @@ def test_a_level_holds_up_all_that_comes_before_it() -> None:
     assert manager.match([2] * 17) == 0
 
 
+@pytest.mark.specification_alone
 def test_a_level_promises_nothing_against_a_running_sequence() -> None:
     world = World(6, 4, FULL, SlidingWindow(4))
     world.serve([1] * 9)
@@ -225,6 +227,7 @@ def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManage
 # Order
 
 
+@pytest.mark.specification_alone
 def test_what_a_running_sequence_left_goes_last_and_its_deepest_boundary_first() -> None:
     """Its window has dropped units 0 to 2, which the boundaries at 4, 8 and 12 need."""
     world = World(13, 4, FULL, SlidingWindow(4))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tests.groups.kinds import FullAttention, Kind, RecurrentState
 from tests.groups.memory import Memory, Work
 from tests.groups.model import ModelManager
+
+Manager: Any = ModelManager
+"""What a world is made of: the specification, or the manager itself (see ``conftest.py``)."""
 
 FULL, STATE = FullAttention(), RecurrentState()
 
@@ -24,7 +28,7 @@ class World:
         quotas: Mapping[bytes, int] | None = None,
     ) -> None:
         # Block 0 is the null block.
-        self.manager = ModelManager(
+        self.manager: Any = Manager(
             num_blocks + 1,
             block_size,
             kinds,

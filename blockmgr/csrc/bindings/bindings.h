@@ -276,6 +276,9 @@ nb::object take_plan(Planner& core, nb::handle make) {
       for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
       return to_array(std::move(numbers), count);
     };
+    if (core.has_groups())
+      return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
+                  column(&BlockCopy::num_tokens), column(&BlockCopy::group));
     return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
                 column(&BlockCopy::num_tokens));
   } catch (...) {

@@ -18,6 +18,7 @@ nb::dict inspect_blocks(Core& self) {
   };
   add("state", &BlockFacts::state);
   add("priority", &BlockFacts::priority);
+  add("group", &BlockFacts::group);
   add("ref_count", &BlockFacts::ref_count);
   add("pins", &BlockFacts::pins);
   add("parent", &BlockFacts::parent);

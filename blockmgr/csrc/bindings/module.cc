@@ -187,9 +187,9 @@ void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
   self.core.commit(h, int_argument(num_computed_tokens, "num_computed_tokens"));
 }
 
-void truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
+std::int64_t truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
   const std::int64_t h = handle_argument(handle);
-  self.core.truncate(h, int_argument(num_tokens, "num_tokens"));
+  return self.core.truncate(h, int_argument(num_tokens, "num_tokens"));
 }
 
 void free_sequence(Core& self, nb::handle handle, nb::handle withdraw) {
@@ -380,6 +380,19 @@ nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::han
   return to_array(std::move(slots), last - first);
 }
 
+nb::object group_slots(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int g) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_group_slots(h, g, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.group_slots(h, g, first, last, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(slots), last - first);
+}
+
 // (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
 nb::tuple view(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
@@ -429,7 +442,8 @@ nb::dict stats(Core& self) {
         {"idle_blocks", pool.num_idle()},
         {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
         {"used_blocks", pool.num_used()},
-        {"cached_blocks", core.index().num_keyed()},
+        {"cached_blocks",
+         core.index().num_keyed() + (core.groups() ? core.groups()->num_cached() : 0)},
         {"peak_used_blocks", n.peak_used_blocks},
         {"num_sequences", core.num_sequences()},
         {"pending_copies", core.copies().num_pending()},
@@ -589,7 +603,7 @@ NB_MODULE(_core, m) {
            nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
            any(), any())
       .def("truncate", checked<truncate_to>,
-           nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> None"), any(),
+           nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> int"), any(),
            any())
       .def("fork", checked<fork_sequence>,
            nb::sig("def fork(self, handle: object, n: object, view: object, /) -> "
@@ -664,6 +678,12 @@ NB_MODULE(_core, m) {
               "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
                   "int64")),
           any(), any(), any())
+      .def(
+          "group_slots", group_slots,
+          nb::sig(
+              "def group_slots(self, handle: object, start: object, stop: object, group: int, /) -> "
+              BM_ARRAY("int64")),
+          any(), any(), any(), exact())
       .def("take_copies", checked<take_copies>,
            nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
                    "blockmgr.blocks.CopyPlan"),

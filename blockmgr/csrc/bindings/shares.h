@@ -26,7 +26,7 @@ nb::dict quota_usage(Holder& self, nb::handle name) {
     return std::to_array<Fact>({
         {"limit", own.capacity},
         {"free_blocks", own.free.size()},
-        {"idle_blocks", own.idle.size()},
+        {"idle_blocks", own.idle.size() + own.num_kept},
         {"fenced_blocks", own.num_fenced},
         {"used_blocks", own.capacity - own.available() - own.num_fenced},
         {"evicted_blocks", own.num_evicted},

@@ -15,8 +15,8 @@ void LfudaPolicy::audit(BlockAudit& audit) const {
     const Node& record = nodes_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = record.keyed();
-    const bool is_idle = nodes_.idle(b);
+    const bool keyed = record.keyed() && !Pool::is_part(record);
+    const bool is_idle = keyed && nodes_.idle(b);
     idle += is_idle;
     audit.expect((f.uses > 0) == keyed, who + " is cached and not counted, or counted only");
     audit.expect((f.position > 0) == is_idle, who + " is idle or in the heap, not both");
@@ -116,8 +116,8 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
     const Node& record = nodes_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
-    const bool keyed = record.keyed();
-    const bool idle = nodes_.idle(b);
+    const bool keyed = record.keyed() && !Pool::is_part(record);
+    const bool idle = keyed && nodes_.idle(b);
     audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
     audit.expect(f.listed == (idle && record.first_child < 0),
                  who + " is a leaf and no candidate, or the reverse");

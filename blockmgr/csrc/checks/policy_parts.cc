@@ -30,8 +30,8 @@ void Queues::audit(BlockAudit& audit, const Nodes& nodes, bool only_idle) const 
   }
   for (const NodeId b : range_) {
     const blockmgr::Node& record = nodes[b];
-    const bool keyed = record.keyed();
-    const bool idle = nodes.idle(b);
+    const bool keyed = record.keyed() && !Pool::is_part(record);
+    const bool idle = keyed && nodes.idle(b);
     const std::string who = BlockAudit::name(b);
     audit.expect((queue_of(b) != kNone) == keyed,
                  who + (keyed ? " is in no eviction queue" : " is left in a queue"));

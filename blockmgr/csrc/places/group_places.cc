@@ -16,6 +16,7 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
       groups_(std::move(groups)),
       units_(static_cast<std::size_t>(nodes.count)),
       facts_(static_cast<std::size_t>(nodes.count)),
+      owners_(static_cast<std::size_t>(nodes.count)),
       links_(static_cast<std::size_t>(nodes.count + num_partitions)) {
   for (const Group& each : groups_) {
     parts_.emplace_back(static_cast<std::size_t>(nodes.count));
@@ -32,7 +33,15 @@ void GroupPlaces::set_part(int g, NodeId n, NodeId part) noexcept {
   record.skip = 0;
 }
 
-void GroupPlaces::keep(NodeId part) noexcept { nodes_[part].key_tokens = 1; }
+void GroupPlaces::keep(NodeId part) noexcept {
+  num_cached_ += !nodes_[part].keyed();
+  nodes_[part].key_tokens = 1;
+}
+
+void GroupPlaces::unkeep(NodeId part) noexcept {
+  num_cached_ -= nodes_[part].keyed();
+  nodes_[part].key_tokens = 0;
+}
 
 void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
   units_[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(unit);
@@ -98,7 +107,7 @@ void GroupPlaces::before_unused(NodeId b) noexcept {
     const NodeId n = node_of(b);
     if (part(g, n) == b && is_needed(g, n)) return;
     if (part(g, n) == b) clear_part(g, n);
-    nodes_[b].key_tokens = 0;
+    unkeep(b);
   } else if (!is_boundary(b) && nodes_[b].first_child < 0) {
     pool_.uncache(b);
   }
@@ -149,7 +158,7 @@ void GroupPlaces::on_uncached(NodeId n) noexcept {
     const NodeId m = cached(g, n);
     if (m < 0) continue;
     if (nodes_.used(m)) {
-      nodes_[m].key_tokens = 0;  // a sequence's own from here on, or the source of a copy
+      unkeep(m);  // a sequence's own from here on, or the source of a copy
       if (!nodes_.uses(m).ref_count) clear_part(g, n);
     } else {
       clear_part(g, n);
@@ -173,7 +182,7 @@ void GroupPlaces::unlink(NodeId n) noexcept {
 }
 
 std::size_t GroupPlaces::memory() const {
-  std::size_t total = units_.bytes() + facts_.bytes() + links_.bytes();
+  std::size_t total = units_.bytes() + facts_.bytes() + owners_.bytes() + links_.bytes();
   for (const auto& column : parts_) total += column.bytes();
   for (const auto& column : reach_) total += column.bytes();
   return total;
@@ -199,6 +208,7 @@ std::vector<std::string> GroupPlaces::violations() const {
       linked[static_cast<std::size_t>(n)] = true;
     }
   }
+  int num_found = 0;
   for (NodeId n = 0; n < nodes_.count; ++n) {
     const std::string name = "node " + std::to_string(n);
     const bool is_linked = linked[static_cast<std::size_t>(n)];
@@ -221,6 +231,7 @@ std::vector<std::string> GroupPlaces::violations() const {
       }
       if (!is_node(n)) continue;
       const NodeId m = cached(g, n);
+      num_found += m >= 0;
       if (m < 0) {
         expect(!is_needed(g, n) || (group(g).recurrent() && !is_boundary(n)),
                name + " has no part in group " + std::to_string(g) + ", and a boundary needs it");
@@ -232,6 +243,7 @@ std::vector<std::string> GroupPlaces::violations() const {
              name + " has a part in group " + std::to_string(g) + " that is of no use");
     }
   }
+  expect(num_found == num_cached_, "parts that can be found are miscounted");
   return broken;
 }
 

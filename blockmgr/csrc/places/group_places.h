@@ -52,10 +52,20 @@ class GroupPlaces {
   void clear_part(int g, NodeId n) noexcept { parts(g)[static_cast<std::size_t>(n)] = 0; }
   // A new node has none.
   void clear_parts(NodeId n) noexcept {
+    set_owner(n, -1);
     for (int g = 0; g < num_groups(); ++g) clear_part(g, n);
+  }
+  // Of which group a record is; -1: of full attention.
+  int owner(NodeId m) const { return owners_[static_cast<std::size_t>(m)] - 1; }
+  void set_owner(NodeId m, int g) noexcept {
+    owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
   }
   // Makes a part that is used findable through its node.
   void keep(NodeId part) noexcept;
+  // Takes that away again.
+  void unkeep(NodeId part) noexcept;
+  // Parts that can be found.
+  int num_cached() const { return num_cached_; }
   int group_of(NodeId part) const { return static_cast<int>(nodes_[part].extras); }
   NodeId node_of(NodeId part) const { return nodes_[part].hint; }
 
@@ -131,10 +141,12 @@ class GroupPlaces {
   const PrefixIndex& index_;
   Pool& pool_;
   std::vector<Group> groups_;
+  int num_cached_ = 0;
   std::vector<ZeroedArray<NodeId>> parts_;        // by group, then node: the part, plus 1
   std::vector<ZeroedArray<std::int32_t>> reach_;  // likewise; of attention only
   ZeroedArray<std::int32_t> units_;
   ZeroedArray<std::uint8_t> facts_;
+  ZeroedArray<std::uint8_t> owners_;  // the group of a record, plus 1
   // Boundaries whose node is used, in the order in which they came into use: a ring for each
   // partition, whose sentinel is past the last node.
   ZeroedArray<Links> links_;

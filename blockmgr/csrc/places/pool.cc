@@ -467,7 +467,7 @@ void Pool::forget(NodeId b) noexcept {
 void Pool::forget_part(NodeId part) noexcept {
   const int fence = nodes_[part].fence;
   dequeue(part);
-  nodes_[part].key_tokens = 0;
+  groups_->unkeep(part);
   enqueue(part, fence);
 }
 

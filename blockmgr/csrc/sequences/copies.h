@@ -33,6 +33,7 @@ struct BlockCopy {
   std::int32_t source;
   std::int32_t destination;
   std::int32_t num_tokens;
+  std::int32_t group = 0;  // of layers, in the order of the engine
 };
 
 class CopyTracker {

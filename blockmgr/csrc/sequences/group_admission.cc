@@ -227,8 +227,14 @@ void Sequences::choose_stops(Sequence& s) noexcept {
   if (parted > s.num_computed && parted < last) row.stops[1] = parted;
 }
 
+NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {
+  const NodeId m = pool_.take(partition, before);
+  groups_->set_owner(m, g);
+  return m;
+}
+
 NodeId Sequences::take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept {
-  const NodeId m = pool_.take(s.partition, before);
+  const NodeId m = take_of(g, s.partition, before);
   groups_->set_part(g, node, m);
   return m;
 }
@@ -272,7 +278,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
     }
     each_source([&](int g, NodeId m) {
       if (!groups_->group(g).recurrent()) return;
-      nodes_[m].key_tokens = 0;
+      groups_->unkeep(m);
       if (groups_->part(g, end) == m) groups_->clear_part(g, end);
       row.states[static_cast<std::size_t>(g)] = m;
     });
@@ -294,7 +300,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
     if (groups_->group(g).recurrent()) {
       NodeId& state = row.states[static_cast<std::size_t>(g)];
       if (found.take_over) continue;
-      state = pool_.take(s.partition, kNoNode);
+      state = take_of(g, s.partition, kNoNode);
       if (source >= 0) copies_.plan(source, state, config_.block_size);
       continue;
     }

@@ -193,7 +193,7 @@ void Sequences::keep_state(Sequence& s) noexcept {
     if (!groups_->group(g).recurrent() || groups_->cached(g, node) >= 0) continue;
     NodeId& state = row.states[nth(g)];
     const NodeId kept = state;
-    state = pool_.take(s.partition, kNoNode);
+    state = take_of(g, s.partition, kNoNode);
     copies_.plan(kept, state, config_.block_size);
     groups_->set_part(g, node, kept);
     groups_->set_being_kept(kept, true);
@@ -367,7 +367,7 @@ void Sequences::fork_groups(const Sequence& parent, Sequence& child) noexcept {
         ++nodes_.uses(groups_->part(g, t[unit])).ref_count;
       continue;
     }
-    const NodeId state = pool_.take(parent.partition, kNoNode);
+    const NodeId state = take_of(g, parent.partition, kNoNode);
     if (parent.num_computed) copies_.plan(from.states[nth(g)], state, config_.block_size);
     to.states[nth(g)] = state;
   }
@@ -385,7 +385,7 @@ void Sequences::take_successor(const Sequence& model, const std::vector<NodeId>&
       continue;
     }
     const NodeId source = row.states[nth(g)];
-    row.states[nth(g)] = pool_.take(model.partition, kNoNode);
+    row.states[nth(g)] = take_of(g, model.partition, kNoNode);
     if (model.num_computed) copies_.plan(source, row.states[nth(g)], config_.block_size);
   }
 }
@@ -510,7 +510,9 @@ std::int64_t Sequences::grouped_written(const Sequence& s, std::int64_t length) 
 
 std::int64_t Sequences::take_copies(std::vector<BlockCopy>& copies) {
   const std::int64_t ticket = Store::take_copies(copies);
-  if (groups_) launch_groups();
+  if (!groups_) return ticket;
+  launch_groups();
+  for (BlockCopy& copy : copies) copy.group = group_number(nodes_.owner(copy.destination));
   return ticket;
 }
 

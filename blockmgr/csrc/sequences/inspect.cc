@@ -75,10 +75,48 @@ static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   }
 }
 
+// A part has the tokens of its node. A state has no tokens of its own.
+static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
+  const Nodes& nodes = core.nodes();
+  const GroupPlaces& groups = *core.groups();
+  for (BlockFacts& fact : facts)
+    if (fact.group >= 0 && fact.group != core.config().full_group)
+      fact.num_tokens = fact.num_computed = 0;
+  const auto at = [&](NodeId n) -> BlockFacts& {
+    return facts[static_cast<std::size_t>(nodes.name(n))];
+  };
+  const std::int64_t size = core.config().block_size;
+  for (int g = 0; g < groups.num_groups(); ++g) {
+    if (groups.group(g).recurrent()) continue;
+    for (NodeId n = 0; n < nodes.count; ++n) {
+      if (nodes.block(n) == kNoBlock || !nodes[n].keyed() || Pool::is_part(nodes[n])) continue;
+      const NodeId m = groups.cached(g, n);
+      if (m >= 0) at(m).num_tokens = at(m).num_computed = nodes[n].key_tokens;
+    }
+    for (const Handle handle : core.handles()) {
+      const Sequence& s = core.view(handle);
+      if (s.state != Sequence::kRunning) continue;
+      const NodeId* table = core.table_at(Sequences::row_of(handle));
+      for (std::int64_t i = core.first_of(handle, g); i < s.num_blocks; ++i) {
+        BlockFacts& fact = at(groups.part(g, table[i]));
+        at_least(fact.num_tokens, std::min(size, s.num_tokens - i * size));
+        at_least(fact.num_computed, std::min(size, s.num_computed - i * size));
+      }
+    }
+  }
+}
+
 std::vector<BlockFacts> inspect(const Sequences& core) {
   const Nodes& nodes = core.nodes();
   std::vector<BlockFacts> facts = inspect(nodes, core.pool(), core.copies());
   if (core.retains()) add_levels(facts, core);
+  for (std::int32_t b = 0; b < nodes.num_blocks; ++b) {
+    const NodeId n = nodes.owner(b);
+    BlockFacts& fact = facts[static_cast<std::size_t>(b)];
+    const bool has_content = fact.state != BlockFacts::kFree && fact.state != BlockFacts::kNull;
+    if (n >= 0 && has_content) fact.group = core.group_number(n);
+  }
+  if (core.groups()) add_parts(facts, core);
   const std::int64_t size = core.config().block_size;
   for (const Handle handle : core.handles()) {
     const Sequence& s = core.view(handle);

@@ -21,6 +21,7 @@ struct BlockFacts {
   std::uint8_t state = kNull;
   std::uint8_t priority = kNormal;
   bool copy_taken = false;  // the copy below is in flight
+  std::int32_t group = -1;  // of layers, unless it is free
   std::int32_t ref_count = 0;
   std::int32_t pins = 0;
   std::int32_t parent = -1;       // keyed: the block before it, or the root of its namespace

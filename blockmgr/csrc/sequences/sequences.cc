@@ -231,14 +231,17 @@ void Sequences::preempt(Handle handle, bool withdraws) {
   ++counters_.preemptions;
 }
 
-void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
+std::int64_t Sequences::truncate(Handle handle, std::int64_t num_tokens) {
   Call call(*this);
   Sequence& s = running(handle);
   if (num_tokens < 1 || num_tokens > s.num_tokens)
     throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
                                        "], got " + std::to_string(num_tokens));
   if (num_tokens < s.num_computed) refuse_ahead(s, "truncate");
-  if (groups_) return truncate_grouped(s, num_tokens);
+  if (groups_) [[unlikely]] {
+    truncate_grouped(s, num_tokens);
+    return s.num_computed;
+  }
   const std::int64_t slots = num_slots(s);
   if (num_tokens <= slots) {
     std::vector<Token>().swap(s.waiting);
@@ -253,6 +256,7 @@ void Sequences::truncate(Handle handle, std::int64_t num_tokens) {
   s.num_chained =
       std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config_.block_size));
   show_length(s);
+  return s.num_computed;
 }
 
 void Sequences::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
@@ -274,6 +278,25 @@ void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t sto
     std::int64_t slot = nodes_.name(t[position / size]) * size + position % size;
     for (; position < end; ++position) *slots++ = slot++;
   }
+}
+
+void Sequences::check_group_slots(Handle handle, int g, std::int64_t start,
+                                  std::int64_t stop) const {
+  check_slots(handle, start, stop);
+  const std::int64_t first =
+      group_row(live(handle)).first[static_cast<std::size_t>(g)] * std::int64_t{config_.block_size};
+  if (start < first && start < stop)
+    throw Error(ErrorKind::kValue, "start must be at least " + std::to_string(first) +
+                                       ", where the window of the group begins, got " +
+                                       std::to_string(start));
+}
+
+void Sequences::group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
+                            std::int64_t* slots) const {
+  const std::int64_t size = config_.block_size;
+  const std::int32_t* t = shown_group_at(g, row_of(handle));
+  for (std::int64_t position = start; position < stop; ++position)
+    *slots++ = t[position / size] * size + position % size;
 }
 
 std::vector<std::int32_t> Sequences::block_ids(Handle handle, std::int64_t start) const {

@@ -188,7 +188,8 @@ class Sequences : public Store {
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);
-  void truncate(Handle handle, std::int64_t num_tokens);
+  // The computed tokens that are left.
+  std::int64_t truncate(Handle handle, std::int64_t num_tokens);
   // expected: handles that were announced for the children, see next_handles. If they are others
   // by this time, nothing is done. Whether it was.
   bool fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected = nullptr);
@@ -262,7 +263,10 @@ class Sequences : public Store {
   void copies_aborted(std::int64_t ticket);
   void return_copies(std::int64_t ticket) noexcept;
   // Further groups of layers: nullptr if there is full attention alone.
-  const GroupPlaces* groups() const { return groups_.get(); }
+  // The first block that a running sequence has of a group of attention.
+  std::int64_t first_of(Handle handle, int g) const {
+    return group_row(live(handle)).first[static_cast<std::size_t>(g)];
+  }
   GroupRow view_groups(Handle handle) const {
     const Sequence& s = view(handle);
     return groups_ ? group_row(s) : GroupRow();
@@ -271,6 +275,18 @@ class Sequences : public Store {
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
+  // The same in a group of attention beside that of the block tables: where its window is gone,
+  // there are no slots any more.
+  void check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const;
+  void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
+                   std::int64_t* slots) const;
+  // The group of a block in the order of the engine; 0 if there is one.
+  int group_number(NodeId n) const {
+    if (!groups_) return 0;
+    const int g = groups_->owner(n);
+    return g < 0 ? config_.full_group : g < config_.full_group ? g : g + 1;
+  }
+  const GroupPlaces* groups() const { return groups_.get(); }
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
@@ -550,6 +566,7 @@ class Sequences : public Store {
                     const Applicant& applicant, AdmissionPlan& plan);
   BM_NOINLINE std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
   BM_NOINLINE void choose_stops(Sequence& s) noexcept;
+  NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
   BM_NOINLINE void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
   void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;

@@ -24,6 +24,7 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
       unwritten_(nodes_, pool_.unwritten_sentinel()),
       steps_in_flight_(config.steps_in_flight),
       retains_(config.retention),
+      has_groups_(!config.groups.empty()),
       monitor_(what) {
   open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
   if (!config.remap && digester_) pool_.keep_twins();

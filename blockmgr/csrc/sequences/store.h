@@ -46,6 +46,7 @@ struct StoreConfig {
   std::int64_t event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
   std::vector<Group> groups;  // of layers, beside one of full attention
+  int full_group = 0;         // which one that is, in the order of the engine
   bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
 };
 
@@ -58,6 +59,7 @@ class Store {
   const Pool& pool() const { return pool_; }
   const PrefixIndex& index() const { return index_; }
   const CopyTracker& copies() const { return copies_; }
+  bool has_groups() const { return has_groups_; }
   bool retains() const { return retains_; }
   // Sums a count over the retention of all partitions.
   template <class Count>
@@ -185,6 +187,7 @@ class Store {
   std::vector<OpenStep> open_steps_;  // launched and not complete, oldest first
   int steps_in_flight_;
   bool retains_;
+  bool has_groups_;
   double time_ = 0;  // set last; all partitions have the same
   mutable Monitor monitor_;
 

@@ -1,0 +1,106 @@
+"""``GroupCalls``: the calls of ``BlockManager`` by group of layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import integer, whole
+from blockmgr.groups import FullAttention, RecurrentState, first_full
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr import _core
+    from blockmgr.config import ManagerConfig
+    from blockmgr.groups import Group
+
+__all__ = ["GroupCalls"]
+
+
+class GroupCalls:
+    """What an engine asks for each group of layers: tables, slots, and where a forward stops."""
+
+    _core: _core.Core
+    _config: ManagerConfig
+    block_tables: npt.NDArray[np.int32]
+    _group_tables: npt.NDArray[np.int32]
+
+    def group_table(self, group: int) -> npt.NDArray[np.int32]:
+        """The block table of a group of layers.
+
+        Args:
+            group: Its position in ``ManagerConfig.groups``; 0 without groups.
+
+        Returns:
+            ``int32[max_seqs, max_blocks_per_seq]`` on the host, read-only and never reallocated:
+            entry ``i`` of a row is the block with tokens ``[i * block_size, (i + 1) *
+            block_size)``, or 0, the null block, where the group holds nothing. For a group of
+            states ``int32[max_seqs, 1]``: the block in which the sequence's state is.
+
+        Raises:
+            ValueError: There is no such group.
+            TypeError: ``group`` is not an int.
+        """
+        kind, position = self._group(group)
+        if position < 0:
+            return self.block_tables
+        table = self._group_tables[position]
+        return table[:, :1] if isinstance(kind, RecurrentState) else table
+
+    def slot_mapping(
+        self, handle: int, start: int, stop: int, *, group: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Where the K/V of each token position in ``[start, stop)`` lives, in token order.
+
+        A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
+
+        Args:
+            handle: The sequence.
+            start: First position.
+            stop: Position after the last one.
+            group: Of attention, by its position in ``ManagerConfig.groups``; ``None`` for the one
+                that ``block_tables`` is of.
+
+        Returns:
+            ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            ValueError: The range is not inside ``[0, num_slots]`` or begins before the window of
+                the group, there is no such group, or it is one of states.
+            TypeError: An argument is not an int.
+        """
+        if group is None:
+            return self._core.slot_mapping(handle, start, stop)
+        kind, position = self._group(group)
+        if isinstance(kind, RecurrentState):
+            raise ValueError(f"group must be one of attention, got {group}, which has states")
+        if position < 0:
+            return self._core.slot_mapping(handle, start, stop)
+        return self._core.group_slots(handle, start, stop, position)
+
+    def stops(self, handle: int) -> tuple[int, ...]:
+        """Where forwards of this sequence should end, so that its states can be found later.
+
+        A state is findable only at a token where a forward has stopped and which ``commit`` named.
+        So let a chunk end at each of these, and commit it before the next one is launched.
+
+        Returns:
+            Numbers of tokens, rising, above those computed: the last block boundary that another
+            prompt can use, and the place where this prompt parted from what is cached. Empty
+            without groups of states.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+        """
+        number = integer("handle", handle)
+        computed = self._core.view(number)[1]
+        return tuple(sorted(s for s in self._core.view_groups(number)[1] if s > computed))
+
+    def _group(self, group: int) -> tuple[Group, int]:
+        """A group, and its number in the core; -1 for that of the block tables."""
+        groups = self._config.groups or (FullAttention(),)
+        index = whole("group", group, 0, len(groups) - 1)
+        full = first_full(groups)
+        return groups[index], -1 if index == full else index - (index > full)

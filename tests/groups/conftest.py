@@ -1,0 +1,25 @@
+"""The worlds of the rules are played on the specification, and on the manager itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.groups import world
+from tests.groups.core import CoreManager
+from tests.groups.model import ModelManager
+
+WORLDS = {"test_rules", "test_steps", "test_shares"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in WORLDS and "world_of" in metafunc.fixturenames:
+        alone = metafunc.definition.get_closest_marker("specification_alone") is not None
+        builds = [ModelManager] if alone else [ModelManager, CoreManager]
+        metafunc.parametrize("world_of", builds, indirect=True, ids=lambda build: build.__name__)
+
+
+@pytest.fixture(autouse=True)
+def world_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which manager the worlds of a test are made of."""
+    monkeypatch.setattr(world, "Manager", getattr(request, "param", ModelManager))
