@@ -88,7 +88,7 @@ class GroupCalls:
 
         Returns:
             Numbers of tokens, rising, above those computed: the last block boundary that another
-            prompt can use, and the place where this prompt parted from what is cached. Empty
+            prompt can use, and the end of the tokens it shares with what is cached. Empty
             without groups of states.
 
         Raises:

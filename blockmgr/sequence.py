@@ -136,9 +136,11 @@ class Sequence(NotCopied):
         manager = self._manager
         return manager._core.fork(self.handle, n, partial(Sequence, manager))
 
-    def slot_mapping(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def slot_mapping(
+        self, start: int, stop: int, *, group: int | None = None
+    ) -> npt.NDArray[np.int64]:
         """``BlockManager.slot_mapping`` of this sequence."""
-        return self._manager.slot_mapping(self.handle, start, stop)
+        return self._manager.slot_mapping(self.handle, start, stop, group=group)
 
     @property
     def stops(self) -> tuple[int, ...]:

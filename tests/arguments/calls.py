@@ -250,7 +250,16 @@ CALLS: Final = (
     method("manager", "BlockManager.copies_applied", ticket=number(lambda w: w.ticket)),
     method("manager", "BlockManager.copies_aborted", ticket=number(lambda w: w.ticket)),
     method("manager", "BlockManager.complete", ticket=number(lambda w: w.ticket)),
-    method("manager", "BlockManager.slot_mapping", handle=handle, start=number(1), stop=number(6)),
+    method(
+        "manager",
+        "BlockManager.slot_mapping",
+        handle=handle,
+        start=number(1),
+        stop=number(6),
+        group=number(0),
+    ),
+    method("manager", "BlockManager.group_table", group=number(0)),
+    method("manager", "BlockManager.stops", handle=handle),
     method("manager", "BlockManager.sequence", handle=handle),
     method("manager", "BlockManager.row", handle=handle),
     method("manager", "BlockManager.quota_usage", namespace=own),
@@ -275,7 +284,9 @@ CALLS: Final = (
         lambda w: w.manager.sequence(w.preempted).resume,
         {"num_slots": number(5), "read_cache": other(False)},
     ),
-    method("sequence", "Sequence.slot_mapping", start=number(1), stop=number(6)),
+    method(
+        "sequence", "Sequence.slot_mapping", start=number(1), stop=number(6), group=number(0)
+    ),
     method(
         "sequence",
         "Sequence.retain",
@@ -386,6 +397,8 @@ ELSEWHERE: Final = {
     "Core.free_expecting": "BlockManager.free",
     "Core.block_ids_from": "BlockManager.block_ids",
     "Core.view": "BlockManager.sequence",
+    "Core.view_groups": "BlockManager.stops",
+    "Core.group_slots": "BlockManager.slot_mapping",
     "Core.view_pin": "BlockManager.pinned",
     "Core.reuse_counts": "BlockManager.hit_rate_curve",
     "PoolCore.view_pin": "BlockPool.pinned",

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from blockmgr import BlockManager, BlockMgrError, Priority, Prompt
+from blockmgr import (
+    BlockManager,
+    BlockMgrError,
+    FullAttention,
+    Priority,
+    Prompt,
+    RecurrentState,
+    SlidingWindow,
+)
 from blockmgr._core import order_copies
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.digest import KeyedDigest, VllmDigest
@@ -82,9 +90,9 @@ def _refused(error: str, make: Callable[[World], Any]) -> Callable[[World], Any]
     return _by(call)
 
 
-def _facts(view: Any) -> tuple[int, ...]:
+def _facts(view: Any) -> tuple[Any, ...]:
     computed, cached = view.num_computed_tokens, view.num_cached_tokens
-    return view.row, view.num_tokens, computed, cached, view.num_slots, view.is_preempted
+    return view.row, view.num_tokens, computed, cached, view.num_slots, view.is_preempted, view.stops
 
 
 def _pool_facts(pool: BlockPool) -> list[int]:
@@ -116,6 +124,12 @@ def _set_debug(world: World) -> None:
 FRESH = {"namespace": b"new tenant", "extras": {0: b"other image"}}
 
 HERE = {"namespace": b"tenant", "extras": {1: b"image"}}
+
+GROUPS = {
+    "num_blocks": 64,
+    "null_block": True,
+    "groups": [FullAttention(), SlidingWindow(3), RecurrentState()],
+}
 
 MANAGER_CALLS = [
     Call("BlockManager", managed, _by(lambda _: BlockManager(8, 2))),
@@ -165,6 +179,27 @@ MANAGER_CALLS = [
         _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
     ),
     Call("slot_mapping", managed, _on("slot_mapping", "first", 0, 9)),
+    *(
+        Call(f"{name} with groups", partial(managed, **GROUPS), bind)
+        for name, bind in {
+            "slot_mapping": _on("slot_mapping", "first", 8, 9, group=1),
+            "group_table": _on("group_table", 1),
+            "stops": _on("stops", "third"),
+            "admit": _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
+            "match": _on("match", [1, 2, 3, 4, 5, 6]),
+            "append": _on("append", "first", [7, 8, 9]),
+            "reserve": _on("reserve", "first", 14),
+            "decode": _by(lambda w: w.subject.decode([w.first, w.named["second"]], [70, 71])),
+            "fork": _on("fork", "first", 2),
+            "truncate": _on("truncate", "first", 3),
+            "preempt": _on("preempt", "first"),
+            "resume": _on("resume", "third"),
+            "free": _on("free", "first"),
+            "take_copies": _on("take_copies"),
+            "reset_prefix_cache": _on("reset_prefix_cache"),
+            "blocks": _on("blocks"),
+        }.items()
+    ),
     Call("sequence", managed, _on("sequence", "first")),
     Call("row", managed, _on("row", "first")),
     Call("handles", managed, _on("handles")),

@@ -37,8 +37,8 @@ class World:
 
 def managed(**options: Any) -> World:
     """Two sequences that share blocks, a third one preempted, and a prefix nobody uses."""
-    options = {"max_seqs": 300, "min_partial_tokens": 1, **options}
-    manager = BlockManager(num_blocks=24, block_size=2, **options)
+    options = {"num_blocks": 24, "max_seqs": 300, "min_partial_tokens": 1, **options}
+    manager = BlockManager(block_size=2, **options)
     # Ints above 256 are new objects each time, so the handles of low rows would hide nothing
     # anyway; but tickets, lengths and counts are small at first.
     old = manager.admit([1, 2, 3, 4, 5])

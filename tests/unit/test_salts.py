@@ -122,6 +122,17 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.EventKind.STORED
     yield blockmgr.Tier.DEVICE
     yield blockmgr.Prompt(PROMPT, namespace=SALT, extras={0: SALT})
+    layers = [
+        blockmgr.FullAttention(),
+        blockmgr.SlidingWindow(4),
+        blockmgr.ChunkedAttention(4),
+        blockmgr.RecurrentState(),
+    ]
+    yield layers
+    hybrid = BlockManager(64, 2, null_block=True, groups=layers)
+    serve(hybrid, PROMPT, namespace=SALT)
+    yield hybrid.config
+    yield hybrid.blocks()
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 

@@ -95,7 +95,7 @@ class GroupPlaces {
   }
   // Before something that nobody uses waits in a queue: what no boundary needs loses its key.
   void before_unused(NodeId b) noexcept;
-  // Gives the pool a block that is free, if there is one to be had in the partition.
+  // Gives the pool a block that is free, if one is available in the partition.
   void evict_one(int partition) noexcept;
   // From a node on, towards the root: takes the keys of what nobody uses and no boundary needs.
   void prune(NodeId n) noexcept;

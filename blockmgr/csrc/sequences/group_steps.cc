@@ -509,17 +509,18 @@ std::int64_t Sequences::grouped_written(const Sequence& s, std::int64_t length) 
 }
 
 std::int64_t Sequences::take_copies(std::vector<BlockCopy>& copies) {
-  const std::int64_t ticket = Store::take_copies(copies);
-  if (!groups_) return ticket;
-  launch_groups();
-  for (BlockCopy& copy : copies) copy.group = group_number(nodes_.owner(copy.destination));
+  const Held held(monitor_);
+  const std::int64_t ticket = take_plan(copies);
+  if (groups_) [[unlikely]]
+    launch_groups(copies);
   return ticket;
 }
 
 // The forward of this step may move the states of all that can go on.
-void Sequences::launch_groups() noexcept {
-  const Held held(monitor_);
+void Sequences::launch_groups(std::vector<BlockCopy>& copies) noexcept {
+  for (BlockCopy& copy : copies) copy.group = group_number(nodes_.owner(copy.destination));
   moved_.clear();
+  if (!num_states_) return;
   for (const Sequence& s : sequences_) {
     if (s.state != Sequence::kRunning) continue;
     if (settled(s) >= std::min(s.num_tokens, num_slots(s))) continue;
@@ -530,19 +531,18 @@ void Sequences::launch_groups() noexcept {
 }
 
 void Sequences::copies_aborted(std::int64_t ticket) {
-  Store::copies_aborted(ticket);
-  return_groups();
+  const Held held(monitor_);
+  abort_plan(ticket);
+  if (groups_) return_groups();
 }
 
 void Sequences::return_copies(std::int64_t ticket) noexcept {
-  Store::return_copies(ticket);
-  return_groups();
+  const Held held(monitor_, Held::Afterwards());
+  if (held && return_plan(ticket) && groups_) return_groups();
 }
 
 // Nothing was launched.
 void Sequences::return_groups() noexcept {
-  if (!groups_) return;
-  const Held held(monitor_);
   for (const Handle handle : moved_) {
     const Sequence& s = sequences_[static_cast<std::size_t>(row_of(handle))];
     if (s.state != Sequence::kRunning || handle_of(row_of(s)) != handle) continue;

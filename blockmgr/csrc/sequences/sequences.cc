@@ -283,6 +283,9 @@ void Sequences::slot_mapping(Handle handle, std::int64_t start, std::int64_t sto
 void Sequences::check_group_slots(Handle handle, int g, std::int64_t start,
                                   std::int64_t stop) const {
   check_slots(handle, start, stop);
+  if (!groups_ || g < 0 || g >= groups_->num_groups() || groups_->group(g).recurrent())
+    throw Error(ErrorKind::kValue,
+                "group must be one of attention, got " + std::to_string(g) + " of the core");
   const std::int64_t first =
       group_row(live(handle)).first[static_cast<std::size_t>(g)] * std::int64_t{config_.block_size};
   if (start < first && start < stop)

@@ -613,7 +613,7 @@ class Sequences : public Store {
   void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
   void truncate_grouped(Sequence& s, std::int64_t num_tokens);
   BM_NOINLINE std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
-  void launch_groups() noexcept;
+  BM_NOINLINE void launch_groups(std::vector<BlockCopy>& copies) noexcept;
   void return_groups() noexcept;
 
   Config config_;

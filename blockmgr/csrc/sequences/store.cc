@@ -120,6 +120,10 @@ void Store::check_launch() const {
 
 std::int64_t Store::take_copies(std::vector<BlockCopy>& copies) {
   const Held held(monitor_);
+  return take_plan(copies);
+}
+
+std::int64_t Store::take_plan(std::vector<BlockCopy>& copies) {
   check_launch();
   copies_.reserve();
   copies.resize(static_cast<std::size_t>(copies_.num_pending()));
@@ -165,16 +169,25 @@ void Store::abort_copies(std::int64_t ticket) noexcept {
 
 void Store::copies_aborted(std::int64_t ticket) {
   const Held held(monitor_);
+  abort_plan(ticket);
+}
+
+void Store::abort_plan(std::int64_t ticket) {
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   abort_copies(ticket);
 }
 
 void Store::return_copies(std::int64_t ticket) noexcept {
   const Held held(monitor_, Held::Afterwards());
+  if (held) return_plan(ticket);
+}
+
+bool Store::return_plan(std::int64_t ticket) noexcept {
   // Unless another thread has guessed the number, and resolved it.
-  if (!held || !copies_.in_flight() || ticket != last_ticket_) return;
+  if (!copies_.in_flight() || ticket != last_ticket_) return false;
   abort_copies(ticket);
   --last_ticket_;
+  return true;
 }
 
 void Store::complete(std::int64_t ticket) {

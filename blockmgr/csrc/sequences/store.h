@@ -114,6 +114,11 @@ class Store {
         const PolicyMaker& make = nullptr);
   ~Store() = default;
 
+  // take_copies, copies_aborted and return_copies under a monitor that the caller holds.
+  std::int64_t take_plan(std::vector<BlockCopy>& copies);
+  void abort_plan(std::int64_t ticket);
+  bool return_plan(std::int64_t ticket) noexcept;
+
   std::uint16_t partition_of(std::uint32_t root) const {
     return root < partitions_.size() ? partitions_[root] : std::uint16_t{0};
   }
