@@ -78,7 +78,12 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         ValueError: None has full attention, or there are more than 64.
         TypeError: One is no group.
     """
-    found = tuple(groups)
+    try:
+        found = tuple(groups)
+    except TypeError:
+        raise TypeError(
+            f"groups must be a sequence of groups of layers, got {type(groups).__name__}"
+        ) from None
     for position, group in enumerate(found):
         if not isinstance(group, _KINDS):
             raise TypeError(

@@ -68,7 +68,7 @@ void GroupPlaces::add_boundary(NodeId n) noexcept {
   if (nodes_.used(n) || nodes_[n].fence) link(n);
 }
 
-// The first unit that boundaries at this node and below it read, as far as that reaches the node.
+// The first unit that boundaries from this node down read; kNever if that is after the node.
 std::int32_t GroupPlaces::computed_reach(int g, NodeId n) const {
   std::int32_t least = is_boundary(n) ? first_read(g, n) : kNever;
   for (NodeId child = nodes_[n].first_child; child >= 0; child = nodes_[child].next_sibling)
@@ -92,7 +92,7 @@ void GroupPlaces::refresh(int g, NodeId n) noexcept {
   }
 }
 
-// What is in use goes when its use ends.
+// A used part goes when its use ends.
 void GroupPlaces::drop_if_unneeded(int g, NodeId n) noexcept {
   const NodeId m = cached(g, n);
   if (m < 0 || nodes_.used(m) || is_needed(g, n)) return;

@@ -6,8 +6,8 @@
 // found through its node.
 //
 // A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
-// Whatever no boundary needs and nobody uses is free at once, nodes included. So what is evicted is
-// a boundary: the oldest path's deepest first, as the pool orders idle nodes; then, of those that
+// An idle block that no boundary needs is free at once, nodes included. So the pool evicts
+// boundaries: the oldest path's deepest first, as the pool orders idle nodes; then, of those that
 // running sequences have passed, the one that came into use last.
 //
 // For each group and node, `reach` is the first unit that a boundary at or below the node reads.
@@ -81,7 +81,7 @@ class GroupPlaces {
   bool has_tails(NodeId n) const {
     return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
   }
-  // Whether a state was put here by a copy that is not applied: nobody finds it until then.
+  // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
   void set_being_kept(NodeId part, bool being_kept) noexcept {
     nodes_[part].skip = being_kept ? kNoNode : 0;
@@ -93,11 +93,11 @@ class GroupPlaces {
   void end_boundary(NodeId n) noexcept {
     if (is_boundary(n)) remove_boundary(n);
   }
-  // Before something that nobody uses waits in a queue: what no boundary needs loses its key.
+  // Before an unused block waits in a queue: if no boundary needs it, it loses its key.
   void before_unused(NodeId b) noexcept;
   // Gives the pool a block that is free, if one is available in the partition.
   void evict_one(int partition) noexcept;
-  // From a node on, towards the root: takes the keys of what nobody uses and no boundary needs.
+  // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
   void prune(NodeId n) noexcept;
 
   // Told by the pool, of nodes.

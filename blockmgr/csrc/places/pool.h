@@ -92,7 +92,7 @@ class Pool {
     RetainingPolicy* retention = nullptr;  // the policy, if it is one
     std::unique_ptr<ReuseTracker> past;    // nullptr: there is no memory
     int num_fenced = 0;
-    int num_kept = 0;  // parts that nobody uses and a boundary needs
+    int num_kept = 0;  // idle parts, each of which a boundary needs
     std::int64_t num_evicted = 0;
   };
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.
@@ -228,7 +228,7 @@ class Pool {
   // Of further groups of layers, see GroupPlaces: whether this is the record of a part, among those
   // that are cached.
   static bool is_part(const Node& record) { return record.parent == kNoNode; }
-  // Takes the key of a part that nobody uses.
+  // Takes the key of an idle part.
   void forget_part(NodeId part) noexcept;
   // Takes the key of a node that waits in no queue, and is about to.
   void uncache(NodeId b) noexcept;

@@ -21,7 +21,7 @@ void Sequences::settle_keeps() noexcept {
   std::erase_if(keeps_, [&](const KeptState& k) { return !waits(k); });
 }
 
-// The last unit of the chain in [from, to) whose part of some group nobody can find; -1: none.
+// The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
 std::int64_t Sequences::last_gap(const NodeId* chain, std::int64_t position,
                                  std::int64_t to) const {
   std::int64_t gap = -1;

@@ -11,7 +11,7 @@ std::size_t nth(int g) { return static_cast<std::size_t>(g); }
 
 }  // namespace
 
-// What is not yet of full attention: its block is counted by the caller.
+// Blocks in all groups for so many of full attention.
 std::int64_t Sequences::grouped_need(std::int64_t blocks) const {
   return blocks * (1 + groups_->num_groups() - num_states_);
 }
@@ -71,7 +71,7 @@ std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, No
 void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
   const NodeId m = groups_->part(g, node);
   Context who = s.context;
-  // If nobody else has it, its place is not to be found in the books from here on.
+  // With its last reference the part leaves its node.
   const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();
   drop_reference(m, who);
   if (last) groups_->clear_part(g, node);
@@ -279,8 +279,8 @@ void Sequences::keep_decoded(const Handle* handles, std::int64_t count) noexcept
     keep_state(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
 }
 
-// What can be found goes on being found: the state where it stands, and the tokens of a unit that
-// is not full.
+// Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
+// that is not full.
 void Sequences::keep_end(Sequence& s) noexcept {
   const std::int64_t size = config_.block_size;
   const std::int64_t unit = s.num_computed / size;
@@ -345,7 +345,7 @@ void Sequences::keep_end(Sequence& s) noexcept {
   }
 }
 
-// Before its blocks are released.
+// The sequence still has its blocks.
 void Sequences::leave_groups(Sequence& s) noexcept {
   if (s.state != Sequence::kRunning) return;
   keep_end(s);
@@ -374,8 +374,8 @@ void Sequences::fork_groups(const Sequence& parent, Sequence& child) noexcept {
   show_groups(child, 0);
 }
 
-// What a sequence that takes a parent's place has in the groups, before anything is released. row:
-// the parent's, and then its own.
+// Gives a sequence that takes a parent's place its parts and states, before anything is released.
+// row: the parent's, and then its own.
 void Sequences::take_successor(const Sequence& model, const std::vector<NodeId>& table,
                                GroupRow& row) noexcept {
   for (int g = 0; g < groups_->num_groups(); ++g) {

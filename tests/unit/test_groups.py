@@ -1,0 +1,297 @@
+"""Groups of layers as an engine meets them: options, tables, slots, stops, copies, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import (
+    BlockManager,
+    BlockState,
+    ChunkedAttention,
+    FullAttention,
+    ManagerConfig,
+    OutOfBlocksError,
+    RecurrentState,
+    SlidingWindow,
+    StepError,
+)
+
+GROUPS = [SlidingWindow(5), FullAttention(), RecurrentState(), ChunkedAttention(8)]
+WINDOW, FULL, STATE, CHUNK = range(4)
+PROMPT = list(range(11))
+
+
+def hybrid(num_blocks: int = 64, **options: Any) -> BlockManager:
+    options = {"groups": GROUPS, "null_block": True, "debug": 2, **options}
+    return BlockManager(num_blocks, 4, max_seqs=4, **options)
+
+
+def step(manager: BlockManager, handle: int, computed: int) -> None:
+    plan = manager.take_copies()
+    manager.copies_applied(plan.ticket)
+    manager.commit(handle, computed)
+
+
+def test_each_group_has_a_table() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    row = manager.row(handle)
+    tables = [manager.group_table(group)[row] for group in range(4)]
+    held = [int(block) for table in tables for block in table if block]
+    assert len(held) == len(set(held)) == 3 + 3 + 1 + 3
+    assert (tables[FULL] == manager.block_tables[row]).all()
+    assert manager.group_table(STATE).shape == (4, 1)
+    assert {int(manager.blocks().group[block]) for block in held} == {0, 1, 2, 3}
+
+
+def test_a_table_has_the_null_block_where_its_group_holds_nothing() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    row = manager.row(handle)
+    step(manager, handle, 8)
+    step(manager, handle, 11)
+    # The next query is at 11: the window reads from 7 on, the chunk from 8 on.
+    assert [bool(block) for block in manager.group_table(WINDOW)[row, :4]] == [0, 1, 1, 0]
+    assert [bool(block) for block in manager.group_table(CHUNK)[row, :4]] == [0, 0, 1, 0]
+    assert [bool(block) for block in manager.group_table(FULL)[row, :4]] == [1, 1, 1, 0]
+    manager.free(handle)
+    assert not manager.group_table(WINDOW).any()
+    assert not manager.group_table(STATE).any()
+
+
+def test_what_a_window_gives_back_is_cached_as_long_as_a_boundary_needs_it() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    row = manager.row(handle)
+    before = int(manager.group_table(WINDOW)[row, 0])
+    step(manager, handle, 8)
+    step(manager, handle, 11)
+    state = manager.blocks().state
+    assert state[before] == BlockState.FREE  # a prompt of 4 tokens would need a state as well
+    manager.free(handle)
+    assert manager.match(PROMPT).num_cached_tokens == 8
+    again = manager.admit(PROMPT)
+    assert manager.sequence(again).num_cached_tokens == 8
+
+
+def test_the_picture_of_the_guide() -> None:
+    manager = BlockManager(
+        64, 16, null_block=True, groups=[FullAttention(), SlidingWindow(20), RecurrentState()]
+    )
+    handle = manager.admit(range(80))
+    window = manager.group_table(1)[manager.row(handle), :5].tolist()
+    state = int(manager.group_table(2)[manager.row(handle), 0])
+    step(manager, handle, 64)
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(handle, 80)
+    free, idle, cached = BlockState.FREE, BlockState.IDLE, BlockState.CACHED
+    states = manager.blocks().state
+    assert states[window].tolist() == [free, free, idle, cached, cached]
+    assert states[state] == idle
+    assert manager.group_table(1)[manager.row(handle), :5].tolist() == [0, 0, 0, *window[3:]]
+
+
+def test_tables_are_read_only() -> None:
+    manager = hybrid()
+    for group in range(4):
+        with pytest.raises(ValueError, match="read-only"):
+            manager.group_table(group)[0, 0] = 1
+
+
+def test_slots_are_those_of_the_table() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    row = manager.row(handle)
+    for group in (WINDOW, FULL, CHUNK):
+        positions = np.arange(2, 11)
+        due = manager.group_table(group)[row][positions // 4] * 4 + positions % 4
+        assert (manager.slot_mapping(handle, 2, 11, group=group) == due).all()
+    assert (manager.slot_mapping(handle, 2, 11) == manager.slot_mapping(handle, 2, 11, group=1)).all()
+    assert not len(manager.slot_mapping(handle, 3, 3, group=WINDOW))
+
+
+def test_stops_are_where_a_state_is_worth_keeping() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    assert manager.stops(handle) == manager.sequence(handle).stops == (8,)
+    step(manager, handle, 8)
+    assert manager.stops(handle) == ()
+    step(manager, handle, 11)
+    manager.free(handle)
+    parts = manager.admit([*PROMPT[:8], 50, 51, 52, 53, 54, 55])
+    assert manager.sequence(parts).num_cached_tokens == 8
+    assert manager.stops(parts) == (12,)
+
+
+def test_a_cached_state_is_copied_whole() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    row = manager.row(handle)
+    plan = manager.take_copies()
+    assert plan.groups is not None
+    assert plan.groups.tolist() == [STATE]
+    [copy] = plan
+    assert copy.destination == manager.group_table(STATE)[row, 0]
+    assert copy.num_tokens == 4
+    assert BlockManager(4, 4).take_copies().groups is None
+
+
+def test_a_fork_has_a_state_of_its_own() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 11)
+    [child] = manager.fork(handle)
+    rows = [manager.row(handle), manager.row(child)]
+    first, second = (int(manager.group_table(STATE)[row, 0]) for row in rows)
+    assert first != second
+    assert [(c.source, c.destination) for c in manager.take_copies()] == [(first, second)]
+
+
+def test_a_fork_of_what_a_forward_may_have_moved_is_refused() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    manager.copies_applied(manager.take_copies().ticket)
+    before = manager.stats()
+    with pytest.raises(StepError, match="commit"):
+        manager.fork(handle)
+    assert manager.stats() == before
+    manager.commit(handle, 11)
+    manager.fork(handle)
+
+
+def test_truncate_returns_where_the_sequence_goes_on() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    step(manager, handle, 11)
+    assert manager.truncate(handle, 10) == 8  # the state after 10 tokens is nowhere
+    assert manager.truncate(handle, 7) == 0
+    alone = BlockManager(16, 4)
+    handle = alone.admit(PROMPT)
+    alone.commit(handle, 9)
+    assert alone.truncate(handle, 10) == 9
+    assert alone.sequence(handle).truncate(6) == 6
+
+
+def test_drafts_keep_their_window() -> None:
+    for rollback, left in ((0, 4), (5, 7)):
+        manager = hybrid(
+            groups=[FullAttention(), SlidingWindow(2)], max_rollback_tokens=rollback, debug=2
+        )
+        handle = manager.admit(range(12))
+        step(manager, handle, 12)
+        assert manager.truncate(handle, 7) == left
+
+
+def test_decode_moves_all_groups() -> None:
+    manager = hybrid()
+    handles = [manager.admit(PROMPT), manager.admit(range(20, 28))]
+    manager.copies_applied(manager.take_copies().ticket)
+    slots = manager.decode(handles, [1, 2])
+    assert slots.tolist() == [
+        int(manager.slot_mapping(handle, position, position + 1)[0])
+        for handle, position in zip(handles, (11, 8), strict=True)
+    ]
+    assert [manager.sequence(h).num_computed_tokens for h in handles] == [11, 8]
+    row = manager.row(handles[1])
+    assert manager.group_table(WINDOW)[row, :4].astype(bool).tolist() == [0, 1, 1, 0]  # 4 to 8
+    assert manager.group_table(CHUNK)[row, :4].astype(bool).tolist() == [0, 0, 1, 0]
+
+
+def test_a_batch_without_room_in_some_group_changes_nothing() -> None:
+    manager = hybrid(num_blocks=1 + 2 * 4 + 2)
+    handles = [manager.admit(range(4)), manager.admit(range(20, 24))]
+    manager.copies_applied(manager.take_copies().ticket)
+    before = manager.stats()
+    with pytest.raises(OutOfBlocksError):
+        manager.decode(handles, [1, 2])
+    assert manager.stats() == before
+
+
+def test_one_group_of_full_attention_is_as_none() -> None:
+    manager = hybrid(groups=[FullAttention()])
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, 11)
+    manager.free(handle)
+    assert manager.match(PROMPT).num_cached_tokens == 8
+    assert manager.group_table(0) is manager.block_tables
+    assert manager.stops(manager.admit(PROMPT)) == ()
+
+
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("width must be in", lambda: SlidingWindow(0)),
+    ("width must be in", lambda: ChunkedAttention(2**31)),
+    ("groups must have one of FullAttention", lambda: hybrid(groups=[SlidingWindow(4)])),
+    ("groups must be at most 64", lambda: hybrid(groups=[FullAttention()] * 65)),
+    ("null_block must be True", lambda: hybrid(null_block=False)),
+    ("dedup must be 'remap'", lambda: hybrid(dedup="append_only")),
+    ("retention must be False", lambda: hybrid(retention=True)),
+    ("ghost_blocks must be 0", lambda: hybrid(ghost_blocks=4)),
+    ("events must be False", lambda: hybrid(events=True)),
+    ("prefix_caching must be True", lambda: hybrid(prefix_caching=False)),
+    ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),
+    ("max_rollback_tokens must be", lambda: hybrid(max_rollback_tokens=-1)),
+    ("group must be in", lambda: hybrid().group_table(4)),
+    ("group must be in", lambda: hybrid().group_table(-1)),
+    ("group must be in", lambda: BlockManager(8, 4).group_table(1)),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
+def test_groups_that_cannot_be_are_refused_by_name(
+    message: str, call: Callable[[], object]
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_is_no_group_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="at position 1"):
+        hybrid(groups=[FullAttention(), "window"])
+    with pytest.raises(TypeError, match="width"):
+        SlidingWindow(2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="group"):
+        hybrid().group_table("0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="groups"):
+        hybrid(groups=FullAttention())
+
+
+def test_slots_that_a_group_has_not_are_refused() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 11)
+    with pytest.raises(ValueError, match="start must be at least 4"):
+        manager.slot_mapping(handle, 0, 11, group=WINDOW)
+    with pytest.raises(ValueError, match="states"):
+        manager.slot_mapping(handle, 0, 1, group=STATE)
+    with pytest.raises(ValueError, match="group must be in"):
+        manager.slot_mapping(handle, 0, 1, group=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("explain", (PROMPT,)),
+        ("acquire", ([1],)),
+        ("touch_blocks", ([1],)),
+        ("forget", ([1],)),
+        ("touch", (PROMPT,)),
+    ],
+)
+def test_calls_that_do_not_know_of_groups_say_so(name: str, arguments: tuple[Any, ...]) -> None:
+    manager = hybrid()
+    manager.admit(PROMPT)
+    before = manager.stats()
+    with pytest.raises(ValueError, match=f"{name} does not know of groups of layers"):
+        getattr(manager, name)(*arguments)
+    assert manager.stats() == before
+
+
+def test_options_are_kept_as_they_were_given() -> None:
+    config = ManagerConfig(num_blocks=8, block_size=4, groups=iter(GROUPS), null_block=True)
+    assert config.groups == tuple(GROUPS)
