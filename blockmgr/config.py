@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
@@ -129,7 +129,7 @@ class ManagerOptions(TypedDict, total=False):
     retention: bool
     max_pinned_blocks: int
     quotas: Mapping[bytes, int]
-    groups: Iterable[Group]
+    groups: Sequence[Group]
     max_rollback_tokens: int
     watermark_blocks: int
     steps_in_flight: int
@@ -233,7 +233,7 @@ class ManagerConfig:
     retention: bool = False
     max_pinned_blocks: int = 0
     quotas: Mapping[bytes, int] = _NO_QUOTAS
-    groups: tuple[Group, ...] = ()
+    groups: Sequence[Group] = ()
     max_rollback_tokens: int = 0
     watermark_blocks: int = 0
     steps_in_flight: int = 0
@@ -326,12 +326,11 @@ class ManagerConfig:
         if not self.groups:
             if self.max_rollback_tokens:
                 raise ValueError(
-                    "max_rollback_tokens must be 0 without groups, got "
-                    f"{self.max_rollback_tokens}"
+                    f"max_rollback_tokens must be 0 without groups, got {self.max_rollback_tokens}"
                 )
             return
-        wanted = {"null_block": True, "prefix_caching": True, "retention": False}
-        wanted |= {"dedup": "remap", "ghost_blocks": 0, "events": False}
+        wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
+        wanted |= {"retention": False, "dedup": "remap", "ghost_blocks": 0, "events": False}
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(

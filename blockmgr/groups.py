@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ChunkedAttention",
@@ -97,12 +97,12 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     return found
 
 
-def first_full(groups: tuple[Group, ...]) -> int:
+def first_full(groups: Sequence[Group]) -> int:
     """Position of the group whose blocks are in ``BlockManager.block_tables``."""
     return next((i for i, group in enumerate(groups) if isinstance(group, FullAttention)), 0)
 
 
-def core_groups(groups: tuple[Group, ...]) -> list[tuple[int, int]]:
+def core_groups(groups: Sequence[Group]) -> list[tuple[int, int]]:
     """(kind, width) of all groups but the first with full attention."""
     rest = [group for i, group in enumerate(groups) if i != first_full(groups)] if groups else []
     return [(_KINDS.index(type(group)), getattr(group, "width", 0)) for group in rest]

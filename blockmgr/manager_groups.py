@@ -45,7 +45,7 @@ class GroupCalls:
         kind, position = self._group(group)
         if position < 0:
             return self.block_tables
-        table = self._group_tables[position]
+        table: npt.NDArray[np.int32] = self._group_tables[position]
         return table[:, :1] if isinstance(kind, RecurrentState) else table
 
     def slot_mapping(

@@ -284,9 +284,7 @@ CALLS: Final = (
         lambda w: w.manager.sequence(w.preempted).resume,
         {"num_slots": number(5), "read_cache": other(False)},
     ),
-    method(
-        "sequence", "Sequence.slot_mapping", start=number(1), stop=number(6), group=number(0)
-    ),
+    method("sequence", "Sequence.slot_mapping", start=number(1), stop=number(6), group=number(0)),
     method(
         "sequence",
         "Sequence.retain",

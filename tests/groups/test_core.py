@@ -1,4 +1,4 @@
-"""Engines of all habits on the manager itself: nothing wrong is read, and its audit finds nothing."""
+"""Engines of all habits on the manager itself: they read nothing wrong, and it is consistent."""
 
 from __future__ import annotations
 

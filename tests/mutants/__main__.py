@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import os
+import queue
 import statistics
 import sys
 import tempfile
@@ -19,12 +20,15 @@ from pathlib import Path
 
 from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
 from tests.mutants.core import CRASHED, ENDLESS, Workshop
+from tests.mutants.extension import ExtensionBuild
+from tests.mutants.groups import GROUPS
 from tests.mutants.python import tests_that_find
 
 # Until half of the bugs are found. Bugs that only engines of one habit meet take longer: each habit
 # is drawn in a part of the runs.
 MOST_CALLS = 2_500
 Result = tuple[int | None, ...]
+BUILT = (*EXTENSION, *GROUPS)
 
 
 def report(mutant: Mutant, result: Result) -> None:
@@ -62,13 +66,20 @@ def main() -> int:
         action="store_true",
         help="those between the two, else left out: each is built",
     )
+    half.add_argument("--groups", action="store_true", help="likewise, those of groups of layers")
     parser.add_argument("--ops", type=int, default=300_000, help="most calls for a bug")
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
     candidates = (*CORE, *PYTHON)
-    for chosen, mutants in ((args.core, CORE), (args.python, PYTHON), (args.extension, EXTENSION)):
+    parts = (
+        (args.core, CORE),
+        (args.python, PYTHON),
+        (args.extension, EXTENSION),
+        (args.groups, GROUPS),
+    )
+    for chosen, mutants in parts:
         candidates = mutants if chosen else candidates
     if unknown := set(args.names) - {mutant.name for mutant in candidates}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
@@ -84,12 +95,23 @@ def main() -> int:
         if any(mutant in CORE for mutant in wanted):
             workshop.prepare()
             workshop.check_clean(args.ops, seeds, [m for m in wanted if m in CORE])
-        runs = {
-            pool.submit(workshop.calls_until_found, m, args.ops, seeds)
-            if m in CORE
-            else pool.submit(tests_that_find, m): m
-            for m in wanted
-        }
+        builds: queue.SimpleQueue[ExtensionBuild] = queue.SimpleQueue()
+        if any(mutant in BUILT for mutant in wanted):
+            for job in range(args.jobs):
+                builds.put(ExtensionBuild(Path(folder) / f"extension-{job}"))
+
+        def find(mutant: Mutant) -> Result:
+            if mutant in CORE:
+                return workshop.calls_until_found(mutant, args.ops, seeds)
+            if mutant in PYTHON:
+                return tests_that_find(mutant)
+            build = builds.get()
+            try:
+                return build.tests_that_find(mutant)
+            finally:
+                builds.put(build)
+
+        runs = {pool.submit(find, m): m for m in wanted}
         for run in concurrent.futures.as_completed(runs):
             found[runs[run]] = run.result()
             report(runs[run], found[runs[run]])

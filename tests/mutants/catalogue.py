@@ -687,7 +687,7 @@ CORE = (
     Mutant(
         "counts_uncomputed_tokens_as_copied",
         "sequences/growth.cc",
-        "  limit_computed(s, start + own.num_copied);\n",
+        "  limit_computed(s, start + brought);\n",
         "",
     ),
     Mutant(
@@ -1207,8 +1207,8 @@ CORE = (
     Mutant(
         "growth_counts_what_others_have",
         "sequences/growth.cc",
-        "  check_available(fresh + copies, s.partition);",
-        "  if (fresh + copies > pool_.available()) throw OutOfBlocks(fresh + copies, 0, 0);",
+        "  check_available(needed, s.partition);",
+        "  if (needed > pool_.available()) throw OutOfBlocks(needed, 0, 0);",
     ),
     Mutant(
         "a_batch_needs_no_quota",
@@ -1219,8 +1219,8 @@ CORE = (
     Mutant(
         "a_batch_charges_one_quota",
         "sequences/growth.cc",
-        "      plan.needed_by[s.partition] += takes;",
-        "      plan.needed_by[0] += takes;",
+        "      plan.needed_by[s.partition] += taken;",
+        "      plan.needed_by[0] += taken;",
     ),
     Mutant(
         "copies_into_another_quota",
@@ -1402,8 +1402,8 @@ CORE = (
     Mutant(
         "the_policy_is_not_told_of_what_is_forgotten",
         "places/pool.cc",
-        "  tell_uncached(of(b), b, false);\n",
-        "",
+        "  tell_uncached(of(b), b, false);\n  index_.erase(b);\n",
+        "  index_.erase(b);\n",
     ),
     Mutant(
         "evicts_a_block_before_its_children",

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
+from tests.mutants.groups import GROUPS
 
 PACKAGE = Path(__file__).parents[2] / "blockmgr"
 PLACES = [
-    *(pytest.param(PACKAGE / "csrc", mutant, id=mutant.name) for mutant in (*CORE, *EXTENSION)),
+    *(
+        pytest.param(PACKAGE / "csrc", mutant, id=mutant.name)
+        for mutant in (*CORE, *EXTENSION, *GROUPS)
+    ),
     *(pytest.param(PACKAGE, mutant, id=mutant.name) for mutant in PYTHON),
 ]
 

@@ -110,7 +110,8 @@ def test_slots_are_those_of_the_table() -> None:
         positions = np.arange(2, 11)
         due = manager.group_table(group)[row][positions // 4] * 4 + positions % 4
         assert (manager.slot_mapping(handle, 2, 11, group=group) == due).all()
-    assert (manager.slot_mapping(handle, 2, 11) == manager.slot_mapping(handle, 2, 11, group=1)).all()
+    own = manager.slot_mapping(handle, 2, 11)
+    assert (own == manager.slot_mapping(handle, 2, 11, group=FULL)).all()
     assert not len(manager.slot_mapping(handle, 3, 3, group=WINDOW))
 
 
@@ -125,6 +126,15 @@ def test_stops_are_where_a_state_is_worth_keeping() -> None:
     parts = manager.admit([*PROMPT[:8], 50, 51, 52, 53, 54, 55])
     assert manager.sequence(parts).num_cached_tokens == 8
     assert manager.stops(parts) == (12,)
+
+
+def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
+    manager = hybrid(groups=[FullAttention(), RecurrentState()], min_partial_tokens=1)
+    for length in (12, 6):  # without a stop, so that only the ends have a state
+        handle = manager.admit(range(length))
+        step(manager, handle, length)
+        manager.free(handle)
+    assert manager.match(range(10)).num_cached_tokens == 6
 
 
 def test_a_cached_state_is_copied_whole() -> None:

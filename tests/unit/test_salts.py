@@ -122,6 +122,11 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.EventKind.STORED
     yield blockmgr.Tier.DEVICE
     yield blockmgr.Prompt(PROMPT, namespace=SALT, extras={0: SALT})
+    yield from of_groups()
+    yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
+
+
+def of_groups() -> Iterator[object]:
     layers = [
         blockmgr.FullAttention(),
         blockmgr.SlidingWindow(4),
@@ -133,7 +138,6 @@ def objects(manager: BlockManager) -> Iterator[object]:
     serve(hybrid, PROMPT, namespace=SALT)
     yield hybrid.config
     yield hybrid.blocks()
-    yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
 
 
 def test_nothing_that_is_handed_out_prints_a_namespace(manager: BlockManager) -> None:

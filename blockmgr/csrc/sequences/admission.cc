@@ -62,7 +62,7 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
   }
 }
 
-BM_INLINE Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
+Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
   Demand d;
   const bool partial = found.partial >= 0;
   d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);

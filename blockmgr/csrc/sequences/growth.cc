@@ -155,6 +155,7 @@ inline void Sequences::prefetch_last(Handle handle) const {
 // moves away may leave the last one alone, which then writes in place.
 void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   const bool by_partition = !plan.needed_by.empty();
+  const bool grouped = groups_ != nullptr;
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
@@ -183,14 +184,14 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
       const std::uint32_t refs = nodes_.uses(b).ref_count;
       takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
-      if (takes && groups_) [[unlikely]]
+      if (takes && grouped) [[unlikely]]
         refuse_unknown_state(s, "decode");
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= longest(s.partition)) {
       throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
     std::int64_t taken = takes;
-    if (groups_) [[unlikely]]
+    if (grouped) [[unlikely]]
       taken = grouped_need(takes) - num_dropped(s);
     needed += taken;
     if (by_partition) [[unlikely]]
@@ -223,8 +224,9 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   DecodePlan& plan = decode_room_;
   plan_decode(handles, count, plan);
   // What steps in flight may read is not there to be taken, so it is given back at the end.
-  const bool drops_first = groups_ && open_steps_.empty();
-  for (std::int64_t i = 0; groups_ && i < count; ++i)
+  const bool grouped = groups_ != nullptr;
+  const bool drops_first = grouped && open_steps_.empty();
+  for (std::int64_t i = 0; grouped && i < count; ++i)
     note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
   if (drops_first) [[unlikely]]
     commit_decoded(handles, count, plan.promotions);
@@ -238,7 +240,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
-    if (!groups_) [[likely]]
+    if (!grouped) [[likely]]
       note_decoded(s);
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
@@ -249,7 +251,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     } else {
       set_entry(row_of(s), logical, pool_.take(s.partition, before(s, logical)));
       ++s.num_blocks;
-      if (groups_) [[unlikely]]
+      if (grouped) [[unlikely]]
         take_parts(s, logical);
     }
     nodes_.tokens(t[logical])[offset] = tokens[i];
@@ -258,7 +260,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     show_length(s);
     if (offset + 1 == size) computing_.insert(static_cast<std::uint32_t>(row_of(s)));
   }
-  if (groups_) [[unlikely]] {
+  if (grouped) [[unlikely]] {
     if (!drops_first) commit_decoded(handles, count, plan.promotions);
     return keep_decoded(handles, count);
   }

@@ -1,0 +1,58 @@
+"""Bugs that only Python finds: planted in the core, which is built once and then file by file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mutants.catalogue import Mutant
+from tests.mutants.core import planted
+from tests.mutants.python import failures
+
+ROOT = Path(__file__).parents[2]
+
+
+class ExtensionBuild:
+    """A copy of the package, and a build of its extension in which one file at a time changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sources = folder / "sources"
+        self._build = folder / "build"
+        self.folder = folder / "tree"
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "csrc")
+        shutil.copytree(ROOT / "blockmgr", self.folder / "blockmgr", ignore=ignored)
+        shutil.copytree(ROOT / "blockmgr" / "csrc", self._sources)
+        for part in ("tests", "pyproject.toml"):
+            (self.folder / part).symlink_to(ROOT / part)
+        options = {
+            "BLOCKMGR_IN_PARTS": "ON",
+            "BLOCKMGR_TESTING": "ON",
+            "CMAKE_BUILD_TYPE": "None",
+            "Python_EXECUTABLE": sys.executable,
+        }
+        defined = [f"-D{name}={value}" for name, value in options.items()]
+        where = ["-S", str(self._sources), "-B", str(self._build)]
+        self._run("cmake", "-G", "Ninja", *where, *defined)
+        self._run("cmake", "--build", str(self._build))
+
+    def plant(self, mutant: Mutant) -> None:
+        """Builds the extension with the bug in it, and without any that was planted before."""
+        file = self._sources / mutant.file
+        original = file.read_text()
+        file.write_text(planted(mutant, file))
+        try:
+            self._run("cmake", "--build", str(self._build))
+        finally:
+            file.write_text(original)
+        for extension in self._build.glob("_core*.so"):
+            shutil.copy(extension, self.folder / "blockmgr" / extension.name)
+
+    def tests_that_find(self, mutant: Mutant) -> tuple[int | None]:
+        """How many of its tests fail under the bug; ``None``: it survived."""
+        self.plant(mutant)
+        return (failures(mutant, self.folder),)
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True)
