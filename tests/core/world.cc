@@ -778,7 +778,8 @@ void World::call_dead(Op op, std::size_t which) {
       case kReserve:
         return core_.reserve(handle, 1);
       case kTruncate:
-        return core_.truncate(handle, 1);
+        core_.truncate(handle, 1);
+        return;
       case kFork:
         core_.fork(handle, 1, &child);
         return;
