@@ -55,4 +55,6 @@ class ExtensionBuild:
         return (failures(mutant, self.folder),)
 
     def _run(self, *command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr}")

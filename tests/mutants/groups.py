@@ -115,7 +115,7 @@ GROUPS = tuple(
             "nothing_in_use_frees_a_window",
             "places/group_places.cc",
             "      if (is_idle(cached(g, a))) return true;\n",
-            "",
+            "      break;\n",
         ),
         (
             "finds_a_state_that_is_yet_to_be_copied",
