@@ -98,7 +98,7 @@ inline void Pool::bind(NodeId n, BlockId b) noexcept {
 }
 
 // Takes the block from a node whose content is lost.
-BM_INLINE BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
+inline BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
   if (debug_) [[unlikely]]
     poison(n);
   own.ids.give(n);

@@ -25,15 +25,6 @@
 #include "policies/retention.h"
 #include "policies/reuse.h"
 
-// Never inlined: a pool without observers shall pay for a branch, not for saved registers.
-#if defined(__GNUC__) || defined(__clang__)
-#define BM_NOINLINE __attribute__((noinline))
-#define BM_INLINE inline __attribute__((always_inline))
-#else
-#define BM_NOINLINE
-#define BM_INLINE inline
-#endif
-
 namespace blockmgr {
 
 class GroupPlaces;
@@ -296,23 +287,23 @@ class Pool {
   void part_from_twins(NodeId b) noexcept;
   void hand_over(NodeId from, NodeId to) noexcept;
   void bind(NodeId n, BlockId b) noexcept;
-  BlockId unbind(Partition& own, NodeId n) noexcept;
+  [[gnu::always_inline]] inline BlockId unbind(Partition& own, NodeId n) noexcept;
   void poison(NodeId b) noexcept;
   void check_taken(NodeId b) noexcept;
   void use(NodeId b) noexcept;
   void unuse(NodeId b, Context& who) noexcept;
   void unuse(NodeId b) noexcept;
   void enqueue(NodeId b, int fence) noexcept;
-  BM_NOINLINE void tell_unused(NodeId b, int fence, Context& who) noexcept;
+  [[gnu::noinline]] void tell_unused(NodeId b, int fence, Context& who) noexcept;
   void dequeue(NodeId b) noexcept;
-  BM_NOINLINE void tell_used(NodeId b) noexcept;
-  BM_NOINLINE static void tell_taken(Partition& own) noexcept;
-  BM_NOINLINE void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
+  [[gnu::noinline]] void tell_used(NodeId b) noexcept;
+  [[gnu::noinline]] static void tell_taken(Partition& own) noexcept;
+  [[gnu::noinline]] void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
   std::int64_t count_run(const NodeId* table, std::int64_t count) const;
   std::int64_t release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept;
   BlockId take_block(Partition& own) noexcept;
   void evict(Partition& own, NodeId b) noexcept;
-  BM_NOINLINE BlockId evict_block(Partition& own) noexcept;
+  [[gnu::noinline]] BlockId evict_block(Partition& own) noexcept;
   BlockId evict_node(Partition& own, NodeId n) noexcept;
   void evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept;
   void enqueue_in(Partition& own, NodeId b, int fence) noexcept;

@@ -562,13 +562,13 @@ class Sequences : public Store {
   GroupedFound find_grouped(const Token* tokens, std::int64_t count, const Applicant& applicant,
                             bool partly);
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
-  BM_NOINLINE void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+  [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                     const Applicant& applicant, AdmissionPlan& plan);
-  BM_NOINLINE std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
-  BM_NOINLINE void choose_stops(Sequence& s) noexcept;
+  [[gnu::noinline]] std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
+  [[gnu::noinline]] void choose_stops(Sequence& s) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
-  BM_NOINLINE void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
+  [[gnu::noinline]] void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
   void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void show_groups(const Sequence& s, std::int64_t from) noexcept;
 
@@ -600,9 +600,9 @@ class Sequences : public Store {
   void note_state(Sequence& s) noexcept;
   void refuse_unknown_state(const Sequence& s, const char* call) const;
   std::int64_t num_dropped(const Sequence& s) const;
-  BM_NOINLINE void commit_decoded(const Handle* handles, std::int64_t count,
+  [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                   const PromotionPlan& plan) noexcept;
-  BM_NOINLINE void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
+  [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
   void keep_end(Sequence& s) noexcept;
   void leave_groups(Sequence& s) noexcept;
   void fork_groups(const Sequence& parent, Sequence& child) noexcept;
@@ -612,8 +612,8 @@ class Sequences : public Store {
   std::int64_t units_after_fall(const Sequence& s, std::int64_t length) const;
   void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
   void truncate_grouped(Sequence& s, std::int64_t num_tokens);
-  BM_NOINLINE std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
-  BM_NOINLINE void launch_groups(std::vector<BlockCopy>& copies) noexcept;
+  [[gnu::noinline]] std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
+  [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;
   void return_groups() noexcept;
 
   Config config_;
