@@ -87,9 +87,9 @@ class GroupCalls:
         So let a chunk end at each of these, and commit it before the next one is launched.
 
         Returns:
-            Numbers of tokens, rising, above those computed: the last block boundary that another
-            prompt can use, and the end of the tokens it shares with what is cached. Empty
-            without groups of states.
+            Numbers of tokens, rising and above those computed. One is the last block boundary that
+            another prompt can use, and one the end of the tokens it shares with what is cached.
+            Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.
