@@ -66,7 +66,7 @@ void Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
   for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     const NodeId next = record.next_sibling;
-    const int most = std::min(limit, record.key_tokens - record.unwritten);
+    const int most = std::min(limit, record.key_tokens - most_unwritten(child));
     const Token* own = nodes_.tokens(child);
     const bool tail = record.key_tokens < config_.block_size;
     int n = 0;

@@ -143,12 +143,14 @@ void Sequences::merge_sharers(const Sequence& s, std::int64_t logical, NodeId ca
   }
 }
 
-bool Sequences::parts_unwritten(NodeId node) const {
-  for (int g = 0; g < groups_->num_groups(); ++g) {
+// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
+int Sequences::most_unwritten(NodeId node) const {
+  int most = nodes_[node].unwritten;
+  for (int g = 0; !unwritten_.empty() && g < groups_->num_groups(); ++g) {
     const NodeId m = groups_->group(g).recurrent() ? kNoNode : groups_->cached(g, node);
-    if (m >= 0 && nodes_[m].unwritten) return true;
+    if (m >= 0) most = std::max<int>(most, nodes_[m].unwritten);
   }
-  return false;
+  return most;
 }
 
 // Whether every group has what the query after this node of the sequence's path reads.

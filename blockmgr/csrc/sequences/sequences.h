@@ -590,7 +590,7 @@ class Sequences : public Store {
   void drop_states(Sequence& s) noexcept;
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   void merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept;
-  bool parts_unwritten(NodeId node) const;
+  int most_unwritten(NodeId node) const;
   bool serves(const Sequence& s, std::int64_t logical) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   void keep_state(Sequence& s) noexcept;
