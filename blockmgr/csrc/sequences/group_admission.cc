@@ -105,13 +105,24 @@ bool Sequences::may_take_over(const Found& found) const {
   return true;
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it.
-Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t count,
-                                                const Applicant& applicant, bool partly) {
+// What the first blocks of a chain serve as a whole, and what of the unit after it. What may be taken
+// of it is less than what is cached if the call says so; where prompts part is not.
+Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t num_tokens,
+                                                const Applicant& applicant) {
   settle_keeps();
   GroupedFound result;
-  const Found chain = find_prefix(tokens, count, applicant.root, applicant.extras);
+  const bool partly = config_.min_partial_tokens > 0;
+  const std::int64_t count = applicant.looked_up(num_tokens);
+  const Found chain = find_prefix(tokens, num_tokens, applicant.root, applicant.extras);
+  const std::int64_t most = std::min(chain.num_full, size_.whole(count - 1));
   result.num_shared = chain.num_full * config_.block_size;
+  const auto share = [&](int shared) {
+    if (shared >= config_.min_partial_tokens) result.num_shared += shared;
+  };
+  if (partly && num_states_ && count < num_tokens) {
+    Found shared = chain;
+    share(find_grouped_partial(tokens, num_tokens, applicant.extras, false, shared));
+  }
   const auto cut = [&](std::int64_t length) {
     Found found = chain;
     found.num_full = length;
@@ -119,14 +130,14 @@ Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_
     found.num_unused = pool_.count_available(found.full, length);
     return found;
   };
-  std::int64_t length = chain.num_full;
+  std::int64_t length = most;
   while (true) {
     const NodeId node = length ? chain.full[length - 1] : applicant.root;
-    const bool deepest = length == chain.num_full;
+    const bool deepest = length == most;
     if (partly && result.partial.partial < 0 && (deepest || groups_->has_tails(node))) {
       Found found = cut(length);
       const int shared = find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
-      if (deepest && shared >= config_.min_partial_tokens) result.num_shared += shared;
+      if (deepest && count == num_tokens) share(shared);
       if (found.partial >= 0) result.partial = found;
     }
     const std::int64_t gap = last_gap(chain.full, length * config_.block_size, length);
@@ -193,8 +204,7 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
     fits(nothing);
   };
   if (applicant.read_cache && applicant.root != kNoNode && digester_) {
-    const std::int64_t looked_up = applicant.looked_up(count);
-    found = find_grouped(tokens, looked_up, applicant, config_.min_partial_tokens > 0);
+    found = find_grouped(tokens, count, applicant);
   }
   tried();
   plan.num_shared = found.num_shared;
@@ -282,7 +292,10 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   for (int g = 0; g < num_groups; ++g)
     sources_room_[static_cast<std::size_t>(g)] = end >= 0 ? groups_->part(g, end) : kNoNode;
   std::int64_t i = found.num_full;
-  if (found.partial >= 0) pool_.hit(found.partial);
+  if (found.partial >= 0) {
+    pool_.hit(found.partial);
+    index_.bring_forward(found.partial);
+  }
   if (found.take_over) {
     each_source([&](int, NodeId m) { pool_.acquire(m); });
     if (found.partial >= 0) {

@@ -335,7 +335,11 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
         !same_tokens(nodes_.tokens(child), key.tokens, rest))
       continue;
     // Another tail of these tokens stands for this one, even if it serves less.
-    if (record.key_tokens == rest || (!num_states_ && has_parts(child))) return kNoNode;
+    if (record.key_tokens == rest) {
+      index_.bring_forward(child);  // the next prompt that parts here is to see it
+      return kNoNode;
+    }
+    if (!num_states_ && has_parts(child)) return kNoNode;
   }
   if (!may_give(b)) return kNoNode;
   for (int g = 0; g < groups_->num_groups(); ++g) {

@@ -560,8 +560,8 @@ class Sequences : public Store {
   bool has_parts(NodeId node) const;
   int find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                            bool tails_only, Found& found) const;
-  GroupedFound find_grouped(const Token* tokens, std::int64_t count, const Applicant& applicant,
-                            bool partly);
+  GroupedFound find_grouped(const Token* tokens, std::int64_t num_tokens,
+                            const Applicant& applicant);
   bool may_take_over(const Found& found) const;
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
