@@ -167,6 +167,39 @@ def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
     assert manager.match([7, 7, 7, 9]).num_cached_tokens == 3
 
 
+def test_what_a_sequence_takes_back_is_taken_back_in_all_groups() -> None:
+    """It brings a chunk's block to a node that is cached for long, and leaves before the forward."""
+    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
+    first, second, third = (manager.admit([7, 7, 7, 7, 8]) for _ in range(3))
+    for computed in (4, 5):
+        manager.commit(first, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(second, 4)
+    manager.commit(third, 4)  # merges with the block that the second one writes
+    with pytest.raises(StepError, match="shared"):
+        manager.free(second, withdraw=True)
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.free(second)
+    manager.free(third)
+    fourth = manager.admit([9, 9, 9, 9, 8])
+    manager.commit(fourth, 4)
+    manager.free(fourth, withdraw=True)
+    assert manager.match([9, 9, 9, 9, 8]).num_cached_tokens == 0
+    manager.free(first)
+    assert manager.num_available == 63
+
+
+def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
+    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
+    first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
+    for computed in (4, 5):
+        manager.commit(first, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(second, 4)
+    manager.free(second, withdraw=True)
+    assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no query to come reads the chunk
+
+
 def test_a_cached_state_is_copied_whole() -> None:
     manager = hybrid()
     handle = manager.admit(PROMPT)

@@ -144,10 +144,15 @@ inline void PrefixIndex::put_first(NodeId b) noexcept {
   head = b;
 }
 
-inline void PrefixIndex::leave_siblings(NodeId b) noexcept {
+[[gnu::always_inline]] inline void PrefixIndex::leave_siblings(NodeId b) noexcept {
   const Node& record = nodes_[b];
-  (record.prev_sibling >= 0 ? nodes_[record.prev_sibling].next_sibling : head_of(record.parent)) =
-      record.next_sibling;
+  if (record.prev_sibling >= 0) {
+    nodes_[record.prev_sibling].next_sibling = record.next_sibling;
+  } else if (is_root(record.parent)) {
+    roots_[root_index(record.parent)].first_child = record.next_sibling;
+  } else {
+    nodes_[record.parent].first_child = record.next_sibling;
+  }
   if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
 }
 

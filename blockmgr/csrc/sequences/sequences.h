@@ -526,6 +526,7 @@ class Sequences : public Store {
   // withdrawal.cc
   void check_leaving(const Sequence& s, bool withdraws, const char* call) const;
   void withdraw(Sequence& s) noexcept;
+  void forget_unwritten(NodeId n) noexcept;
 
   // explain.cc
   class Elsewhere;
@@ -580,6 +581,14 @@ class Sequences : public Store {
   }
   std::int32_t* shown_group_at(int g, std::int64_t row) const {
     return shown_groups_.data() + (g * std::int64_t{config_.max_seqs} + row) * config_.row_width;
+  }
+  // Of each further group of attention, the part of one of its blocks, while the sequence has it.
+  template <class Visit>
+  void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
+    for (int g = 0; groups_ && g < groups_->num_groups(); ++g)
+      if (!groups_->group(g).recurrent() &&
+          logical >= group_row(s).first[static_cast<std::size_t>(g)])
+        visit(g, groups_->part(g, table(s)[logical]));
   }
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;
