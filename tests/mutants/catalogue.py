@@ -450,7 +450,7 @@ CORE = (
     Mutant(
         "withdraws_what_others_have_found",
         "sequences/withdrawal.cc",
-        "    if (nodes_[t[i]].unwritten && nodes_.uses(t[i]).ref_count > 1)\n",
+        "    if (nodes_[n].unwritten && nodes_.uses(n).ref_count > 1)\n",
         "    if (false)\n",
     ),
     Mutant(

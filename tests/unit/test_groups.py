@@ -152,6 +152,27 @@ def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
     assert manager.match(range(10)).num_cached_tokens == 6
 
 
+def test_a_place_where_prompts_part_is_found_beside_any_number_of_them() -> None:
+    """A look-up within a block sees 128 of the blocks that could continue a prefix."""
+    manager = hybrid(
+        2000, groups=[FullAttention(), RecurrentState()], min_partial_tokens=1, debug=0
+    )
+
+    def serve(prompt: list[int]) -> int:
+        handle = manager.admit(prompt)
+        found = manager.sequence(handle).num_cached_tokens
+        for stop in (*manager.stops(handle), len(prompt)):
+            step(manager, handle, stop)
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.free(handle)
+        return found
+
+    assert [serve([1, 1, last, last]) for last in (3, 4, 5)] == [0, 0, 2]
+    assert [serve([2, 2, last, last]) for last in range(3, 200)] == [0, 0, *[2] * 195]
+    # The first one is among so many others that nobody sees; the third one finds it again.
+    assert [serve([1, 1, last, last]) for last in (6, 7, 8)] == [0, 0, 2]
+
+
 def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
     """Its node may be written for long: the chunk's block went, and another sequence brings one."""
     groups = [FullAttention(), ChunkedAttention(4)]
@@ -396,7 +417,6 @@ def test_slots_that_a_group_has_not_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        
         ("acquire", ([1],)),
         ("touch_blocks", ([1],)),
         ("forget", ([1],)),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 namespace blockmgr {
@@ -28,5 +29,8 @@ struct Group {
     return 0;
   }
 };
+
+// Where a group stands in what is kept by group.
+inline std::size_t nth(int g) { return static_cast<std::size_t>(g); }
 
 }  // namespace blockmgr

@@ -278,19 +278,19 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
   for (int g = 0; g < num_groups; ++g) {
     if (groups_->group(g).recurrent()) continue;
-    row.first[static_cast<std::size_t>(g)] =
+    row.first[nth(g)] =
         static_cast<std::int32_t>(groups_->first_unit(g, cached));
-    for (std::int64_t unit = row.first[static_cast<std::size_t>(g)]; unit < found.num_full; ++unit)
+    for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool_.acquire(groups_->part(g, t[unit]));
   }
   // What is copied, or taken over. source[g]: the same for each group.
   const auto each_source = [&](const auto& visit) {
     for (int g = 0; g < num_groups; ++g)
       if (end >= 0 && (groups_->group(g).recurrent() || found.partial >= 0))
-        visit(g, sources_room_[static_cast<std::size_t>(g)]);
+        visit(g, sources_room_[nth(g)]);
   };
   for (int g = 0; g < num_groups; ++g)
-    sources_room_[static_cast<std::size_t>(g)] = end >= 0 ? groups_->part(g, end) : kNoNode;
+    sources_room_[nth(g)] = end >= 0 ? groups_->part(g, end) : kNoNode;
   std::int64_t i = found.num_full;
   if (found.partial >= 0) {
     pool_.hit(found.partial);
@@ -308,7 +308,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
       if (!groups_->group(g).recurrent()) return;
       groups_->unkeep(m);
       if (groups_->part(g, end) == m) groups_->clear_part(g, end);
-      row.states[static_cast<std::size_t>(g)] = m;
+      row.states[nth(g)] = m;
     });
   } else {
     if (found.partial >= 0) pool_.pin(found.partial);
@@ -324,15 +324,15 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
   for (; i < num_blocks; ++i) groups_->clear_parts(t[i]);
   for (int g = 0; g < num_groups; ++g) {
-    const NodeId source = sources_room_[static_cast<std::size_t>(g)];
+    const NodeId source = sources_room_[nth(g)];
     if (groups_->group(g).recurrent()) {
-      NodeId& state = row.states[static_cast<std::size_t>(g)];
+      NodeId& state = row.states[nth(g)];
       if (found.take_over) continue;
       state = take_of(g, s.partition, kNoNode);
       if (source >= 0) copies_.plan(source, state, config_.block_size);
       continue;
     }
-    const std::int64_t first = row.first[static_cast<std::size_t>(g)];
+    const std::int64_t first = row.first[nth(g)];
     NodeId before = found.num_full > first ? groups_->part(g, t[found.num_full - 1]) : kNoNode;
     if (found.partial >= 0 && !found.take_over) {
       before = take_part(s, g, t[found.num_full], before);
@@ -354,11 +354,11 @@ void Sequences::show_groups(const Sequence& s, std::int64_t from) noexcept {
   for (int g = 0; g < groups_->num_groups(); ++g) {
     std::int32_t* out = shown_group_at(g, row_of(s));
     if (groups_->group(g).recurrent()) {
-      const NodeId state = group_row(s).states[static_cast<std::size_t>(g)];
+      const NodeId state = group_row(s).states[nth(g)];
       out[0] = state < 0 ? 0 : number(nodes_.block(state));
       continue;
     }
-    const std::int64_t first = group_row(s).first[static_cast<std::size_t>(g)];
+    const std::int64_t first = group_row(s).first[nth(g)];
     for (std::int64_t unit = from; unit < s.num_blocks; ++unit)
       out[unit] = unit < first ? 0 : number(nodes_.block(groups_->part(g, t[unit])));
   }

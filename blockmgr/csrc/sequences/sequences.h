@@ -578,7 +578,7 @@ class Sequences : public Store {
   void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void show_groups(const Sequence& s, std::int64_t from) noexcept;
 
-  // group_steps.cc
+  // group_*.cc
   GroupRow& group_row(const Sequence& s) const {
     return group_rows_[static_cast<std::size_t>(row_of(s))];
   }
@@ -590,7 +590,7 @@ class Sequences : public Store {
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
     for (int g = 0; groups_ && g < groups_->num_groups(); ++g)
       if (!groups_->group(g).recurrent() &&
-          logical >= group_row(s).first[static_cast<std::size_t>(g)])
+          logical >= group_row(s).first[nth(g)])
         visit(g, groups_->part(g, table(s)[logical]));
   }
   std::int64_t grouped_need(std::int64_t blocks) const;

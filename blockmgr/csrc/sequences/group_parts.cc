@@ -1,0 +1,131 @@
+// With further groups of layers: the parts of a sequence's blocks, taken, moved, merged, given back.
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Parts for blocks [from, num_blocks) of its table.
+void Sequences::take_parts(Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = table(s);
+  for (std::int64_t unit = from; unit < s.num_blocks; ++unit) groups_->clear_parts(t[unit]);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    const bool continues = from > group_row(s).first[nth(g)];
+    NodeId before = continues ? groups_->part(g, t[from - 1]) : kNoNode;
+    for (std::int64_t unit = from; unit < s.num_blocks; ++unit)
+      before = take_part(s, g, t[unit], before);
+  }
+  show_groups(s, from);
+}
+
+// The sequence moves to parts of its own, as its table did from `shared` to its present node. The
+// least that a copy brings.
+std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                                           std::int32_t num_tokens) noexcept {
+  const NodeId own = table(s)[logical];
+  std::int32_t least = num_tokens;
+  groups_->clear_parts(own);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    const NodeId source = groups_->part(g, shared);
+    const NodeId before = logical > group_row(s).first[nth(g)]
+                              ? groups_->part(g, table(s)[logical - 1])
+                              : kNoNode;
+    const NodeId m = take_part(s, g, own, before);
+    const std::int32_t brought = num_tokens > 0 ? copies_.reach(source, num_tokens) : 0;
+    if (brought > 0) copies_.plan(source, m, brought);
+    least = std::min(least, brought);
+    drop_part(s, g, shared);
+  }
+  show_groups(s, logical);
+  return least;
+}
+
+// A sequence's reference to the part of a node goes.
+void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
+  const NodeId m = groups_->part(g, node);
+  Context who = s.context;
+  // With its last reference the part leaves its node.
+  const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();
+  drop_reference(m, who);
+  if (last) groups_->clear_part(g, node);
+}
+
+// All parts of blocks [from, num_blocks), the last first.
+void Sequences::drop_parts(Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = table(s);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    std::int32_t& first = group_row(s).first[nth(g)];
+    std::int32_t* shown = shown_group_at(g, row_of(s));
+    for (std::int64_t unit = s.num_blocks; unit-- > std::max<std::int64_t>(from, first);) {
+      drop_part(s, g, t[unit]);
+      shown[unit] = 0;
+    }
+    first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
+  }
+}
+
+void Sequences::drop_states(Sequence& s) noexcept {
+  Context who = s.context;
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (!groups_->group(g).recurrent()) continue;
+    NodeId& state = group_row(s).states[nth(g)];
+    if (state >= 0) drop_reference(state, who);
+    state = kNoNode;
+    shown_group_at(g, row_of(s))[0] = 0;
+  }
+}
+
+// Of a unit that is findable from here on as `node`, the groups decide one by one: the part that is
+// there stands for the sequence's own, or the own becomes findable. `own`: the node it had.
+void Sequences::settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept {
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    NodeId there = groups_->part(g, node);
+    if (own != node && there < 0) {
+      there = groups_->part(g, own);
+      if (there >= 0) groups_->set_part(g, node, there);
+    }
+    if (there < 0 || nodes_[there].keyed()) continue;
+    groups_->keep(there);
+    if (config_.early_commit) note_unwritten(s, logical, there);
+  }
+}
+
+// All that share a block move to the one that stands for it, at once: each part has one node.
+void Sequences::merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept {
+  const NodeId own = table(s)[logical];
+  settle_parts(const_cast<Sequence&>(s), logical, own, cached);
+  for (Sequence& sharer : sequences_) {
+    if (sharer.state != Sequence::kRunning || sharer.num_blocks <= logical ||
+        table(sharer)[logical] != own)
+      continue;
+    for (int g = 0; g < groups_->num_groups(); ++g) {
+      if (groups_->group(g).recurrent() || logical < group_row(sharer).first[nth(g)]) continue;
+      const NodeId there = groups_->part(g, cached);
+      if (there == groups_->part(g, own)) continue;
+      pool_.acquire(there);
+      drop_part(sharer, g, own);
+    }
+    set_entry(row_of(sharer), logical, cached);
+    ++remaps_version_;
+    remaps_.push_back({handle_of(row_of(sharer)), static_cast<std::int32_t>(logical),
+                       nodes_.name(own), nodes_.name(cached)});
+    show_groups(sharer, logical);
+    pool_.exchange(own, cached);
+  }
+}
+
+// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
+int Sequences::most_unwritten(NodeId node) const {
+  int most = nodes_[node].unwritten;
+  for (int g = 0; !unwritten_.empty() && g < groups_->num_groups(); ++g) {
+    const NodeId m = groups_->group(g).recurrent() ? kNoNode : groups_->cached(g, node);
+    if (m >= 0) most = std::max<int>(most, nodes_[m].unwritten);
+  }
+  return most;
+}
+
+}  // namespace blockmgr
