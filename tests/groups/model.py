@@ -11,6 +11,7 @@ import itertools
 from dataclasses import replace
 
 from tests.groups import memory
+from tests.groups.memory import Prefix
 from tests.groups.model_admission import ModelAdmission
 from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep
 

@@ -189,7 +189,7 @@ def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
 
 
 def test_what_a_sequence_takes_back_is_taken_back_in_all_groups() -> None:
-    """It brings a chunk's block to a node that is cached for long, and leaves before the forward."""
+    """A sequence may leave before the forward, unless another one counts on what it computes."""
     manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
     first, second, third = (manager.admit([7, 7, 7, 7, 8]) for _ in range(3))
     for computed in (4, 5):
