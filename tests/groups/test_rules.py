@@ -14,6 +14,7 @@ from blockmgr.stress.model import ModelManager as OneGroup
 from tests.groups.engine import Engine
 from tests.groups.kinds import (
     ChunkedAttention,
+    Kind,
     RecurrentState,
     SlidingWindow,
     cells_read,
@@ -161,7 +162,7 @@ def test_prompts_are_asked_to_stop_where_a_window_has_gone() -> None:
 
 @pytest.mark.parametrize("further", [(), (SlidingWindow(11),), (ChunkedAttention(4),)])
 @pytest.mark.parametrize("shared", [5, 21])
-def test_prompts_are_asked_to_stop_where_they_part_within_a_unit(
+def test_prompts_are_asked_to_stop_where_they_diverge_within_a_unit(
     further: tuple[Kind, ...], shared: int
 ) -> None:
     """Rule 16: the second prompt leaves a tail and a state there, and goes on in copies of both."""

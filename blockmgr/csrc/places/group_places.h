@@ -81,7 +81,7 @@ class GroupPlaces {
   bool has_tails(NodeId n) const {
     return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
   }
-  // Whether prompts part here: each goes on in a copy, so that the next one finds it, too.
+  // Whether prompts diverge here: each continues in a copy, so that the next one finds it, too.
   bool is_branch(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBranch; }
   void set_branch(NodeId n) noexcept { facts_[static_cast<std::size_t>(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.

@@ -90,7 +90,7 @@ int Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
   return most_shared;
 }
 
-// Whether nobody uses the end of what is found, so that it can become the sequence's own: a tail as
+// Whether no sequence uses the end of what is found, so that it can become this one's own: a tail as
 // it is, or the states of a whole block.
 bool Sequences::may_take_over(const Found& found) const {
   const bool within = found.partial >= 0;
@@ -105,8 +105,8 @@ bool Sequences::may_take_over(const Found& found) const {
   return true;
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it. What may be taken
-// of it is less than what is cached if the call says so; where prompts part is not.
+// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take less
+// than is cached; where prompts diverge does not depend on that.
 Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t num_tokens,
                                                 const Applicant& applicant) {
   settle_keeps();
@@ -241,7 +241,7 @@ std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots
   return most + num_states_;
 }
 
-// The last whole block that can be served again, and where the prompt parts from what is cached.
+// The last whole block that can be served again, and where the prompt diverges from what is cached.
 void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   GroupRow& row = group_row(s);
   row.stops = {};

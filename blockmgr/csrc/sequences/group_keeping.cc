@@ -78,8 +78,8 @@ void Sequences::keep_state(Sequence& s) noexcept {
   show_groups(s, s.num_blocks);
 }
 
-// A stop within a block: other prompts go on from here with other tokens. What is computed of the
-// block becomes a findable tail, and the sequence goes on in copies, in all groups.
+// A stop within a block, where prompts diverge: the computed tokens of the block become a findable
+// tail, and the sequence continues in copies, in all groups.
 void Sequences::keep_branch(Sequence& s) noexcept {
   const std::int64_t unit = s.num_computed / config_.block_size;
   const auto rest = static_cast<int>(s.num_computed % config_.block_size);
@@ -112,7 +112,7 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
       continue;
     // Another tail of these tokens stands for this one, even if it serves less.
     if (record.key_tokens == rest) {
-      index_.bring_forward(child);  // the next prompt that parts here is to see it
+      index_.bring_forward(child);  // the next prompt that diverges here must see it
       return kNoNode;
     }
     if (!num_states_ && has_parts(child)) return kNoNode;
