@@ -100,8 +100,8 @@ std::string GroupPlay::config() const {
   const Config& c = setup_.core;
   std::string text;
   for (const Group& group : setup_.groups)
-    text += std::string(kinds[group.kind]) + (group.width ? " " + std::to_string(group.width) : "") +
-            ", ";
+    text += std::string(kinds[group.kind]) +
+            (group.width ? " " + std::to_string(group.width) : "") + ", ";
   return "groups: " + text + std::to_string(c.num_blocks) + " blocks of " +
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +

@@ -193,10 +193,11 @@ std::vector<Handle> GroupPlay::decode(const Step& step) {
   std::vector<Handle> batch;
   for (const Part& part : step) {
     const SeqPtr seq = find(part.handle);
-    const bool later = std::any_of(uncommitted_.begin(), uncommitted_.end(), [&](const Step& other) {
+    const auto has_it = [&](const Step& other) {
       return std::any_of(other.begin(), other.end(),
                          [&](const Part& p) { return p.handle == part.handle; });
-    });
+    };
+    const bool later = std::any_of(uncommitted_.begin(), uncommitted_.end(), has_it);
     if (seq && !later && part.stop == static_cast<std::int64_t>(seq->tokens.size()) &&
         !is_ahead(*seq))
       batch.push_back(part.handle);

@@ -90,8 +90,8 @@ int Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
   return most_shared;
 }
 
-// Whether no sequence uses the end of what is found, so that it can become this one's own: a tail as
-// it is, or the states of a whole block.
+// Whether no sequence uses the end of what is found, so that it can become this one's own: a tail
+// as it is, or the states of a whole block.
 bool Sequences::may_take_over(const Found& found) const {
   const bool within = found.partial >= 0;
   const NodeId end = within ? found.partial : found.node;
@@ -105,8 +105,8 @@ bool Sequences::may_take_over(const Found& found) const {
   return true;
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take less
-// than is cached; where prompts diverge does not depend on that.
+// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take
+// less than is cached; where prompts diverge does not depend on that.
 Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t num_tokens,
                                                 const Applicant& applicant) {
   settle_keeps();

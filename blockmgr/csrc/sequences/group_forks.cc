@@ -47,7 +47,8 @@ void Sequences::truncate_grouped(Sequence& s, std::int64_t num_tokens) {
   const std::int64_t length =
       committed_ahead(s) ? before : fall_of(s, std::min(before, num_tokens), before);
   const std::int64_t blocks = std::min<std::int64_t>(s.num_blocks, blocks_for(num_tokens));
-  const std::int64_t kept = committed_ahead(s) ? blocks : std::min(blocks, units_after_fall(s, length));
+  const std::int64_t kept =
+      committed_ahead(s) ? blocks : std::min(blocks, units_after_fall(s, length));
   std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
   copy_tokens(handle_of(row_of(s)), tokens.data());
   const std::int64_t waits_from = std::min(num_tokens, kept * config_.block_size);

@@ -68,7 +68,8 @@ void Sequences::keep_state(Sequence& s) noexcept {
     if (!groups_->group(g).recurrent() || groups_->cached(g, node) >= 0) continue;
     ++missing;
     const NodeId own = row.states[nth(g)];
-    if (nodes_.uses(own).pins || nodes_[own].copy_source != kNoNode || nodes_[own].in_flight) return;
+    if (nodes_.uses(own).pins || nodes_[own].copy_source != kNoNode || nodes_[own].in_flight)
+      return;
   }
   if (missing > available(s.partition)) return;
   for (int g = 0; g < groups_->num_groups(); ++g) {

@@ -1,4 +1,4 @@
-// With further groups of layers: the parts of a sequence's blocks, taken, moved, merged, given back.
+// With further groups of layers: parts of a sequence's blocks, taken, moved, merged, given back.
 #include <algorithm>
 
 #include "sequences/sequences.h"
