@@ -16,19 +16,17 @@ from bisect import insort
 from collections import deque
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, TypeVarTuple, Unpack
 
-import numpy as np
-
-from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, ReentrancyError
 from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
 from blockmgr.manager import BlockManager
+from blockmgr.ports.engine.batch import batch_of
 from blockmgr.ports.engine.beam import BeamJob
+from blockmgr.ports.engine.chunks import aim, enter, reserve_some
 from blockmgr.ports.engine.report import Tally
 from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
-from blockmgr.ports.transformers.attention import GroupTables, PagedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,13 +35,12 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.ports.engine.jobs import Job, Track
+    from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.model import PagedModel
 
 __all__ = ["Scheduler"]
 
 Ts = TypeVarTuple("Ts")
-
-ROW_MASK: Final = 0xFFFFFFFF  # of a handle: its row in the block tables
 
 
 class Scheduler:
@@ -170,7 +167,8 @@ class Scheduler:
             self._wait_for_room()
             return
         self._is_stuck = False
-        batch = self._batch([track for _, track in aimed])
+        # Once the plan stands: only then do block tables stay.
+        batch = batch_of(self.manager, [track for _, track in aimed])
         planned = time.perf_counter()
         logits = self._launch(batch)
         launched = time.perf_counter()
@@ -252,7 +250,7 @@ class Scheduler:
                     continue
                 size = self._reserve(job, track, size)
                 if size:
-                    self._aim(track, track.written + size)
+                    aim(self.manager, track, track.written + size)
                     chunks.append(track)
                     budget -= size
         return chunks
@@ -290,43 +288,25 @@ class Scheduler:
             return False
         cached = self.manager.match(tokens).num_cached_tokens
         size = min(len(tokens) - cached, self._chunk_size, budget)
-        fits = self._enter(track, tokens, cached + size)
+        fits = enter(self.manager, track, tokens, cached + size)
         # Alone, a smaller chunk will do: after each, windows give back what they do not read.
         is_alone = self._shrinks and not self._running
-        if not fits and not (is_alone and self._enter(track, tokens, 1)):
+        if not fits and not (is_alone and enter(self.manager, track, tokens, 1)):
             return False
         if track.length == 0:
             track.length = len(tokens)
             self._rows += job.rows
         track.written = self.manager.sequence(track.live()).num_computed_tokens
         if not fits:
-            size = self._reserve_some(track, size)
+            size = reserve_some(self.manager, track, size)
             if not size:
                 job.preempt(self.manager)
                 return False
         # Where blocks are short, an admission uses less of what it has found.
-        self._aim(track, min(cached, track.written) + size)
+        aim(self.manager, track, min(cached, track.written) + size)
         if job.num_cached_tokens is None:
             job.num_cached_tokens = track.written
         return True
-
-    def _enter(self, track: Track, tokens: list[int], num_slots: int) -> bool:
-        """Admits or resumes a track; False if there is no room for so many slots."""
-        if track.handle is None:
-            if self.manager.can_admit(tokens, num_slots=num_slots) is not Admission.NOW:
-                return False
-            track.handle = self.manager.admit(tokens, num_slots=num_slots)
-            return True
-        try:
-            self.manager.resume(track.handle, num_slots=num_slots)
-        except (OutOfBlocksError, NeverFitsError):
-            return False
-        return True
-
-    def _aim(self, track: Track, target: int) -> None:
-        """Sets the target of a chunk, which ends where the manager can keep a state."""
-        stops = self.manager.stops(track.live()) if self._has_states else ()
-        track.target = min([target, *(stop for stop in stops if stop > track.written)])
 
     def _reserve(self, job: Job, track: Track, size: int) -> int:
         """Takes slots for a chunk of at most ``size`` tokens.
@@ -335,20 +315,9 @@ class Scheduler:
             Its tokens; 0 if the job has preempted itself.
         """
         if self._shrinks and self._running[-1] is job:
-            size = self._reserve_some(track, size) or 1
+            size = reserve_some(self.manager, track, size) or 1
         has_room = self._with_room(job, self.manager.reserve, track.live(), track.written + size)
         return size if has_room else 0
-
-    def _reserve_some(self, track: Track, size: int) -> int:
-        """Takes slots for a chunk of ``size`` tokens, or of fewer that fit; returns how many."""
-        while size:
-            try:
-                self.manager.reserve(track.live(), track.written + size)
-            except OutOfBlocksError:
-                size //= 2
-            else:
-                break
-        return size
 
     def _oldest_first(self) -> Iterator[Job]:
         """The running jobs, of which the youngest may be preempted meanwhile."""
@@ -380,40 +349,6 @@ class Scheduler:
         return job
 
     # The step on the device.
-
-    def _batch(self, tracks: list[Track]) -> PagedBatch:
-        """What the forward computes, once the plan stands: only then do block tables stay."""
-        starts = np.array([track.written for track in tracks])
-        stops = np.array([track.target for track in tracks])
-        handles = np.array([track.live() for track in tracks])
-        width = -(-int(stops.max()) // self.manager.config.block_size)
-        rows = handles & ROW_MASK
-        tokens = [t for track in tracks for t in track.tokens[track.written : track.target]]
-        slots = [self.manager.slot_mapping(t.live(), t.written, t.target) for t in tracks]
-        is_last = stops == np.array([len(track.tokens) for track in tracks])
-        return PagedBatch(
-            tokens=np.array(tokens, np.int64),
-            positions=np.concatenate([np.arange(t.written, t.target) for t in tracks]),
-            slots=np.concatenate(slots),
-            query_lens=stops - starts,
-            context_lens=stops,
-            block_tables=self.manager.block_tables[rows, :width],
-            outputs=(np.cumsum(stops - starts) - 1)[is_last],
-            groups=tuple(
-                GroupTables(
-                    slots=None
-                    if isinstance(kind, RecurrentState)
-                    else np.concatenate(
-                        [
-                            self.manager.slot_mapping(t.live(), t.written, t.target, group=group)
-                            for t in tracks
-                        ]
-                    ),
-                    block_tables=self.manager.group_table(group)[rows, :width],
-                )
-                for group, kind in enumerate(self.manager.config.groups)
-            ),
-        )
 
     def _launch(self, batch: PagedBatch) -> torch.Tensor:
         """Copies first, then the forward that may write to what they read."""

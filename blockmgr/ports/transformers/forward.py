@@ -173,8 +173,9 @@ class _Echo:
 def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
     """Whether the layers go on from a state by several tokens at a time.
 
-    The recurrences of some families begin anew, unless it is a single token. Then two tokens leave
-    the same state after any other. Asked of the first layer: what others get depends on it.
+    The recurrences of some families do not read their state, unless it is a single token. Then two
+    tokens leave the same state after any other. Asked of the first layer: what others get depends
+    on it.
 
     Args:
         model: With its weights, attending under a name of ``interface``.

@@ -40,17 +40,8 @@ __all__ = ["check_config", "needs_of_config", "needs_of_model"]
 # while its key stays in the cache.
 MOVING_ROTATIONS: Final = frozenset({"dynamic", "longrope"})
 
-KNOWN_LAYERS: Final = frozenset(
-    {
-        "full_attention",
-        "sliding_attention",
-        "chunked_attention",
-        "linear_attention",
-        "conv",
-        "moe",
-        "mlp",
-    }
-)
+ATTENTION_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+KNOWN_LAYERS: Final = ATTENTION_LAYERS | {"linear_attention", "conv", "moe", "mlp"}
 # Layers that read a state out of the cache, or that may ask it how many tokens came before.
 PAST_LAYERS: Final = frozenset({"linear_attention", "conv", "chunked_attention"})
 
@@ -158,6 +149,10 @@ def _missing_by_config(config: PretrainedConfig) -> str | None:
             "layers that share another layer's K/V (num_kv_shared_layers) are not supported",
         ),
         (unknown, f"layers of type {unknown} are not supported"),
+        (
+            kinds and not kinds & ATTENTION_LAYERS,
+            "no layer has attention, and a pool needs one with full attention",
+        ),
         (moving, f"rotary embedding of type {moving}, which changes with length, is not supported"),
     )
     return next((reason for applies, reason in reasons if applies), None)
