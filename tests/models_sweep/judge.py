@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from blockmgr.errors import UnsupportedModelError
+from blockmgr.kv import HybridShape
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.ports.transformers import check_config
 from tests.models_sweep.tiny import VOCAB, tiny_config
@@ -24,6 +25,9 @@ Verdict = Literal["equal", "refused", "wrong", "foreign", "unknown"]
 Tokens = list[list[int]]
 
 NEW_TOKENS: Final = 10
+BLOCK_SIZE: Final = 4
+"""Or as many more as the state of a recurrent layer takes."""
+
 MOST_WEIGHTS: Final = 20_000_000
 """A model of more has fields that ``tiny`` does not know; it is not built."""
 
@@ -63,12 +67,13 @@ def judge(config_class: type[PretrainedConfig], setting: str = "plain", **change
         except Exception as error:
             return _without_sizes(config_class, error)
         try:
-            check_config(config)
+            shape = check_config(config, windows=None)
         except UnsupportedModelError as error:
             return Outcome("refused", error.missing)
         except Exception as error:
             return Outcome("foreign", _line(error))
-        return _compared(config)
+        size = shape.block_size_for(BLOCK_SIZE) if isinstance(shape, HybridShape) else BLOCK_SIZE
+        return _compared(config, size)
 
 
 def _without_sizes(config_class: type[PretrainedConfig], error: Exception) -> Outcome:
@@ -86,7 +91,7 @@ def _without_sizes(config_class: type[PretrainedConfig], error: Exception) -> Ou
     return Outcome("unknown", f"no tiny config: {_line(error)}")
 
 
-def _compared(config: PretrainedConfig) -> Outcome:
+def _compared(config: PretrainedConfig, block_size: int) -> Outcome:
     prompts = _prompts()
     try:
         model = _model(config)
@@ -95,7 +100,7 @@ def _compared(config: PretrainedConfig) -> Outcome:
         return Outcome("unknown", f"transformers fails: {_line(error)}")
     how = Sampling(max_new_tokens=NEW_TOKENS, stop_token_ids=())
     try:
-        engine = Engine(model, num_blocks=128, block_size=4, max_seqs=8, chunk_size=13)
+        engine = Engine(model, num_blocks=600, block_size=block_size, max_seqs=8, chunk_size=13)
         found = [_tokens(engine.generate(prompts, how)) for _ in range(2)]  # cold, then warm
     except UnsupportedModelError as error:
         return Outcome("refused", error.missing, truth)

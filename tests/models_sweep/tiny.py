@@ -83,6 +83,7 @@ SIZES: Final[dict[str, Any]] = {
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 8,
     "use_mamba_kernels": False,
+    "attn_layer_indices": [2, 5],
     "tie_word_embeddings": False,  # else a model without training says the last token again
 }
 

@@ -55,6 +55,44 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"initializer_range": 0.2, "sliding_window": 7, "num_hidden_layers": 6},
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    # A floor scale so small that the scores of full attention change within a prompt.
+    "Llama4Text": {
+        "attention_chunk_size": 8,
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 2,
+        "floor_scale": 6,
+        "attn_scale": 0.5,
+    },
+    "Bamba": {
+        "num_hidden_layers": 4,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 4,
+        "mamba_d_state": 4,
+        "mamba_chunk_size": 8,
+        "initializer_range": 0.2,
+    },
+    "Jamba": {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "initializer_range": 0.2,
+    },
+    "Qwen3Next": {
+        "num_hidden_layers": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "initializer_range": 0.2,
+    },
 }
 
 

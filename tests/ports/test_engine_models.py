@@ -27,7 +27,7 @@ from blockmgr import UnsupportedModelError
 from blockmgr.kv import ModelShape, PagedKVCache
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.ports.transformers import PagedBatch, PagedModel, check_config, load_model
-from blockmgr.ports.transformers.trial import _TryOut
+from blockmgr.ports.transformers.try_out import TryOut
 
 GREEDY = Sampling(max_new_tokens=NEW_TOKENS)
 FAMILIES = ("Qwen2", "Mistral", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "Mixtral")
@@ -111,9 +111,9 @@ def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("DeepseekV3Config", {}, "multi-head latent attention"),
-    ("MambaConfig", {}, "linear_attention"),
-    ("JambaConfig", {}, "linear_attention"),
-    ("Llama4TextConfig", {}, "chunked_attention"),
+    ("MambaConfig", {}, "no layer has attention"),
+    ("FalconMambaConfig", {}, "no layer has attention"),
+    ("FalconH1Config", {}, "layers of type hybrid"),
     ("T5Config", {}, "cross attention"),
     ("BartConfig", {}, "cross attention"),
     ("BertConfig", {}, "not causal"),
@@ -187,7 +187,7 @@ def test_heads_that_differ_are_named_with_both_shapes(
         return torch.zeros(1, shape[0], 3, shape[1])
 
     config = config_of("Llama")
-    trial = _TryOut(config, config)
+    trial = TryOut(config, config)
     one = heads((2, 16))
     first, second = torch.nn.Identity(), torch.nn.Identity()
     first.layer_idx, second.layer_idx = 0, 1  # type: ignore[assignment]

@@ -91,6 +91,7 @@ class BeamJob:
         self._scores = torch.full((config.num_beams,), WORST)
         self._scores[0] = 0.0  # all beams are equal at first, so only one may continue
         self._ended: list[tuple[float, list[int]]] = []  # best first, at most num_beams
+        self._parents: list[int] = []  # of those that were chosen last
         self._logits: dict[int, torch.Tensor] = {}  # by index of the track
 
     @property
@@ -143,32 +144,37 @@ class BeamJob:
                 for handle in manager.fork(first.live(), self.config.num_beams - 1)
             ]
 
-    def accept(self, track: Track, logits: torch.Tensor, manager: BlockManager) -> None:
+    def accept(self, track: Track, logits: torch.Tensor) -> bool:
         """Takes the logits of a beam; with those of the last one, the search goes a step on.
 
-        Leaves:
-            Beams forked or reparented, with one token more each; or ``is_done``.
+        Returns:
+            Whether beams have been chosen, which ``branch`` is to follow.
         """
         self._logits[self.tracks.index(track)] = logits
         if len(self._logits) < (self.config.num_beams if self._beams else 1):
-            return
+            return False
         rows = [self._logits[i] for i in sorted(self._logits)]
         self._logits.clear()
-        parents, tokens = self._choose(torch.stack(rows))
+        self._parents, tokens = self._choose(torch.stack(rows))
         if self.is_done:
-            return
-        if self._beams:
-            manager.reparent([t.live() for t in self.tracks], parents)
-            before = [t.tokens for t in self.tracks]
-            self._beams = [
-                [*self._beams[p], token] for p, token in zip(parents, tokens, strict=True)
-            ]
+            return False
+        starts = [self._beams[parent] for parent in self._parents] if self._beams else None
+        self._beams = [[*(starts[i] if starts else ()), token] for i, token in enumerate(tokens)]
+        return True
+
+    def branch(self, manager: BlockManager) -> None:
+        """Makes the sequences those of the beams that were chosen, with one token more each.
+
+        Raises:
+            OutOfBlocksError: A state of its own is due to each, and there are no blocks; to be
+                called again, or preempted.
+        """
+        if len(self._beams[0]) > 1:
+            manager.reparent([t.live() for t in self.tracks], self._parents)
         else:
             self._fork(manager)
-            before = [t.tokens for t in self.tracks]
-            self._beams = [[token] for token in tokens]
-        for track_, parent, token in zip(self.tracks, parents, tokens, strict=True):
-            track_.tokens = [*before[parent], token]
+        for track, beam in zip(self.tracks, self._beams, strict=True):
+            track.tokens = [*self.prompt, *beam]
 
     def _choose(self, logits: torch.Tensor) -> tuple[list[int], list[int]]:
         """Parents and tokens of the next beams; adds to those that have ended.

@@ -18,6 +18,7 @@ from blockmgr.errors import NeverFitsError
 from blockmgr.ports.engine.beam import BeamConfig, BeamJob
 from blockmgr.ports.engine.jobs import Generation, check_stops
 from blockmgr.ports.engine.progress import token_bar
+from blockmgr.ports.engine.room import blocks_needed
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
 from blockmgr.ports.engine.scheduler import Scheduler
 from blockmgr.ports.transformers.generation import ignored_settings
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
     from blockmgr.ports.engine.report import EngineReport
     from blockmgr.ports.transformers.kernels import KernelName
+    from blockmgr.ports.transformers.needs import Windows
 
 __all__ = ["Engine"]
 
@@ -51,15 +53,18 @@ class Engine(NotCopied):
         model: A causal language model with its weights.
         num_blocks: Blocks of the pool; by default as many as fit 1 GiB, or on a GPU 80 % of its
             free memory.
-        block_size: Tokens per block.
+        block_size: Tokens per block; None for 16, or as many more as a recurrent state takes.
         max_batch_tokens: Tokens of one forward, at most; at least ``max_seqs``.
         chunk_size: Tokens of one prompt in one forward, at most; None for no further limit.
         wait_for_computing: Leave a prompt in the queue while another request is computing its
             beginning, and start those behind it first. Then no beginning is computed twice.
-        layout: Of the K/V tensors, as ``PagedKVCache`` names it.
+        layout: Of the K/V tensors, as ``PagedKVCache`` names it; None for the usual one.
         kernel: What computes attention, as ``PagedModel`` names it.
+        windows: Whether layers with a window or a chunk keep only what they read, in groups of
+            layers, as ``PagedModel.with_cache`` says.
         **options: Of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``, ``max_seqs``,
-            ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
+            ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on. ``groups`` are
+            those of the model. With groups there is a null block, and some options are refused.
 
     Raises:
         UnsupportedModelError: The model needs something that is missing here.
@@ -81,19 +86,24 @@ class Engine(NotCopied):
         model: PreTrainedModel,
         *,
         num_blocks: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         max_batch_tokens: int = 2048,
         chunk_size: int | None = None,
         wait_for_computing: bool = False,
-        layout: str = "NHD",
+        layout: str | None = None,
         kernel: KernelName = "sdpa",
+        windows: Windows | None = None,
         **options: Unpack[ManagerOptions],
     ) -> None:
+        if "groups" in options:
+            raise ValueError(f"groups must be those of the model, got {options['groups']!r}")
         self.model = PagedModel.with_cache(
-            model, num_blocks, block_size, layout=layout, kernel=kernel
+            model, num_blocks, block_size, layout=layout, kernel=kernel, windows=windows
         )
-        pool = self.model.cache.num_blocks
-        config = ManagerConfig(num_blocks=pool, block_size=block_size, **options)
+        cache = self.model.cache
+        if self.model.groups:
+            options = {"null_block": True, **options, "groups": self.model.groups}
+        config = ManagerConfig(num_blocks=cache.num_blocks, block_size=cache.block_size, **options)
         if config.steps_in_flight:
             raise ValueError(
                 "steps_in_flight must be 0, since this engine waits for every step, got "
@@ -304,13 +314,9 @@ class Engine(NotCopied):
                 f"n and num_beams must be at most max_seqs, {config.max_seqs}, got {rows}"
             )
         # The last token that is sampled is never written.
-        columns = -(-(len(tokens) + max_new_tokens - 1) // config.block_size)
-        shared = len(tokens) // config.block_size
-        needed = shared + apart * (columns - shared)
-        if config.prefix_caching and config.dedup == "append_only":
-            # A block below the cached twin of its own parent keeps that twin in use: the last
-            # block of a resumed sequence can have one, and so can what beams regrow.
-            needed += 1 if apart == 1 else 1 + apart * (columns - shared)
+        written = len(tokens) + max_new_tokens - 1
+        columns = -(-written // config.block_size)
+        needed = blocks_needed(config, len(tokens), written, apart)
         if needed > config.capacity or columns > config.row_width:
             raise NeverFitsError(
                 f"prompts[{index}] of {len(tokens)} tokens and {max_new_tokens} to follow"
@@ -318,12 +324,16 @@ class Engine(NotCopied):
                 f"{config.block_size}, {columns} of them in a row; the pool has {config.capacity}, "
                 f"a row {config.row_width}"
             )
-        if self.manager.can_admit(tokens) is Admission.NEVER:
+        if self.manager.can_admit(tokens, num_slots=self._first_slots(tokens)) is Admission.NEVER:
             raise NeverFitsError(
                 f"prompts[{index}] of {len(tokens)} tokens needs more than the "
                 f"{config.capacity - config.watermark_blocks} blocks that the watermark leaves"
             )
         return tokens
+
+    def _first_slots(self, tokens: list[int]) -> int:
+        """The slots to ask for first: with groups, a chunk may be cut down to a single token."""
+        return 1 if self.manager.config.groups else len(tokens)
 
 
 def _as_list(tokens: Sequence[int], name: str) -> list[int]:

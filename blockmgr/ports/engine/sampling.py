@@ -132,19 +132,29 @@ class SampleJob:
         track.written = track.target = 0
 
     def split(self, manager: BlockManager) -> list[SampleJob]:
-        """Forks off the other samples of the prompt, whose K/V this one has just computed."""
+        """Forks off the other samples of the prompt, whose K/V this one has just computed.
+
+        Raises:
+            OutOfBlocksError: A state of its own is due to each, and there are no blocks.
+        """
         [track] = self.tracks
+        if self.rows == 1:
+            return []
+        handles = manager.fork(track.live(), self.rows - 1)
+        others = self.part()
+        for job, handle in zip(others, handles, strict=True):
+            job.tracks = [Track(list(self.prompt), handle, track.length, track.written)]
+        return others
+
+    def part(self) -> list[SampleJob]:
+        """The other samples of the prompt as jobs that have still to be admitted."""
         others = []
-        if self.rows > 1:
-            for i, handle in enumerate(manager.fork(track.live(), self.rows - 1), 1):
-                order = (self.order[0], i)
-                job = SampleJob(
-                    self.prompt, self.sampling, order, self.stops, self.generator.device
-                )
-                job.num_cached_tokens = self.num_cached_tokens
-                job.tracks = [Track(list(self.prompt), handle, track.length, track.written)]
-                others.append(job)
-            self.rows = 1
+        for i in range(1, self.rows):
+            order = (self.order[0], i)
+            job = SampleJob(self.prompt, self.sampling, order, self.stops, self.generator.device)
+            job.num_cached_tokens = self.num_cached_tokens
+            others.append(job)
+        self.rows = 1
         return others
 
     def accept(self, token: int) -> StreamedToken:

@@ -16,17 +16,17 @@ from bisect import insort
 from collections import deque
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, TypeVarTuple, Unpack
 
-import numpy as np
-
-from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, ReentrancyError
+from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
 from blockmgr.manager import BlockManager
+from blockmgr.ports.engine.batch import batch_of
 from blockmgr.ports.engine.beam import BeamJob
+from blockmgr.ports.engine.chunks import aim, enter, reserve_some
 from blockmgr.ports.engine.report import Tally
+from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
-from blockmgr.ports.transformers.attention import PagedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.ports.engine.jobs import Job, Track
+    from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.model import PagedModel
 
 __all__ = ["Scheduler"]
 
 Ts = TypeVarTuple("Ts")
-
-ROW_MASK: Final = 0xFFFFFFFF  # of a handle: its row in the block tables
 
 
 class Scheduler:
@@ -74,6 +73,10 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._chunk_size = chunk_size
         self._waits = waits
+        self._shrinks = any(
+            isinstance(kind, SlidingWindow | ChunkedAttention) for kind in config.groups
+        )
+        self._has_states = any(isinstance(kind, RecurrentState) for kind in config.groups)
         self._waiting: deque[Job] = deque()  # oldest first: preempted ones, then fresh ones
         self._running: list[Job] = []  # oldest first
         self._finished: list[Job] = []
@@ -164,15 +167,18 @@ class Scheduler:
             self._wait_for_room()
             return
         self._is_stuck = False
-        batch = self._batch([track for _, track in aimed])
+        # Once the plan stands: only then do block tables stay.
+        batch = batch_of(self.manager, [track for _, track in aimed])
         planned = time.perf_counter()
         logits = self._launch(batch)
         launched = time.perf_counter()
         for _, track in aimed:
             track.written = track.target
-        if not self.manager.config.early_commit:
-            # The others' tokens are committed by their next decode.
-            for track in chunks:
+        # Where a forward has stopped is where states stand, and what a fork would copy. Other
+        # tokens that are decoded are committed by their next decode.
+        done = [track for _, track in aimed] if self._has_states else chunks
+        if self._has_states or not self.manager.config.early_commit:
+            for track in done:
                 self.manager.commit(track.live(), track.written)
         self._is_mid_step = False
         self._count(batch)
@@ -242,9 +248,9 @@ class Scheduler:
                 size = min(track.length - track.written, self._chunk_size, budget)
                 if track.target > track.written or size <= 0:
                     continue
-                target = track.written + size
-                if self._with_room(job, self.manager.reserve, track.live(), target):
-                    track.target = target
+                size = self._reserve(job, track, size)
+                if size:
+                    aim(self.manager, track, track.written + size)
                     chunks.append(track)
                     budget -= size
         return chunks
@@ -278,26 +284,40 @@ class Scheduler:
     def _start(self, job: Job, budget: int) -> bool:
         """Admits or resumes a job for its first chunk; False if there is no room yet."""
         track, tokens = job.tracks[0], _prompt(job)
+        if track.handle is None and self._rows + job.rows > self.manager.config.max_seqs:
+            return False
         cached = self.manager.match(tokens).num_cached_tokens
-        target = min(len(tokens), cached + min(self._chunk_size, budget))
-        if track.handle is None:
-            if self._rows + job.rows > self.manager.config.max_seqs:
-                return False
-            if self.manager.can_admit(tokens, num_slots=target) is not Admission.NOW:
-                return False
-            track.handle = self.manager.admit(tokens, num_slots=target)
+        size = min(len(tokens) - cached, self._chunk_size, budget)
+        fits = enter(self.manager, track, tokens, cached + size)
+        # Alone, a smaller chunk will do: after each, windows give back what they do not read.
+        is_alone = self._shrinks and not self._running
+        if not fits and not (is_alone and enter(self.manager, track, tokens, 1)):
+            return False
+        if track.length == 0:
             track.length = len(tokens)
             self._rows += job.rows
-        else:
-            try:
-                self.manager.resume(track.handle, num_slots=target)
-            except OutOfBlocksError:
+        track.written = self.manager.sequence(track.live()).num_computed_tokens
+        if not fits:
+            size = reserve_some(self.manager, track, size)
+            if not size:
+                job.preempt(self.manager)
                 return False
-        track.written = self.manager.sequence(track.handle).num_computed_tokens
-        track.target = target
+        # Where blocks are short, an admission uses less of what it has found.
+        aim(self.manager, track, min(cached, track.written) + size)
         if job.num_cached_tokens is None:
             job.num_cached_tokens = track.written
         return True
+
+    def _reserve(self, job: Job, track: Track, size: int) -> int:
+        """Takes slots for a chunk of at most ``size`` tokens.
+
+        Returns:
+            Its tokens; 0 if the job has preempted itself.
+        """
+        if self._shrinks and self._running[-1] is job:
+            size = reserve_some(self.manager, track, size) or 1
+        has_room = self._with_room(job, self.manager.reserve, track.live(), track.written + size)
+        return size if has_room else 0
 
     def _oldest_first(self) -> Iterator[Job]:
         """The running jobs, of which the youngest may be preempted meanwhile."""
@@ -330,25 +350,6 @@ class Scheduler:
 
     # The step on the device.
 
-    def _batch(self, tracks: list[Track]) -> PagedBatch:
-        """What the forward computes, once the plan stands: only then do block tables stay."""
-        starts = np.array([track.written for track in tracks])
-        stops = np.array([track.target for track in tracks])
-        handles = np.array([track.live() for track in tracks])
-        width = -(-int(stops.max()) // self.manager.config.block_size)
-        tokens = [t for track in tracks for t in track.tokens[track.written : track.target]]
-        slots = [self.manager.slot_mapping(t.live(), t.written, t.target) for t in tracks]
-        is_last = stops == np.array([len(track.tokens) for track in tracks])
-        return PagedBatch(
-            tokens=np.array(tokens, np.int64),
-            positions=np.concatenate([np.arange(t.written, t.target) for t in tracks]),
-            slots=np.concatenate(slots),
-            query_lens=stops - starts,
-            context_lens=stops,
-            block_tables=self.manager.block_tables[handles & ROW_MASK, :width],
-            outputs=(np.cumsum(stops - starts) - 1)[is_last],
-        )
-
     def _launch(self, batch: PagedBatch) -> torch.Tensor:
         """Copies first, then the forward that may write to what they read."""
         plan = self.manager.take_copies()
@@ -360,8 +361,8 @@ class Scheduler:
         return logits
 
     def _count(self, batch: PagedBatch) -> None:
-        block_size = self.manager.config.block_size
-        unshared = sum(-(-t.written // block_size) for job in self._running for t in job.tracks)
+        config = self.manager.config
+        unshared = sum(blocks_held(config, t.written) for job in self._running for t in job.tracks)
         self.tally.count_step(len(batch.tokens), self.manager.stats().used_blocks, unshared)
 
     # What comes out of it.
@@ -370,18 +371,23 @@ class Scheduler:
         """Gives each job its logits, and removes finished jobs."""
         samples: list[SampleJob] = []
         rows: list[int] = []
+        preemptions = self.tally.preemptions
         for row, (job, track) in enumerate(landed):
+            # What is preempted for the forks of another comes back here.
+            if preemptions != self.tally.preemptions and job not in self._running:
+                continue
             if isinstance(job, SampleJob):
-                for fork in job.split(self.manager):
-                    insort(self._running, fork, key=attrgetter("order"))
-                    samples.append(fork)
-                    rows.append(row)
-                samples.append(job)
-                rows.append(row)
+                forks = self._split(job)
+                samples += [*forks, job]
+                rows += [row] * (len(forks) + 1)
             elif isinstance(job, BeamJob):
-                job.accept(track, logits[row], self.manager)
+                if job.accept(track, logits[row]):
+                    self._with_room(job, job.branch, self.manager)
                 if job.is_done:
                     self._finish(job)
+        if preemptions != self.tally.preemptions:
+            kept = [i for i, sample in enumerate(samples) if sample in self._running]
+            samples, rows = [samples[i] for i in kept], [rows[i] for i in kept]
         if not samples:
             return
         for sample, token in zip(samples, choose_tokens(logits[rows], samples), strict=True):
@@ -390,6 +396,26 @@ class Scheduler:
                 self._on_token(streamed)
             if sample.finish_reason is not None:
                 self._finish(sample)
+
+    def _split(self, job: SampleJob) -> list[SampleJob]:
+        """Forks a prompt whose samples part here, and lets them run.
+
+        Where not even all others make room for their states, the samples start like new prompts.
+        """
+        while True:
+            try:
+                forks = job.split(self.manager)
+            except OutOfBlocksError:
+                if self._running[-1] is not job:
+                    self._preempt_youngest()
+                    continue
+                apart = job.part()
+                self._rows -= len(apart)
+                self._waiting.extendleft(reversed(apart))
+                return []
+            for fork in forks:
+                insort(self._running, fork, key=attrgetter("order"))
+            return forks
 
     def _finish(self, job: Job) -> None:
         for track in job.tracks:

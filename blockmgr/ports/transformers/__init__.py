@@ -4,7 +4,13 @@
 ``blockmgr.ports.engine``.
 """
 
-from blockmgr.ports.transformers.attention import Kernel, PagedBatch, Reader, SdpaKernel
+from blockmgr.ports.transformers.attention import (
+    GroupTables,
+    Kernel,
+    PagedBatch,
+    Reader,
+    SdpaKernel,
+)
 from blockmgr.ports.transformers.kernels import FlashAttnKernel, FlashInferKernel
 from blockmgr.ports.transformers.model import PagedModel, load_model
 from blockmgr.ports.transformers.trial import check_config
@@ -12,6 +18,7 @@ from blockmgr.ports.transformers.trial import check_config
 __all__ = [
     "FlashAttnKernel",
     "FlashInferKernel",
+    "GroupTables",
     "Kernel",
     "PagedBatch",
     "PagedModel",

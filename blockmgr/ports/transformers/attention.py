@@ -8,7 +8,7 @@ sequences of one forward may share blocks that are only being filled.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,9 +24,22 @@ except ImportError as error:
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.kv import PagedKVCache
+    from blockmgr.kv import GroupedKVCache, PagedKVCache
 
-__all__ = ["Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+__all__ = ["GroupTables", "Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupTables:
+    """Where the layers of one group write and read. All on the host.
+
+    Attributes:
+        slots: ``int64[num_tokens]``, where the K/V of each token goes; None for states.
+        block_tables: ``int32[num_seqs, width]``; of states ``int32[num_seqs, 1]``.
+    """
+
+    slots: npt.NDArray[np.int64] | None
+    block_tables: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +54,8 @@ class PagedBatch:
         context_lens: ``int64[num_seqs]``, tokens each sequence reads, these included.
         block_tables: ``int32[num_seqs, width]``; entries past a sequence's context are not used.
         outputs: ``int64[num_outputs]``, indices into ``tokens`` of those whose logits are wanted.
+        groups: Of a cache by groups, the tables of each group; ``slots`` and ``block_tables`` are
+            then not used.
 
     Raises:
         ValueError: The arrays do not fit together.
@@ -53,6 +68,7 @@ class PagedBatch:
     context_lens: npt.NDArray[np.int64]
     block_tables: npt.NDArray[np.int32]
     outputs: npt.NDArray[np.int64]
+    groups: tuple[GroupTables, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.tokens)
@@ -68,6 +84,19 @@ class PagedBatch:
             )
         if count == 0 or self.query_lens.min() < 1 or (self.query_lens > self.context_lens).any():
             raise ValueError("query_lens must be in [1, context_lens], for at least one sequence")
+        for number, group in enumerate(self.groups):
+            sizes = len(group.block_tables), count if group.slots is None else len(group.slots)
+            if sizes != (len(self.query_lens), count):
+                raise ValueError(
+                    f"groups[{number}] must have tables of {len(self.query_lens)} sequences and "
+                    f"{count} slots, got {sizes[0]} and {sizes[1]}"
+                )
+
+    def of_group(self, group: int) -> PagedBatch:
+        """The batch as the layers of one group with attention see it."""
+        own = self.groups[group]
+        assert own.slots is not None
+        return replace(self, slots=own.slots, block_tables=own.block_tables, groups=())
 
 
 class Reader(Protocol):
@@ -81,6 +110,7 @@ class Reader(Protocol):
         scale: float,
         window: int | None,
         softcap: float | None,
+        chunk: int | None = None,
     ) -> torch.Tensor:
         """Causal attention of each token over its sequence's context.
 
@@ -90,6 +120,7 @@ class Reader(Protocol):
             scale: Factor on the scores.
             window: Tokens that a token sees, itself included; ``None`` for all.
             softcap: Bound the scores smoothly to ``(-softcap, softcap)``; ``None`` for no bound.
+            chunk: A token sees those of its own chunk of so many; ``None`` for all.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``, like ``query``.
@@ -106,7 +137,7 @@ class Kernel(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _Alike:
     """Sequences that are attended together: as many queries each, and contexts alike in size.
 
     Attributes:
@@ -114,30 +145,47 @@ class _Group:
         tables: ``int64[num_seqs, width]`` on the device.
         lens: ``int64[num_seqs]`` on the device: context lengths.
         num_queries: Queries of each sequence.
+        shortest: Smallest context length.
         longest: Largest context length.
+        block_size: Tokens a block.
         whole: No sequence has a context before its queries.
-        masks: By window: ``bool[num_seqs, 1, num_queries, longest]``, made when first needed.
+        masks: By window and chunk: ``bool[num_seqs, 1, num_queries, num_keys]``, made when first
+            needed.
     """
 
     rows: torch.Tensor
     tables: torch.Tensor
     lens: torch.Tensor
     num_queries: int
+    shortest: int
     longest: int
+    block_size: int
     whole: bool
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None], torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> torch.Tensor:
-        if window not in self.masks:
+    def first_block(self, window: int | None, chunk: int | None) -> int:
+        """Blocks before this one are read by no query: they may be gone."""
+        first = self.shortest - self.num_queries
+        if window is not None:
+            return max(0, first - window + 1) // self.block_size
+        if chunk is not None:
+            return first // chunk * chunk // self.block_size
+        return 0
+
+    def mask(self, window: int | None, chunk: int | None) -> torch.Tensor:
+        if (window, chunk) not in self.masks:
             device = self.lens.device
             last = self.lens[:, None] - self.num_queries
-            position = last + torch.arange(self.num_queries, device=device)
-            distance = position[:, :, None] - torch.arange(self.longest, device=device)
-            seen = distance >= 0
+            query = (last + torch.arange(self.num_queries, device=device))[:, :, None]
+            start = self.first_block(window, chunk) * self.block_size
+            key = torch.arange(start, self.longest, device=device)
+            seen = key <= query
             if window is not None:
-                seen &= distance < window
-            self.masks[window] = seen[:, None]
-        return self.masks[window]
+                seen &= query - key < window
+            if chunk is not None:
+                seen &= query // chunk == key // chunk
+            self.masks[window, chunk] = seen[:, None]
+        return self.masks[window, chunk]
 
 
 class SdpaKernel:
@@ -147,7 +195,7 @@ class SdpaKernel:
         cache: The cache to read.
     """
 
-    def __init__(self, cache: PagedKVCache) -> None:
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
         self._cache = cache
 
     def plan(self, batch: PagedBatch) -> Reader:
@@ -174,25 +222,27 @@ class SdpaKernel:
         num_blocks: npt.NDArray[np.int64],
         num_queries: int,
         members: list[int],
-    ) -> _Group:
+    ) -> _Alike:
         def on_device(array: npt.NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(self._cache.device)
 
         lens = batch.context_lens[members]
         rows = starts[members][:, None] + np.arange(num_queries)
         tables = batch.block_tables[members, : num_blocks[members].max()]
-        return _Group(
+        return _Alike(
             rows=on_device(rows.reshape(-1)),
             tables=on_device(tables.astype(np.int64)),
             lens=on_device(lens),
             num_queries=num_queries,
+            shortest=int(lens.min()),
             longest=int(lens.max()),
+            block_size=self._cache.block_size,
             whole=bool((lens == num_queries).all()),
         )
 
 
 class _SdpaReader:
-    def __init__(self, cache: PagedKVCache, groups: list[_Group]) -> None:
+    def __init__(self, cache: PagedKVCache | GroupedKVCache, groups: list[_Alike]) -> None:
         self._cache = cache
         self._groups = groups
 
@@ -204,34 +254,38 @@ class _SdpaReader:
         scale: float,
         window: int | None,
         softcap: float | None,
+        chunk: int | None = None,
     ) -> torch.Tensor:
         result = torch.empty_like(query)
         values = self._cache.values(layer)
         assert values is not None  # check_config refuses models whose K and V are one
-        for group in self._groups:
-            q = query[group.rows].unflatten(0, (-1, group.num_queries)).transpose(1, 2)
-            k = _context(self._cache.keys(layer), group)
-            v = _context(values, group)
+        for alike in self._groups:
+            q = query[alike.rows].unflatten(0, (-1, alike.num_queries)).transpose(1, 2)
+            first = alike.first_block(window, chunk)
+            k = _context(self._cache.keys(layer), alike, first)
+            v = _context(values, alike, first)
+            width = min(window or alike.longest, chunk or alike.longest)
             if softcap is not None:
-                out = _capped(q, k, v, group.mask(window), scale=scale, softcap=softcap)
-            elif group.num_queries == 1:
-                out = _decoded(q, k, v, group.mask(window), scale)
-            elif group.whole and (window is None or window >= group.longest):
+                mask = alike.mask(window, chunk)
+                out = _capped(q, k, v, mask, scale=scale, softcap=softcap)
+            elif alike.num_queries == 1:
+                out = _decoded(q, k, v, alike.mask(window, chunk), scale)
+            elif alike.whole and width >= alike.longest:
                 out = F.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scale, enable_gqa=True
                 )
             else:
                 out = F.scaled_dot_product_attention(
-                    q, k, v, attn_mask=group.mask(window), scale=scale, enable_gqa=True
+                    q, k, v, attn_mask=alike.mask(window, chunk), scale=scale, enable_gqa=True
                 )
-            result[group.rows] = out.transpose(1, 2).flatten(0, 1)
+            result[alike.rows] = out.transpose(1, 2).flatten(0, 1)
         return result
 
 
-def _context(blocks: torch.Tensor, group: _Group) -> torch.Tensor:
-    """``[num_seqs, num_kv_heads, longest, head_dim]``, gathered through the block tables."""
-    gathered = blocks[group.tables].flatten(1, 2)[:, : group.longest]
-    return gathered.transpose(1, 2)
+def _context(blocks: torch.Tensor, alike: _Alike, first: int) -> torch.Tensor:
+    """``[num_seqs, num_kv_heads, num_keys, head_dim]``, gathered from block ``first`` on."""
+    gathered = blocks[alike.tables[:, first:]].flatten(1, 2)
+    return gathered[:, : alike.longest - first * alike.block_size].transpose(1, 2)
 
 
 def _decoded(

@@ -45,10 +45,10 @@ class Attends(Protocol):
         value: torch.Tensor,
         **options: Any,
     ) -> torch.Tensor:
-        """The attention of one layer; the tensors are ``[1, heads, num_tokens, head_dim]``.
+        """The attention of one layer; the tensors are ``[rows, heads, tokens, head_dim]``.
 
         Returns:
-            ``[num_tokens, heads, head_dim]``.
+            ``[rows * tokens, heads, head_dim]``.
         """
         ...
 
@@ -142,7 +142,8 @@ def _paged_attention(
         raise UnsupportedModelError(
             type(module).__name__, "it masks its attention in a way of its own"
         )
-    return paged_batch.attend(module, query, key, value, **options).unsqueeze(0), None
+    attended = paged_batch.attend(module, query, key, value, **options)
+    return attended.unflatten(0, (query.shape[0], -1)), None
 
 
 def _trial_attention(

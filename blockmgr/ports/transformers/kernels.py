@@ -19,8 +19,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers.kernels") from error
 
+from blockmgr.kv import HybridShape
+
 if TYPE_CHECKING:
-    from blockmgr.kv import PagedKVCache
+    from blockmgr.kv import GroupedKVCache, ModelShape, PagedKVCache
     from blockmgr.ports.transformers.attention import Kernel, PagedBatch, Reader
 
 __all__ = ["FlashAttnKernel", "FlashInferKernel", "KernelName", "choose_kernel"]
@@ -34,7 +36,7 @@ FLASH_ATTN_PAGE: Final = 256
 WORKSPACE_BYTES: Final = 128 * 1024 * 1024
 
 
-def choose_kernel(name: KernelName, cache: PagedKVCache) -> Kernel:
+def choose_kernel(name: KernelName, cache: PagedKVCache | GroupedKVCache) -> Kernel:
     """The kernel of that name, for that cache.
 
     Raises:
@@ -50,9 +52,15 @@ def choose_kernel(name: KernelName, cache: PagedKVCache) -> Kernel:
     return FlashInferKernel(cache) if name == "flashinfer" else FlashAttnKernel(cache)
 
 
-def _check_cache(name: str, cache: PagedKVCache) -> None:
-    if cache.shape.dtype not in HALVES:
-        raise ValueError(f"kernel {name!r} needs float16 or bfloat16, got {cache.shape.dtype}")
+def _kv_of(cache: PagedKVCache | GroupedKVCache) -> ModelShape:
+    """K/V of a layer."""
+    return cache.shape.kv if isinstance(cache.shape, HybridShape) else cache.shape
+
+
+def _check_cache(name: str, cache: PagedKVCache | GroupedKVCache) -> None:
+    dtype = _kv_of(cache).dtype
+    if dtype not in HALVES:
+        raise ValueError(f"kernel {name!r} needs float16 or bfloat16, got {dtype}")
     if cache.layout != "NHD":
         raise ValueError(f"kernel {name!r} needs layout 'NHD', got {cache.layout!r}")
 
@@ -70,7 +78,7 @@ class FlashAttnKernel:
     Source: flash-attn 2.8.
     """
 
-    def __init__(self, cache: PagedKVCache) -> None:
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
         _check_cache("flash_attn", cache)
         if cache.block_size % FLASH_ATTN_PAGE:
             raise ValueError(
@@ -94,7 +102,9 @@ class FlashAttnKernel:
 
 
 class _FlashAttnReader:
-    def __init__(self, cache: PagedKVCache, function: Any, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, cache: PagedKVCache | GroupedKVCache, function: Any, arguments: dict[str, Any]
+    ) -> None:
         self._cache = cache
         self._function = function
         self._arguments = arguments
@@ -107,7 +117,9 @@ class _FlashAttnReader:
         scale: float,
         window: int | None,
         softcap: float | None,
+        chunk: int | None = None,
     ) -> torch.Tensor:
+        _refuse_chunk(chunk)
         result: torch.Tensor = self._function(
             query,
             self._cache.keys(layer),
@@ -133,11 +145,13 @@ class FlashInferKernel:
     Source: FlashInfer 0.6.
     """
 
-    def __init__(self, cache: PagedKVCache) -> None:
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
         _check_cache("flashinfer", cache)
         self._cache = cache
         self._wrapper = importlib.import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
+        self._planned: tuple[_FlashInferReader, float, int | None, float | None] | None = None
+        self._plan: Any = None
 
     def plan(self, batch: PagedBatch) -> Reader:
         """Lays the block tables out in a row, as FlashInfer reads them."""
@@ -153,23 +167,14 @@ class FlashInferKernel:
             torch.from_numpy(ids).to(self._cache.device),
             torch.from_numpy(last.astype(np.int32)).to(self._cache.device),
         )
-        return _FlashInferReader(self._cache, self._wrapper, self._workspace, arguments)
+        return _FlashInferReader(self, arguments)
 
 
 class _FlashInferReader:
-    def __init__(
-        self,
-        cache: PagedKVCache,
-        wrapper: Any,
-        workspace: torch.Tensor,
-        arguments: tuple[torch.Tensor, ...],
-    ) -> None:
-        self._cache = cache
-        self._wrapper = wrapper
-        self._workspace = workspace
+    def __init__(self, kernel: FlashInferKernel, arguments: tuple[torch.Tensor, ...]) -> None:
+        self._kernel = kernel
+        self._cache = kernel._cache
         self._arguments = arguments
-        self._planned: tuple[float, int | None, float | None] | None = None
-        self._plan: Any = None
 
     def attend(
         self,
@@ -179,28 +184,36 @@ class _FlashInferReader:
         scale: float,
         window: int | None,
         softcap: float | None,
+        chunk: int | None = None,
     ) -> torch.Tensor:
-        # A plan holds the window too, and layers with and without one may alternate. They cannot
-        # keep a plan each: plans share the workspace.
-        if self._planned != (scale, window, softcap):
-            self._plan = self._wrapper(self._workspace, "NHD")
-            self._plan.plan(
+        _refuse_chunk(chunk)
+        # A plan holds the window too, and layers with and without one may alternate, as those of
+        # several groups do. They cannot keep a plan each: plans share the workspace.
+        kernel = self._kernel
+        if kernel._planned != (self, scale, window, softcap):
+            kernel._plan = kernel._wrapper(kernel._workspace, "NHD")
+            kernel._plan.plan(
                 *self._arguments,
                 query.shape[1],
-                self._cache.shape.num_kv_heads,
-                self._cache.shape.head_dim,
+                _kv_of(self._cache).num_kv_heads,
+                _kv_of(self._cache).head_dim,
                 self._cache.block_size,
                 causal=True,
                 sm_scale=scale,
                 window_left=-1 if window is None else window - 1,
                 logits_soft_cap=softcap or 0.0,
                 q_data_type=query.dtype,
-                kv_data_type=self._cache.shape.dtype,
+                kv_data_type=_kv_of(self._cache).dtype,
             )
-            self._planned = (scale, window, softcap)
+            kernel._planned = (self, scale, window, softcap)
         pages = (self._cache.keys(layer), self._cache.values(layer))
-        result: torch.Tensor = self._plan.run(query, pages)
+        result: torch.Tensor = kernel._plan.run(query, pages)
         return result
+
+
+def _refuse_chunk(chunk: int | None) -> None:
+    """``PagedModel`` refuses these kernels for a model with chunks."""
+    assert chunk is None
 
 
 def _offsets(lens: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:

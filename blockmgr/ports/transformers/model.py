@@ -1,9 +1,10 @@
 """Hugging Face transformers on a paged KV cache: an unmodified model, read through block tables.
 
-``PagedModel`` runs decoders whose layers all do plain causal attention and let the attention
-function be chosen, which is what transformers calls an attention backend; docs/guides/generate.md
-lists them. Sliding windows and capped scores are honoured. The needs of a model are found
-out on a copy without weights, so unsupported models are refused before any load.
+``PagedModel`` runs decoders whose layers do plain causal attention, over all tokens, a window or a
+chunk, and let the attention function be chosen, which is what transformers calls an attention
+backend, or keep a recurrent state in transformers' cache; docs/guides/generate.md lists them.
+Capped scores are honoured. The needs of a model are found out on a copy without weights, so
+unsupported models are refused before any load.
 """
 
 from __future__ import annotations
@@ -11,33 +12,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from blockmgr.errors import MissingExtraError, UnsupportedModelError
+from blockmgr.errors import MissingExtraError
 
 try:
+    import numpy as np
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
 
-from blockmgr.kv import PagedKVCache, num_blocks_for
+from blockmgr.kv import GroupedKVCache, HybridShape, PagedKVCache, num_blocks_for
+from blockmgr.ports.transformers.forward import Forward, StateMemory, resumes
 from blockmgr.ports.transformers.interface import AttentionConfigs, attending
 from blockmgr.ports.transformers.kernels import choose_kernel
-from blockmgr.ports.transformers.trial import check_config, check_model
+from blockmgr.ports.transformers.parts import parts_of
+from blockmgr.ports.transformers.past import Past
+from blockmgr.ports.transformers.trial import check_config, needs_of_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from blockmgr.ports.transformers.attention import PagedBatch, Reader
+    from blockmgr.groups import Group
+    from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.kernels import KernelName
+    from blockmgr.ports.transformers.needs import Needs, Windows
 
 __all__ = ["PagedModel", "check_config", "load_model"]
 
 CPU_CACHE_BYTES: Final = 2**30
+BLOCK_SIZE: Final = 16
 GPU_CACHE_SHARE: Final = 0.8  # of the free memory; the rest is for activations
 
 
 class PagedModel:
-    """A transformers model that keeps its K/V in a ``PagedKVCache``.
+    """A transformers model that keeps its K/V, and its states, in the blocks of a cache.
 
     Nothing is written to the model, and others may use it at any moment, in other threads also
     while a ``forward`` runs: several paged models with a cache each, and its own ``generate``. In
@@ -45,7 +53,7 @@ class PagedModel:
 
     Args:
         model: A causal language model, its weights on one device.
-        cache: Of the model's ``shape``, on the model's device.
+        cache: Of a shape that ``check_config`` has for the model, on the model's device.
         kernel: What computes attention: ``"sdpa"`` (torch, any device), ``"flashinfer"`` or
             ``"flash_attn"`` (CUDA, float16 and bfloat16, if installed).
 
@@ -56,33 +64,41 @@ class PagedModel:
 
     Attributes:
         model: The model.
-        cache: Its K/V.
+        cache: Its K/V and states.
+        groups: Of its layers, for a manager; empty for one of full attention.
         vocab_size: Token ids are below this.
         max_tokens: Positions that the model was made for; None if its config does not say.
     """
 
+    groups: tuple[Group, ...]
     vocab_size: int
     max_tokens: int | None
 
     def __init__(
-        self, model: PreTrainedModel, cache: PagedKVCache, *, kernel: KernelName = "sdpa"
+        self,
+        model: PreTrainedModel,
+        cache: PagedKVCache | GroupedKVCache,
+        *,
+        kernel: KernelName = "sdpa",
     ) -> None:
-        shape = check_model(model)
-        if cache.shape != shape:
-            raise ValueError(f"cache must have the model's shape {shape}, got {cache.shape}")
+        needs = needs_of_model(model)
+        shapes = [needs.shape("masks"), needs.shape(None)]
+        if cache.shape not in shapes:
+            raise ValueError(f"cache must have the model's shape {shapes[0]}, got {cache.shape}")
         if torch.device(cache.device) != model.device:
             raise ValueError(f"cache must be on {model.device}, got {cache.device}")
-        self._set_up(model, cache, kernel)
+        self._set_up(model, cache, kernel, needs)
 
     @classmethod
     def with_cache(
         cls,
         model: PreTrainedModel,
         num_blocks: int | None,
-        block_size: int,
+        block_size: int | None,
         *,
-        layout: str = "NHD",
+        layout: str | None = None,
         kernel: KernelName = "sdpa",
+        windows: Windows | None = None,
     ) -> Self:
         """A model with a cache of its shape, on its device.
 
@@ -90,24 +106,45 @@ class PagedModel:
             model: A causal language model, its weights on one device.
             num_blocks: Blocks of the cache; None for as many as fit 1 GiB, or on a GPU 80 % of
                 its free memory.
-            block_size: Tokens per block.
-            layout: Of the K/V tensors, as ``PagedKVCache`` names it.
+            block_size: Tokens per block; None for 16, or as many more as a recurrent state takes.
+            layout: Of the K/V tensors, as ``PagedKVCache`` names it; None for the usual one.
             kernel: What computes attention.
+            windows: ``"groups"``: layers with a window or a chunk keep only what they read.
+                ``"masks"``: they keep the K/V of all tokens. None for groups if a layer has full
+                attention, which groups need.
 
         Raises:
             UnsupportedModelError: The model needs something that is missing here.
+            PageSizeError: A block is too small for a recurrent state.
             ValueError: A value is out of its bounds, or the kernel cannot read such a cache.
             ImportError: The kernel's package is not installed.
         """
-        shape = check_model(model)
+        if windows not in (None, "groups", "masks"):
+            raise ValueError(f"windows must be 'groups', 'masks' or None, got {windows!r}")
+        needs = needs_of_model(model)
+        shape = needs.shape(windows)
+        if block_size is None:
+            block_size = BLOCK_SIZE
+            if isinstance(shape, HybridShape):
+                block_size = shape.block_size_for(BLOCK_SIZE)
         if num_blocks is None:
             num_blocks = num_blocks_for(_cache_bytes(model.device), shape, block_size)
-        cache = PagedKVCache(num_blocks, block_size, shape, layout=layout, device=model.device)
+        kind = GroupedKVCache if isinstance(shape, HybridShape) else PagedKVCache
+        cache: Any = kind(num_blocks, block_size, shape, layout=layout, device=model.device)  # type: ignore[arg-type]
         paged = cls.__new__(cls)
-        paged._set_up(model, cache, kernel)
+        paged._set_up(model, cache, kernel, needs)
         return paged
 
-    def _set_up(self, model: PreTrainedModel, cache: PagedKVCache, kernel: KernelName) -> None:
+    def _set_up(
+        self,
+        model: PreTrainedModel,
+        cache: PagedKVCache | GroupedKVCache,
+        kernel: KernelName,
+        needs: Needs,
+    ) -> None:
+        if needs.chunks and kernel != "sdpa":
+            raise ValueError(f"kernel must be 'sdpa' for attention in chunks, got {kernel!r}")
+        self._needs = needs
         self._kernel = choose_kernel(kernel, cache)
         model.train(False)
         text = model.config.get_text_config()  # asked once: transformers takes its time to answer
@@ -115,6 +152,7 @@ class PagedModel:
         self.max_tokens = getattr(text, "max_position_embeddings", None)
         self.model = model
         self.cache = cache
+        self.groups = cache.shape.groups if isinstance(cache.shape, HybridShape) else ()
         self.model_changed()
 
     def model_changed(self) -> None:
@@ -123,6 +161,11 @@ class PagedModel:
         Weights that change need no call here; what the cache holds was computed with the old ones.
         """
         self._configs = AttentionConfigs(self.model)
+        self._states: StateMemory | None = None
+        if self._needs.has_states and isinstance(self.cache, GroupedKVCache):
+            self._states = StateMemory(self.cache, self.model.config, self._needs)
+            with torch.inference_mode(), attending(self._configs):
+                self._resumes = resumes(self.model, self._needs, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -143,21 +186,61 @@ class PagedModel:
             ``float32[num_outputs, vocab_size]`` on the model's device.
 
         Raises:
+            ValueError: The batch has no tables for the groups of the cache.
             UnsupportedModelError: A layer has not attended to the cache, since modules or configs
                 of the model have been replaced, say. K/V of the batch may be missing.
         """
-        device = self.model.device
-        paged_batch = _Forward(self.cache, self._kernel.plan(batch), batch)
+        if len(batch.groups) != len(self.groups):
+            raise ValueError(
+                f"batch.groups must have tables for {len(self.groups)} groups, got "
+                f"{len(batch.groups)}"
+            )
+        if self._states is None:
+            return self._end_to_end(batch)
+        return self._in_parts(batch, self._states)
+
+    def _end_to_end(self, batch: PagedBatch) -> torch.Tensor:
+        """All sequences in one row."""
+        arguments: dict[str, Any] = {"use_cache": False}
+        if self._needs.asks_length:
+            # What a token has to add to its place in the row to have its position.
+            ahead = torch.from_numpy(batch.positions - np.arange(len(batch.tokens)))
+            arguments["past_key_values"] = Past(self.model.config, ahead.to(self.device))
+        outputs = torch.from_numpy(batch.outputs).to(self.device)
+        return self._run(batch, 1, outputs, arguments)[0]
+
+    def _in_parts(self, batch: PagedBatch, states: StateMemory) -> torch.Tensor:
+        """Sequences under one another, so that each has a state of its own."""
+        logits = torch.empty(len(batch.outputs), self.vocab_size, device=self.device)
+        parts = parts_of(batch, resumes=self._resumes, by_start=self._needs.asks_length)
+        for part, rows, is_fresh in parts:
+            past = states.load(part, is_fresh=is_fresh)
+            count = int(part.query_lens[0])
+            # Of each sequence, the tokens at which one of them has its logits taken.
+            row, column = np.divmod(part.outputs, count)
+            columns = np.unique(column) if len(column) else np.array([count - 1])
+            arguments = {"use_cache": True, "past_key_values": past}
+            kept = torch.from_numpy(columns).to(self.device)
+            found = self._run(part, len(part.query_lens), kept, arguments)
+            states.store(part, past)
+            logits[torch.from_numpy(rows)] = found[row, np.searchsorted(columns, column)]
+        return logits
+
+    def _run(
+        self, batch: PagedBatch, num_rows: int, kept: torch.Tensor, arguments: dict[str, Any]
+    ) -> torch.Tensor:
+        """A forward of the model: ``float32[num_rows, len(kept), vocab_size]``."""
+        paged_batch = Forward(self.cache, self._kernel, batch, self._needs)
         with torch.inference_mode(), attending(self._configs):
             result = self.model(
-                input_ids=torch.from_numpy(batch.tokens)[None].to(device),
-                position_ids=torch.from_numpy(batch.positions)[None].to(device),
-                use_cache=False,
-                logits_to_keep=torch.from_numpy(batch.outputs).to(device),
+                input_ids=torch.from_numpy(batch.tokens).view(num_rows, -1).to(self.device),
+                position_ids=torch.from_numpy(batch.positions).view(num_rows, -1).to(self.device),
+                logits_to_keep=kept,
                 paged_batch=paged_batch,
+                **arguments,
             )
         paged_batch.check_complete(self.model.config.model_type)
-        logits: torch.Tensor = result.logits[0].float()
+        logits: torch.Tensor = result.logits.float()
         return logits
 
 
@@ -194,45 +277,3 @@ def _cache_bytes(device: torch.device) -> int:
         return CPU_CACHE_BYTES
     free, _ = torch.cuda.mem_get_info(device)
     return int(free * GPU_CACHE_SHARE)
-
-
-class _Forward:
-    """What the attention layers of one forward share."""
-
-    def __init__(self, cache: PagedKVCache, reader: Reader, batch: PagedBatch) -> None:
-        self._cache = cache
-        self._reader = reader
-        self._slots = cache.slots(batch.slots)  # checked once for all layers
-        self._attended: list[int] = []
-
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        **options: Any,
-    ) -> torch.Tensor:
-        # [1, heads, tokens, dim] is how transformers hands it over.
-        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        self._attended.append(layer)
-        self._cache.write(layer, key, value, self._slots)
-        scale = options.get("scaling")
-        return self._reader.attend(
-            layer,
-            query,
-            scale=query.shape[-1] ** -0.5 if scale is None else scale,
-            window=options.get("sliding_window"),
-            softcap=options.get("softcap"),
-        )
-
-    def check_complete(self, model_type: str) -> None:
-        """Raises unless every layer has attended here, once."""
-        num_layers = self._cache.shape.num_layers
-        if sorted(self._attended) != list(range(num_layers)):
-            raise UnsupportedModelError(
-                model_type,
-                f"layers {sorted(self._attended)} of {num_layers} attended to the cache in a "
-                "forward; if modules or configs were replaced, call model_changed() or reset()",
-            )

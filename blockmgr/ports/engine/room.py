@@ -1,0 +1,81 @@
+"""How many blocks a job needs when it has the pool to itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from blockmgr.config import ManagerConfig
+    from blockmgr.groups import Group
+
+__all__ = ["blocks_held", "blocks_needed"]
+
+
+def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) -> int:
+    """The most blocks that a prompt and its continuations hold at a time.
+
+    Args:
+        config: Of the manager.
+        prompt: Tokens of the prompt.
+        written: Tokens of the longest sequence that are written.
+        apart: Sequences, which share the prompt alone.
+    """
+    size = config.block_size
+    columns = -(-written // size)
+    shared = prompt // size
+    if config.groups:
+        return _needed_by_groups(config, columns, shared, apart)
+    needed = shared + apart * (columns - shared)
+    if config.prefix_caching and config.dedup == "append_only":
+        # A block below the cached twin of its own parent keeps that twin in use: the last block of
+        # a resumed sequence can have one, and so can what beams regrow.
+        needed += 1 if apart == 1 else 1 + apart * (columns - shared)
+    return needed
+
+
+def _needed_by_groups(config: ManagerConfig, columns: int, shared: int, apart: int) -> int:
+    size = config.block_size
+    starts = np.arange(columns) * size
+    # One token at a time, which a chunk of the prompt may be cut down to.
+    alone = sum(_held(kind, starts, size) for kind in config.groups)
+    most = int(np.max(alone))
+    if apart == 1:
+        return most
+    # Beams grow apart at the end of the prompt, all at once after a preemption.
+    own = apart * (columns - shared)
+    states = sum(isinstance(kind, RecurrentState) for kind in config.groups)
+    sharing = sum(
+        int(_held(kind, np.array([shared * size]), size)[0]) - 1 + own
+        for kind in config.groups
+        if not isinstance(kind, RecurrentState)
+    )
+    # A copy of a state needs its source as well.
+    return max(most, sharing + (apart + 1) * states)
+
+
+def _held(kind: Group, positions: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Blocks of a group when the next token is at each of these positions."""
+    if isinstance(kind, RecurrentState):
+        return np.ones_like(positions)
+    first = np.zeros_like(positions)
+    if isinstance(kind, SlidingWindow):
+        first = np.maximum(0, positions - kind.width + 1)
+    if isinstance(kind, ChunkedAttention):
+        first = positions - positions % kind.width
+    return positions // size + 1 - first // size
+
+
+def blocks_held(config: ManagerConfig, num_tokens: int) -> int:
+    """Blocks that a sequence of so many written tokens holds, shared or not."""
+    size = config.block_size
+    if not num_tokens:
+        return 0
+    last = np.array([num_tokens - 1])
+    kinds = config.groups or (FullAttention(),)
+    return sum(int(_held(kind, last, size)[0]) for kind in kinds)

@@ -1,0 +1,212 @@
+"""One forward: K/V into its slots, attention through the tables, states in and out of blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import MissingExtraError, UnsupportedModelError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
+
+import numpy as np
+
+from blockmgr.kv import GroupedKVCache
+from blockmgr.ports.transformers.past import Past
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from blockmgr.kv import PagedKVCache
+    from blockmgr.ports.transformers.attention import Kernel, PagedBatch
+    from blockmgr.ports.transformers.needs import Needs
+
+__all__ = ["Forward", "StateMemory", "resumes"]
+
+
+class Forward:
+    """What the attention layers of one forward share.
+
+    Args:
+        cache: Where K/V goes.
+        kernel: How it is read.
+        batch: Whose K/V it is.
+        needs: What each layer reads.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache | GroupedKVCache,
+        kernel: Kernel,
+        batch: PagedBatch,
+        needs: Needs,
+    ) -> None:
+        self._cache = cache
+        self._chunks = needs.chunks
+        # Of each group, or of the one that there is.
+        self._places: dict[int, int] = {}
+        groups = [batch]
+        if isinstance(cache, GroupedKVCache):
+            shape = cache.shape
+            self._places = {
+                layer: group for group, members in enumerate(shape.members) for layer in members
+            }
+            attending = [i for i, tables in enumerate(batch.groups) if tables.slots is not None]
+            groups = [batch.of_group(i) for i in attending]
+            self._numbers = {group: i for i, group in enumerate(attending)}
+        self._slots = [cache.slots(each.slots) for each in groups]  # checked once for all layers
+        self._readers = [kernel.plan(each) for each in groups]
+        self._attended: list[int] = []
+        self._due = [i for i, each in enumerate(needs.layers) if each and each.kv]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        """The attention of one layer: see ``Attends``."""
+        # transformers hands over [rows, heads, tokens, dim].
+        query, key, value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self._attended.append(layer)
+        group = self._numbers[self._places[layer]] if self._places else 0
+        self._cache.write(layer, key, value, self._slots[group])
+        scale = options.get("scaling")
+        return self._readers[group].attend(
+            layer,
+            query,
+            scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            window=options.get("sliding_window"),
+            softcap=options.get("softcap"),
+            chunk=self._chunks.get(layer),
+        )
+
+    def check_complete(self, model_type: str) -> None:
+        """Raises unless every layer with attention has attended here, once."""
+        if sorted(self._attended) != self._due:
+            raise UnsupportedModelError(
+                model_type,
+                f"layers {sorted(self._attended)} of {len(self._due)} attended to the cache in a "
+                "forward; if modules or configs were replaced, call model_changed() or reset()",
+            )
+
+
+class StateMemory:
+    """The states of recurrent layers, between the blocks and what a forward holds of them.
+
+    Args:
+        cache: Where states are.
+        config: Of the model.
+        needs: What each layer keeps.
+    """
+
+    def __init__(self, cache: GroupedKVCache, config: PretrainedConfig, needs: Needs) -> None:
+        self._cache = cache
+        self._config = config
+        self._needs = needs
+        self._layers = [
+            (layer, cache.shape.place(layer)[0])
+            for layer, each in enumerate(needs.layers)
+            if each and each.states
+        ]
+
+    def load(self, batch: PagedBatch, *, is_fresh: bool) -> Past:
+        """The states that the sequences of a batch go on from; those that begin have none."""
+        past = Past(self._config, 0 if is_fresh else int(batch.positions[0]))
+        if not is_fresh:
+            for layer, group in self._layers:
+                blocks = self._blocks(batch, group)
+                states = [tensor[blocks] for tensor in self._cache.states(layer)]
+                past.load(layer, states, self._needs.names[layer])
+        return past
+
+    def store(self, batch: PagedBatch, past: Past) -> None:
+        """Puts the states of a forward into the blocks of their sequences.
+
+        Raises:
+            UnsupportedModelError: A state is not what the trial has seen. No state has been stored.
+        """
+        new = {layer: past.states(layer) for layer, _ in self._layers}
+        for layer, states in new.items():
+            due = [(each.shape[1:], each.dtype) for each in self._cache.states(layer)]
+            if [(each.shape[1:], each.dtype) for each in states] != due:
+                raise UnsupportedModelError(
+                    self._needs.model_type,
+                    f"layer {layer} has left the state {_described(states)} in place of "
+                    f"{_described(self._cache.states(layer))}",
+                )
+        for layer, group in self._layers:
+            blocks = self._blocks(batch, group)
+            for tensor, state in zip(self._cache.states(layer), new[layer], strict=True):
+                tensor[blocks] = state
+
+    def _blocks(self, batch: PagedBatch, group: int) -> torch.Tensor:
+        column = batch.groups[group].block_tables[:, 0].astype(np.int64)
+        return torch.from_numpy(column).to(self._cache.device)
+
+
+def _described(states: Any) -> str:
+    return ", ".join(f"{tuple(each.shape[1:])} {each.dtype}" for each in states) or "none"
+
+
+class _Echo:
+    """Stands in for attention where only states count."""
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **options: Any,
+    ) -> torch.Tensor:
+        """The queries themselves."""
+        del module, key, value, options
+        return query.transpose(1, 2).flatten(0, 1)
+
+
+def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
+    """Whether the layers go on from a state by several tokens at a time.
+
+    The recurrences of some families do not read their state, unless it is a single token. Then two
+    tokens leave the same state after any other. Asked of the first layer: what others get depends
+    on it.
+
+    Args:
+        model: With its weights, attending under a name of ``interface``.
+        needs: What its layers keep.
+        device: Where it is.
+    """
+    after = []
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    for value in (0.0, 1.0):
+        past = Past(model.config, 2)  # type: ignore[arg-type]
+        for layer, each in enumerate(needs.layers):
+            if each and each.states:
+                names = needs.names[layer]
+                states = [
+                    torch.full(
+                        (1, *state.shape),
+                        value if name == "recurrent" else 0.0,
+                        dtype=state.dtype,
+                        device=device,
+                    )
+                    for (name, _), state in zip(names, each.states, strict=True)
+                ]
+                past.load(layer, states, names)
+        model(
+            input_ids=tokens,
+            position_ids=tokens + torch.arange(2, 4, device=device),
+            past_key_values=past,
+            use_cache=True,
+            paged_batch=_Echo(),
+        )
+        after.append(past)
+    first = next(layer for layer, each in enumerate(needs.layers) if each and each.states)
+    pairs = zip(needs.names[first], after[0].states(first), after[1].states(first), strict=True)
+    return not any(name == "recurrent" and torch.equal(a, b) for (name, _), a, b in pairs)

@@ -1,0 +1,132 @@
+"""What a forward finds in place of transformers' own cache: its states, and the tokens before.
+
+K/V never passes through it. A layer with attention hands its K/V to the attention function, which
+writes it to the blocks; a recurrent layer reads its state here and leaves the next one.
+
+Source: ``Cache`` and ``LinearAttentionLayer`` of transformers 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.errors import MissingExtraError
+
+try:
+    from transformers import DynamicCache
+    from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
+except ImportError as error:
+    raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from transformers import PretrainedConfig
+
+__all__ = ["Past"]
+
+
+class _Attention(CacheLayerMixin):
+    """A layer with attention, whose K/V is elsewhere."""
+
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, past: torch.Tensor | int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._past = past
+        self.asked = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to make."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        del args, kwargs
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        self.asked = True
+        return self._past  # type: ignore[return-value]  # a tensor too: see Past
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Past(Cache):
+    """The cache of one forward.
+
+    Args:
+        config: Of the model.
+        past: Tokens before the first one of the forward. A tensor with one number for each token if
+            sequences are laid end to end: what has to be added to its place to have its position.
+    """
+
+    def __init__(self, config: PretrainedConfig, past: torch.Tensor | int = 0) -> None:
+        layers = DynamicCache(config=config).layers
+        super().__init__(
+            layers=[
+                layer if _is_recurrent(layer) and not _attends(layer) else _Attention(past)
+                for layer in layers
+            ]
+        )
+        self.mixed = [i for i, each in enumerate(layers) if _is_recurrent(each) and _attends(each)]
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """For masks alone, which are made in a trial."""
+        del layer_idx
+        return 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether a layer has asked for the number of tokens before."""
+        return any(getattr(layer, "asked", False) for layer in self.layers)
+
+    def states(self, layer: int) -> list[torch.Tensor]:
+        """The tensors of the state of a layer; empty for one with attention, or none."""
+        return [tensors[i] for tensors, i in self._places(layer)]
+
+    def load(
+        self, layer: int, states: Sequence[torch.Tensor], names: Sequence[tuple[str, int]]
+    ) -> None:
+        """Gives a recurrent layer the state to go on from.
+
+        Args:
+            layer: Its number.
+            states: ``[num_seqs, ...]``, which the forward may write to.
+            names: What each of them is, as ``names`` of a cache after a forward.
+        """
+        into: Any = self.layers[layer]
+        for (name, i), state in zip(names, states, strict=True):
+            getattr(into, f"{name}_states")[i] = state
+            getattr(into, f"is_{name}_states_initialized")[i] = True
+            into.has_previous_state[i] = True
+            into.dtype, into.device = state.dtype, state.device
+            if name == "conv":
+                into.conv_kernel_size[i] = state.shape[-1]
+
+    def names(self, layer: int) -> list[tuple[str, int]]:
+        """What the tensors of ``states`` are: convolutions and recurrences, by number."""
+        return [
+            (name, i)
+            for name in ("conv", "recurrent")
+            for i, tensor in getattr(self.layers[layer], f"{name}_states", {}).items()
+            if tensor is not None
+        ]
+
+    def _places(self, layer: int) -> list[tuple[dict[int, torch.Tensor], int]]:
+        at = self.layers[layer]
+        return [(getattr(at, f"{name}_states"), i) for name, i in self.names(layer)]
+
+
+def _is_recurrent(layer: object) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _attends(layer: object) -> bool:
+    return isinstance(layer, CacheLayerMixin)

@@ -1,0 +1,240 @@
+"""The stand-in for a batch in a trial: what layers ask of attention, and keep as their state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from blockmgr.errors import MissingExtraError, UnsupportedModelError
+
+try:
+    import torch
+    from torch.overrides import TorchFunctionMode
+except ImportError as error:
+    raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
+
+from blockmgr.groups import (
+    ChunkedAttention,
+    FullAttention,
+    Group,
+    RecurrentState,
+    SlidingWindow,
+)
+from blockmgr.kv import LayerShape, ModelShape, StateTensor
+from blockmgr.ports.transformers.interface import mask_rule
+from blockmgr.ports.transformers.needs import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PretrainedConfig
+    from transformers.cache_utils import Cache
+
+    from blockmgr.ports.transformers.past import Past
+
+__all__ = ["HALF", "TryOut"]
+
+# What an attention layer may hand over beside the tensors. Anything else that is set would change
+# the result, and is not known here.
+KNOWN_ARGUMENTS: Final = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_router_logits",
+        "position_ids",
+        "scaling",
+        "sliding_window",
+        "softcap",
+        "use_cache",
+    }
+)
+# Layers that keep nothing.
+EMPTY_LAYERS: Final = frozenset({"moe", "mlp"})
+
+HALF: Final = torch.bfloat16
+"""Of a trial, because the grouped products of expert layers know nothing else there."""
+
+FARTHEST: Final = 2**20
+"""A mask is looked at up to this distance, and around every number in the config."""
+
+
+class TryOut:
+    """Stands in for a batch in a forward without weights, and checks what attention is asked."""
+
+    def __init__(self, config: PretrainedConfig, text: PretrainedConfig) -> None:
+        self._model_type = config.model_type
+        self._layer_types: list[str] | None = getattr(text, "layer_types", None)
+        self._places = _telling_places(text)
+        self._chunk: int | None = getattr(text, "attention_chunk_size", None)
+        self._num_layers: int = text.num_hidden_layers
+        self.layers: list[int] = []
+        self.kinds: dict[int, Group] = {}  # by layer with attention, what it reads
+        self.heads: tuple[int, int] = (0, 0)  # how many, and their size
+        self.past: Past | None = None
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        mask: torch.Tensor | None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Checks what one layer hands over: see ``Attends``."""
+        layer = getattr(module, "layer_idx", None)
+        if layer is None or layer in self.layers:
+            self.refuse("an attention layer is without an index, or runs twice")
+        self.layers.append(layer)
+        if not getattr(module, "is_causal", True):
+            self.refuse("attention that is not causal is not supported")
+        known = KNOWN_ARGUMENTS
+        if unknown := sorted(n for n in set(options) - known if options[n] is not None):
+            self.refuse(f"attention with {', '.join(unknown)} is not supported")
+        if len(self.layers) == 1:
+            self.heads = (key.shape[1], key.shape[3])
+        for name, tensor in (("keys", key), ("values", value)):
+            if (tensor.shape[1], tensor.shape[3]) != self.heads:
+                self.refuse(
+                    f"{name} of layer {layer} have {tensor.shape[1]} heads of {tensor.shape[3]}, "
+                    f"the first keys {self.heads[0]} of {self.heads[1]}; they must be alike"
+                )
+        kind = self.kinds[layer] = self._kind(layer, options.get("sliding_window"))
+        if mask is not None:
+            self._check_mask(layer, mask, kind)
+        return query[0].transpose(0, 1)
+
+    def _kind(self, layer: int, window: int | None) -> Group:
+        named = self._layer_types[layer] if self._layer_types else ""
+        if named == "sliding_attention" and window is None:
+            self.refuse(f"layer {layer} slides, but does not hand its window to attention")
+        if window is not None:
+            return SlidingWindow(window)
+        if named == "chunked_attention" and self._chunk is not None:
+            return ChunkedAttention(self._chunk)
+        return FullAttention()
+
+    def _check_mask(self, layer: int, mask: torch.Tensor, kind: Group) -> None:
+        """Refuses a mask that is not the one a paged forward applies for this layer."""
+        rule = mask_rule(mask)
+        if rule is None:
+            self.refuse("it masks its attention in a way of its own")
+        queries, keys = self._places[:, None], self._places[None, :]
+        zero = torch.zeros((), dtype=torch.int64)
+        try:
+            with _Unpadded():
+                seen = torch.as_tensor(rule(zero, zero, queries, keys))
+            seen = seen.expand(len(queries), len(self._places))
+        except Exception as error:
+            self.refuse(f"it masks its attention in a way of its own ({error})")
+        expected = keys <= queries
+        if isinstance(kind, SlidingWindow):
+            expected = expected & (queries - keys < kind.width)
+        if isinstance(kind, ChunkedAttention):
+            expected = expected & (queries // kind.width == keys // kind.width)
+        if torch.equal(seen, expected):
+            return
+        if torch.equal(seen & expected, seen):
+            self.refuse(
+                f"the mask of layer {layer} hides tokens by a window or chunk that the layer does "
+                "not hand to attention"
+            )
+        self.refuse(f"the mask of layer {layer} lets tokens see others than those before them")
+
+    def check_cache(self, cache: Cache) -> None:
+        """Refuses a model of whose past ``generate`` keeps less than its layers may see."""
+        for layer, kept in enumerate(cache.layers):
+            keeps = getattr(kept, "sliding_window", None)
+            sees = getattr(self.kinds.get(layer), "width", None)
+            if keeps is not None and (sees is None or keeps < sees):
+                self.refuse(
+                    f"its config sets a window of {keeps}, which layer {layer} does not hand to "
+                    "attention"
+                )
+
+    def check_layers(self) -> None:
+        """Refuses a model with a layer that neither attends nor keeps a state, or does both."""
+        if not self.layers:
+            self.refuse("no layer has attention, and a pool needs one with full attention")
+        if self.past is not None and self.past.mixed:
+            self.refuse(f"layer {self.past.mixed[0]} has both attention and a state")
+        keep = [i for i in range(self._num_layers) if self._states(i)]
+        silent = [i for i in range(self._num_layers) if i not in (*self.layers, *keep)]
+        empty = [i for i, name in enumerate(self._layer_types or ()) if name in EMPTY_LAYERS]
+        if set(silent) - set(empty) or set(self.layers) - set(range(self._num_layers)):
+            self.refuse(
+                f"{len(self.layers)} of {self._num_layers - len(keep) - len(empty)} layers keep "
+                "K/V through attention"
+            )
+
+    def _states(self, layer: int) -> list[torch.Tensor]:
+        return [] if self.past is None else self.past.states(layer)
+
+    def needs(self, dtype: torch.dtype) -> Needs:
+        """What was seen.
+
+        Args:
+            dtype: Of the K/V.
+        """
+        heads, size = self.heads
+        layers: list[LayerShape | None] = []
+        for i in range(self._num_layers):
+            if i in self.kinds:
+                kv = ModelShape(num_layers=1, num_kv_heads=heads, head_dim=size, dtype=dtype)
+                layers.append(LayerShape(kind=self.kinds[i], kv=kv))
+            elif states := self._states(i):
+                # What is of the model's type, which is that of the trial, is so with any type.
+                kept = tuple(
+                    StateTensor(
+                        tuple(state.shape[1:]), dtype if state.dtype == HALF else state.dtype
+                    )
+                    for state in states
+                )
+                layers.append(LayerShape(kind=RecurrentState(), states=kept))
+            else:
+                layers.append(None)
+        if self.past is None:
+            return Needs(self._model_type, tuple(layers))
+        names = tuple(tuple(self.past.names(i)) for i in range(self._num_layers))
+        return Needs(self._model_type, tuple(layers), self.past.asked, names)
+
+    def refuse(self, missing: str) -> NoReturn:
+        """Raises an ``UnsupportedModelError``."""
+        raise UnsupportedModelError(self._model_type, missing)
+
+
+class _Unpadded(TorchFunctionMode):
+    """Lets tensors without values stand for zeros: the padding that chunks begin after."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        args = tuple(_zeros_for(each) for each in args)
+        return func(*args, **(kwargs or {}))
+
+
+def _zeros_for(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_meta:
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return value
+
+
+def _telling_places(config: PretrainedConfig) -> torch.Tensor:
+    """Positions, sorted, whose distances show a window or chunk of any size that may be meant.
+
+    Returns:
+        ``int64[n]``: zero, powers of two, multiples of each number in the config, and neighbours.
+    """
+    numbers = {2**i for i in range(FARTHEST.bit_length())}
+    for value in config.to_dict().values():
+        values = value if isinstance(value, list) else [value]
+        numbers |= {n for n in values if type(n) is int and 0 < n <= 2**40}
+    near = {n * factor + offset for n in numbers for factor in (1, 2) for offset in (-1, 0, 1)}
+    return torch.tensor(sorted({0, *near}), dtype=torch.int64)
