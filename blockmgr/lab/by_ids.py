@@ -190,6 +190,7 @@ class IdReplays:
         wide = int(columns.ids.max(initial=0)) >= OUTPUT_TOKEN
         return (
             isinstance(config.eviction, str)
+            and not config.groups
             and config.hints == "none"
             and not config.min_partial_tokens
             # A manager refuses to tell such ids apart, or to do it within so small a block.
@@ -241,13 +242,14 @@ class IdReplays:
         if progress is not None:
             for _ in range(len(self._held)):
                 progress()
+        counts: dict[str, Any] = replay.counts()
         return ReplayResult(
             num_blocks=num_blocks,
             requests=len(self._held),
             partial_hit_tokens=0,
             copies=0,
             host_s=clock() - start,
-            **replay.counts(),
+            **counts,
         )
 
     def columns(self, rule: str = "manager") -> RunColumns:

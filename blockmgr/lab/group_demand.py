@@ -1,0 +1,77 @@
+"""How many blocks a request of a replay takes in all groups of layers.
+
+A forward writes its whole chunk, so a window holds what the first query of the chunk reads and all
+that the chunk writes. These are upper bounds: where blocks begin within a window decides about one
+block a group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.lab.replay_config import ReplayConfig
+
+__all__ = ["found_blocks", "grouped_blocks", "row_blocks"]
+
+
+def _first_unit(group: SlidingWindow | ChunkedAttention, position: int, block_size: int) -> int:
+    """The first logical block that the query at a position reads."""
+    if isinstance(group, SlidingWindow):
+        return max(0, position - group.width + 1) // block_size
+    return (position - position % group.width) // block_size
+
+
+def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) -> int:
+    """Logical blocks of the longest sequence of a request."""
+    return -(-(num_prompt_tokens + max(outputs)) // block_size)
+
+
+def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: ReplayConfig) -> int:
+    """Blocks that must be to hand for a request of which nothing is cached.
+
+    Args:
+        num_prompt_tokens: Tokens of the prompt.
+        outputs: Tokens of each sample.
+        config: How it is replayed.
+    """
+    size = config.block_size
+    shared = num_prompt_tokens // size
+    own = sum(-(-(num_prompt_tokens + output) // size) - shared for output in outputs if output)
+    own += num_prompt_tokens % size > 0 and 0 in outputs
+    total = 0
+    for group in config.groups:
+        if isinstance(group, RecurrentState):
+            total += len(outputs)
+        elif isinstance(group, FullAttention):
+            total += shared + own
+        else:
+            chunk = min(config.forward_tokens, num_prompt_tokens)
+            prefill = -(-(group.width - 1 + chunk) // size) + 1
+            running = -(-(group.width - 1) // size) + 1 + own
+            total += min(shared + own, max(prefill, running))
+    return total
+
+
+def found_blocks(cached: int, config: ReplayConfig) -> int:
+    """Of these blocks, at most those that hold what is found, and a state for each group of them.
+
+    Args:
+        cached: Tokens that are found.
+        config: How the request is replayed.
+    """
+    size = config.block_size
+    units = cached // size
+    total = 0
+    for group in config.groups:
+        if isinstance(group, RecurrentState):
+            total += 1
+        elif isinstance(group, FullAttention):
+            total += units
+        else:
+            total += units - min(units, _first_unit(group, cached, size))
+    return total
