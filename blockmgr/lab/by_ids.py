@@ -190,7 +190,6 @@ class IdReplays:
         wide = int(columns.ids.max(initial=0)) >= OUTPUT_TOKEN
         return (
             isinstance(config.eviction, str)
-            and not config.groups
             and config.hints == "none"
             and not config.min_partial_tokens
             # A manager refuses to tell such ids apart, or to do it within so small a block.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["ReplayConfig", "ReplayResult", "held_blocks"]
+__all__ = ["ReplayConfig", "ReplayResult", "check_one_group", "held_blocks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +171,20 @@ class ReplayResult:
         if self.by_group is None:
             del counts["by_group"]
         return counts
+
+
+def check_one_group(config: ReplayConfig, what: str) -> None:
+    """Refuse groups of layers where one list of blocks has to tell all.
+
+    Raises:
+        ValueError: ``config`` has groups.
+    """
+    if config.groups:
+        raise ValueError(
+            f"groups must be empty for {what}, got {len(config.groups)}: a hit ends where any "
+            "group lacks a block, so hits do not follow from one order of blocks; replay at "
+            "several pool sizes instead (sweep)"
+        )
 
 
 def held_blocks(request: Request, config: ReplayConfig) -> int:

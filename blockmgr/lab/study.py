@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.attainable import Attainable, unbounded
+from blockmgr.lab.grouped_bound import as_alone, by_ample_pool
 from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
@@ -87,11 +88,17 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
     """What an unbounded pool does with ``trace``.
 
     With ``config.min_partial_tokens`` the hits are those of a replay through a pool so large that
-    it never evicts; otherwise they are counted without a pool.
+    it never evicts; otherwise they are counted without a pool. With groups of layers they are those
+    of a manager that keeps every boundary (``blockmgr.lab.grouped_bound``).
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
     """
+    if config.groups:
+        trace.check_block_size(config.block_size, config.min_partial_tokens, any_size=True)
+        if config.has_states or not trace.has_whole_ids(config.block_size):
+            return by_ample_pool(trace, config)
+        return as_alone(attainable(trace, replace(config, groups=())), config)
     best = unbounded(trace, config)
     if not config.min_partial_tokens:
         return best

@@ -117,7 +117,7 @@ class Trace:
                 f"block_size must have a divisor of at least {words} in common with {size}, the "
                 f"tokens a hash id of this trace stands for, got {block_size}"
             )
-        if not any_size and size > 1 and size % block_size and block_size % size:
+        if not any_size and not self.has_whole_ids(block_size):
             raise ValueError(
                 f"block_size must divide {size}, the tokens a hash id of this trace stands for, or "
                 f"be a multiple of it, got {block_size}"
@@ -132,6 +132,11 @@ class Trace:
                 f"min_partial_tokens must be 0 or at least {words}, since ids of this trace have "
                 f"more than 31 bits, got {min_partial_tokens}"
             )
+
+    def has_whole_ids(self, block_size: int) -> bool:
+        """Whether no block of this size ends within the tokens of an id, but for whole blocks."""
+        size = self.tokens_per_id
+        return size % block_size == 0 or block_size % size == 0
 
     def _words(self) -> int:
         if isinstance(self.requests, StoredRequests):
