@@ -18,6 +18,7 @@
     ├── ForkError                              a call, in a fork, that could never begin
     ├── PolicyError                            an eviction policy in Python has failed
     ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
+    ├── PageSizeError        (also ValueError)      groups of layers whose pages are not equal
     ├── CopyError            (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
     ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
@@ -41,6 +42,7 @@ __all__ = [
     "NeverFitsError",
     "OutOfBlocksError",
     "OutOfSequencesError",
+    "PageSizeError",
     "PinBudgetError",
     "PolicyError",
     "ReentrancyError",
@@ -331,6 +333,24 @@ class LayoutError(BlockMgrError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.segment, self.problem)
+
+
+class PageSizeError(BlockMgrError, ValueError):
+    """Groups of layers whose pages cannot be made equal, so that they cannot share one pool.
+
+    Attributes:
+        group: Position of the group at fault in the groups of the model.
+        kind: The group, as in ``RecurrentState()``.
+    """
+
+    def __init__(self, group: int, kind: str, problem: str) -> None:
+        self.group = group
+        self.kind = kind
+        self.problem = problem
+        super().__init__(f"group {group}, {kind}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
+        return type(self), (self.group, self.kind, self.problem)
 
 
 class CopyError(BlockMgrError, ValueError):

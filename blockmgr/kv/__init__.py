@@ -4,6 +4,7 @@
 
     segments_from ──► KVBlocks ──► copy(plan), copy_blocks, zero, copy_to
     ModelShape ──► PagedKVCache: tensors of its own, write, gather, swap_out, swap_in
+    HybridShape ──► GroupedKVCache: the same for groups of layers, with recurrent states
 
 Needs torch; the triton backend needs triton besides, which CUDA builds of torch bring along.
 """
@@ -18,18 +19,25 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("torch", "blockmgr.kv") from error
 
 from blockmgr.kv.cache import PagedKVCache
+from blockmgr.kv.capacity import num_blocks_for
 from blockmgr.kv.copy import KVBlocks
+from blockmgr.kv.grouped import GroupedKVCache
+from blockmgr.kv.hybrid import HybridShape, LayerShape, StateTensor
 from blockmgr.kv.layout import PRESETS, Segment, segments_from
 from blockmgr.kv.pairs import PairBuffer
-from blockmgr.kv.shape import ModelShape, num_blocks_for
+from blockmgr.kv.shape import ModelShape
 
 __all__ = [
     "PRESETS",
+    "GroupedKVCache",
+    "HybridShape",
     "KVBlocks",
+    "LayerShape",
     "ModelShape",
     "PagedKVCache",
     "PairBuffer",
     "Segment",
+    "StateTensor",
     "num_blocks_for",
     "segments_from",
 ]

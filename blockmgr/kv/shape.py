@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from blockmgr.arguments import whole
+from blockmgr.kv.fields import DTYPE, LAYERS, ConfigFields, head_dim, kv_dtype, kv_heads
 
-__all__ = ["ModelShape", "num_blocks_for"]
+if TYPE_CHECKING:
+    from blockmgr.kv.fields import Config
 
-# Names of one fact in the configs of different families, the usual one first.
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-HEADS = ("num_attention_heads", "n_head")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-HIDDEN = ("hidden_size", "n_embd", "d_model")
-DTYPE = ("dtype", "torch_dtype")
+__all__ = ["OTHER_LAYERS", "ModelShape"]
 
 # Kinds of layers in `layer_types`: those with K/V of every token, and those that keep a state of
 # constant size or nothing instead. A kind in neither makes sizing a guess, so it is refused.
@@ -96,7 +89,7 @@ class ModelShape:
     @classmethod
     def from_config(
         cls,
-        config: object | Mapping[str, Any] | str | os.PathLike[str],
+        config: Config,
         dtype: torch.dtype | None = None,
     ) -> ModelShape:
         """The shape of the model that a Hugging Face style config describes.
@@ -124,8 +117,8 @@ class ModelShape:
         >>> ModelShape.from_config(llama).bytes_per_block(16)
         2097152
         """
-        fields = _Fields(_read(config) if isinstance(config, str | os.PathLike) else config)
-        kept = dtype if dtype is not None else _dtype(fields.get(*DTYPE))
+        fields = ConfigFields(config)
+        kept = dtype if dtype is not None else kv_dtype(fields.get(*DTYPE))
         num_layers = _kv_layers(fields)
         rank = fields.get("kv_lora_rank")
         if rank is not None:
@@ -140,90 +133,13 @@ class ModelShape:
             )
         return cls(
             num_layers=num_layers,
-            num_kv_heads=_kv_heads(fields),
-            head_dim=_head_dim(fields),
+            num_kv_heads=kv_heads(fields),
+            head_dim=head_dim(fields),
             dtype=kept,
         )
 
 
-def num_blocks_for(num_bytes: int, shape: ModelShape, block_size: int) -> int:
-    """How many blocks fit into a memory budget.
-
-    Args:
-        num_bytes: Bytes to fill with K/V.
-        shape: The model.
-        block_size: Tokens a block, at least 1.
-
-    Raises:
-        ValueError: Not even one block fits.
-        TypeError: An argument is of the wrong type.
-
-    >>> shape = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
-    >>> num_blocks_for(10 * 2**30, shape, 16)
-    5120
-    """
-    budget = whole("num_bytes", num_bytes, 1)
-    if not isinstance(shape, ModelShape):
-        raise TypeError(f"shape must be a ModelShape, got {shape!r}")
-    block = shape.bytes_per_block(block_size)
-    if budget < block:
-        raise ValueError(f"num_bytes must be at least {block}, the size of one block, got {budget}")
-    return budget // block
-
-
-class _Fields:
-    """Reads fields of a config and of its text_config alike, be they objects or mappings."""
-
-    def __init__(self, config: object) -> None:
-        outer = _One(config)
-        inner = outer.get("text_config")
-        self._parts = (outer,) if inner is None else (_One(inner), outer)
-
-    def get(self, *names: str) -> Any:
-        """The first of these fields that has a value; None if there is none."""
-        found = (part.get(name) for part in self._parts for name in names)
-        return next((value for value in found if value is not None), None)
-
-    def need(self, *names: str) -> Any:
-        value = self.get(*names)
-        if value is None:
-            raise ValueError(f"config has no {names[0]}")
-        return value
-
-
-class _One:
-    def __init__(self, config: object) -> None:
-        self._config = config
-
-    def get(self, name: str) -> Any:
-        if isinstance(self._config, Mapping):
-            return self._config.get(name)
-        return getattr(self._config, name, None)
-
-
-def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    file = Path(path)
-    if file.is_dir():
-        file /= "config.json"
-    try:
-        config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} holds no JSON object")
-    return config
-
-
-def _dtype(value: Any) -> torch.dtype:
-    if value is None:
-        raise ValueError("config has no dtype or torch_dtype; pass dtype")
-    named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if not isinstance(named, torch.dtype):
-        raise ValueError(f"dtype of the config names no torch.dtype: {value!r}; pass dtype")
-    return named
-
-
-def _kv_layers(fields: _Fields) -> int:
+def _kv_layers(fields: ConfigFields) -> int:
     num_layers = whole("num_hidden_layers", fields.need(*LAYERS), 1)
     shared = fields.get("num_kv_shared_layers")
     if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
@@ -250,24 +166,3 @@ def _kv_layers(fields: _Fields) -> int:
             f"layer_types of the config names {len(kinds)} layers, there are {num_layers}"
         )
     return whole("attention layers", sum(kind in PER_TOKEN for kind in kinds), 1)
-
-
-def _kv_heads(fields: _Fields) -> int:
-    # A single K/V head for all, unless the config says how many (Falcon, StarCoder).
-    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
-        return 1
-    if fields.get("multi_query_attention"):  # ChatGLM
-        return whole("multi_query_group_num", fields.need("multi_query_group_num"), 1)
-    given = fields.get(*KV_HEADS)
-    return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given, 1)
-
-
-def _head_dim(fields: _Fields) -> int:
-    given = fields.get("head_dim")
-    if given is not None:
-        return whole("head_dim", given, 1)
-    hidden = whole("hidden_size", fields.need(*HIDDEN), 1)
-    heads = whole("num_attention_heads", fields.need(*HEADS), 1)
-    if hidden % heads:
-        raise ValueError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    return hidden // heads

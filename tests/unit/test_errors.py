@@ -19,6 +19,7 @@ EXAMPLES: list[BlockMgrError] = [
     blockmgr.TicketError("ticket 1 was never taken"),
     blockmgr.ReentrancyError("the manager is inside another call"),
     blockmgr.LayoutError("layers.0.k", "row_bytes 12 is not a multiple of 16"),
+    blockmgr.PageSizeError(2, "RecurrentState()", "a state of 96 bytes exceeds a page of 64"),
     blockmgr.UnsupportedModelError("mamba", "no attention layers to page"),
     blockmgr.BlockStateError(3, "released, but not held"),
     blockmgr.CopyError(3, "destination 9 is not in [0, 8)"),

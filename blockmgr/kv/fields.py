@@ -1,0 +1,114 @@
+"""The fields of a Hugging Face style config, whatever it is: an object, a mapping, or a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockmgr.arguments import whole
+
+__all__ = ["DTYPE", "LAYERS", "Config", "ConfigFields", "head_dim", "kv_dtype", "kv_heads"]
+
+Config = object | Mapping[str, Any] | str | os.PathLike[str]
+
+# Names of one fact in the configs of different families, the usual one first.
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+HEADS = ("num_attention_heads", "n_head")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+DTYPE = ("dtype", "torch_dtype")
+
+
+class ConfigFields:
+    """Reads fields of a config and of its text_config alike, be they objects or mappings.
+
+    Args:
+        config: A config object, its fields as a mapping, or the path of a ``config.json`` or of its
+            folder.
+
+    Raises:
+        ValueError: The file holds no JSON object.
+        OSError: The file cannot be read.
+    """
+
+    def __init__(self, config: Config) -> None:
+        outer = _One(_read(config) if isinstance(config, str | os.PathLike) else config)
+        inner = outer.get("text_config")
+        self._parts = (outer,) if inner is None else (_One(inner), outer)
+
+    def get(self, *names: str) -> Any:
+        """The first of these fields that has a value; None if there is none."""
+        found = (part.get(name) for part in self._parts for name in names)
+        return next((value for value in found if value is not None), None)
+
+    def need(self, *names: str) -> Any:
+        """Likewise, or a ``ValueError`` that names the first."""
+        value = self.get(*names)
+        if value is None:
+            raise ValueError(f"config has no {names[0]}")
+        return value
+
+    def size(self, *names: str) -> int:
+        """A whole number of at least 1 that has to be there."""
+        return whole(names[0], self.need(*names), 1)
+
+
+class _One:
+    def __init__(self, config: object) -> None:
+        self._config = config
+
+    def get(self, name: str) -> Any:
+        if isinstance(self._config, Mapping):
+            return self._config.get(name)
+        return getattr(self._config, name, None)
+
+
+def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    file = Path(path)
+    if file.is_dir():
+        file /= "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return config
+
+
+def kv_dtype(value: Any) -> torch.dtype:
+    """The element type that a config names."""
+    if value is None:
+        raise ValueError("config has no dtype or torch_dtype; pass dtype")
+    named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if not isinstance(named, torch.dtype):
+        raise ValueError(f"dtype of the config names no torch.dtype: {value!r}; pass dtype")
+    return named
+
+
+def kv_heads(fields: ConfigFields) -> int:
+    """K/V heads of a layer."""
+    # A single K/V head for all, unless the config says how many (Falcon, StarCoder).
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1
+    if fields.get("multi_query_attention"):  # ChatGLM
+        return whole("multi_query_group_num", fields.need("multi_query_group_num"), 1)
+    given = fields.get(*KV_HEADS)
+    return whole(KV_HEADS[0], fields.need(*HEADS) if given is None else given, 1)
+
+
+def head_dim(fields: ConfigFields) -> int:
+    """Elements of one head."""
+    given = fields.get("head_dim")
+    if given is not None:
+        return whole("head_dim", given, 1)
+    hidden = whole("hidden_size", fields.need(*HIDDEN), 1)
+    heads = whole("num_attention_heads", fields.need(*HEADS), 1)
+    if hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return hidden // heads

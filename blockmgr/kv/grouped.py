@@ -1,0 +1,370 @@
+"""GroupedKVCache: K/V and recurrent states of a hybrid model, in one pool of equal pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from blockmgr.arguments import whole
+from blockmgr.blocks import CopyPlan
+from blockmgr.errors import CopyError
+from blockmgr.groups import RecurrentState
+from blockmgr.kv.cache import PagedKVCache
+from blockmgr.kv.hybrid import HybridShape
+from blockmgr.kv.shape import ModelShape
+from blockmgr.uncopied import NotCopied
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from blockmgr.kv.copy import KVBlocks
+    from blockmgr.kv.indices import Indices, Slots
+    from blockmgr.kv.tensors import LayerTensors
+
+__all__ = ["GroupedKVCache"]
+
+# Layouts in which a page is one run of bytes, so that a state can be anywhere in it.
+WHOLE_PAGES = ("BLOCK_KV_NHD", "BLOCK_KV_HND", "MLA")
+
+
+class GroupedKVCache(NotCopied):
+    """The memory of a hybrid model: ``group_size`` tensors of pages that all groups share.
+
+    A block is one page of each tensor, and one group has it at a time. Layer i of a group uses
+    tensor i: as K/V in the layout of the kernels, or as the tensors of its state, of any shape and
+    type. A copy moves whole pages or their first tokens, in all tensors by one launch, so a plan
+    that names blocks of several groups is one list.
+
+    Args:
+        num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
+        block_size: Tokens a block; ``shape.block_size_for()`` has one that holds the states.
+        shape: The model.
+        layout: A name out of ``PRESETS``. None for ``"NHD"``, or with states ``"BLOCK_KV_NHD"``, or
+            for ``"MLA"``. States need pages of one piece, which are those of ``"BLOCK_KV_NHD"``,
+            ``"BLOCK_KV_HND"`` and ``"MLA"``.
+        device: Where the tensors live.
+        pin_memory: On the host, in page-locked memory.
+        backend: ``"torch"`` or ``"triton"``, as in ``PagedKVCache``.
+
+    Raises:
+        PageSizeError: The state of a group does not fit a page, at this ``block_size``.
+        ValueError: A number is out of its bounds, or the layout is not for such a shape.
+        TypeError: A value is of the wrong type.
+
+    >>> from blockmgr import BlockManager, FullAttention, RecurrentState
+    >>> from blockmgr.kv import LayerShape, StateTensor
+    >>> kv = ModelShape(num_layers=1, num_kv_heads=1, head_dim=4, dtype=torch.float32)
+    >>> recurrent = LayerShape(kind=RecurrentState(), states=(StateTensor((3, 5), torch.float32),))
+    >>> shape = HybridShape([LayerShape(kind=FullAttention(), kv=kv), recurrent])
+    >>> cache = GroupedKVCache(8, 4, shape)
+    >>> [state.shape for state in cache.states(1)]
+    [torch.Size([8, 3, 5])]
+    """
+
+    _instead = "make another cache, and copy blocks with copy()"
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        shape: HybridShape,
+        *,
+        layout: str | None = None,
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+        backend: Literal["torch", "triton"] | None = None,
+    ) -> None:
+        if not isinstance(shape, HybridShape):
+            raise TypeError(f"shape must be a HybridShape, got {shape!r}")
+        block_size = whole("block_size", block_size, 1, 2**16 - 1)
+        page_bytes = shape.page_bytes(block_size)
+        self._shape = shape
+        self._pages = PagedKVCache(
+            num_blocks,
+            block_size,
+            _pages_of(shape),
+            layout=_layout_for(shape, layout),
+            device=device,
+            pin_memory=pin_memory,
+            backend=backend,
+        )
+        self._recurrent = np.array([isinstance(kind, RecurrentState) for kind in shape.groups])
+        self._places = {
+            layer: (group, tensor)
+            for group, members in enumerate(shape.members)
+            for tensor, layer in enumerate(members)
+        }
+        with torch.inference_mode(False):
+            self._states = {
+                layer: _views(self._pages.tensors[tensor], shape, group, page_bytes)
+                for layer, (group, tensor) in self._places.items()
+                if self._recurrent[group]
+            }
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, ids ``[0, num_blocks)``."""
+        return self._pages.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._pages.block_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self._pages.device
+
+    @property
+    def shape(self) -> HybridShape:
+        """The model."""
+        return self._shape
+
+    @property
+    def layout(self) -> str:
+        """A name out of ``PRESETS``."""
+        return self._pages.layout
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks in all tensors."""
+        return self._pages.num_bytes
+
+    @property
+    def blocks(self) -> KVBlocks:
+        """The same memory as registered blocks, for copies in a graph or of one's own lists."""
+        return self._pages.blocks
+
+    def group_tensors(
+        self, group: int
+    ) -> tuple[LayerTensors, ...] | tuple[tuple[torch.Tensor, ...], ...]:
+        """The tensors of a group, in the order of ``shape.members[group]``.
+
+        Args:
+            group: Position in ``shape.groups``.
+
+        Returns:
+            For each layer of a group with attention, what ``PagedKVCache.tensors`` has for one; of
+            a recurrent group, its ``states``.
+
+        Raises:
+            ValueError: There is no such group.
+            TypeError: ``group`` is not an int.
+        """
+        number = whole("group", group, 0, len(self._recurrent) - 1)
+        members = self._shape.members[number]
+        if self._recurrent[number]:
+            return tuple(self._states[layer] for layer in members)
+        return self._pages.tensors[: len(members)]
+
+    def states(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """The states of a recurrent layer, by block.
+
+        Args:
+            layer: Of the model.
+
+        Returns:
+            In the order of ``LayerShape.states``, views ``[num_blocks, *shape]`` of the pages. What
+            a block holds that no forward has written to since its sequence took it is undefined.
+
+        Raises:
+            ValueError: There is no such layer, or it has attention.
+            TypeError: ``layer`` is not an int.
+        """
+        group, _ = self._place(layer)
+        if not self._recurrent[group]:
+            raise ValueError(f"layer {layer} has attention: group {group}, {self._kind(group)}")
+        return self._states[layer]
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """K of a layer with attention, as ``PagedKVCache.keys``.
+
+        Args:
+            layer: Of the model.
+
+        Raises:
+            ValueError: There is no such layer, or it is recurrent.
+            TypeError: ``layer`` is not an int.
+        """
+        return self._pages.keys(self._tensor(layer))
+
+    def values(self, layer: int) -> torch.Tensor | None:
+        """V of a layer with attention, as ``keys``; None for MLA, which keeps only ``keys``."""
+        return self._pages.values(self._tensor(layer))
+
+    def slots(self, slot_mapping: Indices) -> Slots:
+        """A slot mapping to ``write`` the layers of a group with; see ``PagedKVCache.slots``."""
+        return self._pages.slots(slot_mapping)
+
+    def write(
+        self,
+        layer: int,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        slot_mapping: Indices | Slots,
+    ) -> None:
+        """Writes K/V of some tokens of a layer with attention; see ``PagedKVCache.write``.
+
+        Args:
+            layer: Of the model.
+            k: ``[num_tokens, num_kv_heads, head_dim]``.
+            v: Likewise; None for MLA.
+            slot_mapping: Of the layer's group.
+
+        Raises:
+            ValueError: A shape, device, layer or slot is wrong, or the layer is recurrent. Nothing
+                is written.
+            TypeError: A dtype or a type is wrong. Nothing is written.
+        """
+        self._pages.write(self._tensor(layer), k, v, slot_mapping)
+
+    def gather(
+        self, layer: int, block_table: Indices, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """K/V of one sequence in a layer with attention; see ``PagedKVCache.gather``.
+
+        Where the table of a window has the null block, what is read is undefined.
+        """
+        return self._pages.gather(self._tensor(layer), block_table, length)
+
+    def copy(self, plan: CopyPlan) -> None:
+        """Runs the copies of a step, of all groups, in one launch; see ``KVBlocks.copy``.
+
+        Args:
+            plan: Out of ``take_copies()`` of a manager with the ``groups`` of the shape.
+
+        Raises:
+            CopyError: Names the pair: its group is not there, it is a part of a state, or what
+                ``KVBlocks.copy`` refuses. Or the plan is that of a manager without groups. Nothing
+                is copied.
+            TicketError: This plan has been copied.
+            TypeError: Not a plan.
+        """
+        if not isinstance(plan, CopyPlan):
+            raise TypeError(f"plan must be a CopyPlan, got {type(plan).__name__}")
+        if plan.groups is not None:
+            self._check_groups(plan.groups, plan.num_tokens)
+        elif len(self._recurrent) > 1 and len(plan):
+            raise CopyError(
+                None, f"the plan has no groups, the cache {len(self._recurrent)}; pass shape.groups"
+            )
+        self._pages.copy(plan)
+
+    def _check_groups(
+        self, groups: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]
+    ) -> None:
+        last = len(self._recurrent) - 1
+        outside = (groups < 0) | (groups > last)
+        parts = self._recurrent[np.clip(groups, 0, last)] & (num_tokens != self.block_size)
+        wrong = np.flatnonzero(outside | parts)
+        if not len(wrong):
+            return
+        pair = int(wrong[0])
+        group = int(groups[pair])
+        if outside[pair]:
+            raise CopyError(pair, f"group must be in [0, {last}], got {group}")
+        raise CopyError(
+            pair,
+            f"a state is copied whole: num_tokens of group {group}, {self._kind(group)}, must be"
+            f" {self.block_size}, got {num_tokens[pair]}",
+        )
+
+    def zero(self, blocks: Indices) -> None:
+        """Fills blocks with zeros, of whatever group; see ``KVBlocks.zero``."""
+        self._pages.zero(blocks)
+
+    def host_counterpart(self, num_blocks: int) -> GroupedKVCache:
+        """A cache on the host for blocks of this one, pinned if this one is on a GPU.
+
+        Args:
+            num_blocks: Blocks on the host.
+
+        Raises:
+            ValueError: ``num_blocks`` is out of its bounds.
+            TypeError: ``num_blocks`` is not an int.
+        """
+        return GroupedKVCache(
+            num_blocks,
+            self.block_size,
+            self._shape,
+            layout=self.layout,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def swap_out(self, host: GroupedKVCache, device_blocks: Indices, host_blocks: Indices) -> None:
+        """Copies blocks of whatever group to the host; see ``PagedKVCache.swap_out``."""
+        self._pages.swap_out(_cache("host", host)._pages, device_blocks, host_blocks)
+
+    def swap_in(self, host: GroupedKVCache, host_blocks: Indices, device_blocks: Indices) -> None:
+        """Copies blocks from the host to this cache; the reverse of ``swap_out``."""
+        self._pages.swap_in(_cache("host", host)._pages, host_blocks, device_blocks)
+
+    def _kind(self, group: int) -> str:
+        return str(self._shape.groups[group])
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        place = self._places.get(layer) if type(layer) is int else None
+        return self._shape.place(layer) if place is None else place
+
+    def _tensor(self, layer: int) -> int:
+        """The number of the tensor of a layer with attention."""
+        group, tensor = self._place(layer)
+        if self._recurrent[group]:
+            raise ValueError(f"layer {layer} keeps no K/V: group {group}, {self._kind(group)}")
+        return tensor
+
+
+def _cache(name: str, value: object) -> GroupedKVCache:
+    if not isinstance(value, GroupedKVCache):
+        raise TypeError(f"{name} must be a GroupedKVCache, got {type(value).__name__}")
+    return value
+
+
+def _pages_of(shape: HybridShape) -> ModelShape:
+    """The tensors of the pool as those of a model with so few layers."""
+    kv = shape.kv
+    return ModelShape(
+        num_layers=shape.group_size,
+        num_kv_heads=kv.num_kv_heads,
+        head_dim=kv.head_dim,
+        dtype=kv.dtype,
+        latent_dim=kv.latent_dim,
+    )
+
+
+def _layout_for(shape: HybridShape, layout: str | None) -> str | None:
+    """The layout to use, None for the usual one of K/V.
+
+    Raises:
+        ValueError: Its pages are in several pieces, and the shape has states.
+        TypeError: ``layout`` is not a str.
+    """
+    if not shape.has_states:
+        return layout
+    if layout is None:
+        return "BLOCK_KV_NHD" if shape.kv.latent_dim is None else None
+    if isinstance(layout, str) and layout.strip().upper() not in WHOLE_PAGES:
+        number = next(i for i, g in enumerate(shape.groups) if isinstance(g, RecurrentState))
+        raise ValueError(
+            f"layout must be one of {', '.join(WHOLE_PAGES)}, whose pages hold the states of group"
+            f" {number}, {shape.groups[number]}; got {layout!r}"
+        )
+    return layout
+
+
+def _views(
+    tensor: LayerTensors, shape: HybridShape, group: int, page_bytes: int
+) -> tuple[torch.Tensor, ...]:
+    """The states of a layer in the pages of a tensor, ``[num_blocks, *shape]`` each."""
+    assert isinstance(tensor, torch.Tensor)  # WHOLE_PAGES have one for each layer
+    pages = tensor.view(tensor.shape[0], -1).view(torch.uint8)
+    assert pages.shape[1] == page_bytes
+    layer = shape.group_layer(group)
+    views = []
+    for state, start in zip(layer.states, layer.state_offsets(), strict=False):
+        room = pages[:, start : start + state.num_bytes].view(state.dtype)
+        views.append(room.unflatten(1, state.shape))
+    return tuple(views)

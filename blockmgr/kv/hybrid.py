@@ -1,0 +1,362 @@
+"""How the layers of a hybrid model share one pool: groups of as many layers, and equal pages.
+
+::
+
+    tensor 0   [ page | page | page | ...  block ids 0, 1, 2, ...
+    tensor 1   [ page | page | page | ...
+               a block is the same page of every tensor, and one group has it at a time:
+               layer i of a group keeps its K/V, or its state, in tensor i
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blockmgr.arguments import whole
+from blockmgr.errors import PageSizeError
+from blockmgr.groups import MAX_GROUPS, FullAttention, Group, RecurrentState, checked_groups
+from blockmgr.kv.shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.kv.fields import Config
+
+__all__ = ["HybridShape", "LayerShape", "StateTensor"]
+
+# As vLLM decides: a fourth more layers of one kind than of another are no reason for more groups.
+NEARLY_AS_MANY = 1.25
+
+# Block sizes beyond the first that holds a state, until the page is a multiple of its elements.
+MOST_TRIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of the state of a recurrent layer.
+
+    Attributes:
+        shape: Of one sequence.
+        dtype: Element type.
+
+    Raises:
+        ValueError: A length is below 1, or there is none.
+        TypeError: A value is of the wrong type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        lengths = tuple(whole(f"shape[{i}]", n, 1) for i, n in enumerate(self.shape))
+        if not lengths:
+            raise ValueError("shape must have at least one axis")
+        object.__setattr__(self, "shape", lengths)
+        if not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sequence."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What one layer reads, and what it keeps in a block.
+
+    Attributes:
+        kind: ``FullAttention()``, ``SlidingWindow(w)``, ``ChunkedAttention(w)`` or
+            ``RecurrentState()``.
+        kv: K/V of a layer with attention, with ``num_layers=1``; None for a recurrent one.
+        states: Tensors of the state of a recurrent layer; empty for attention.
+
+    Raises:
+        ValueError: ``kv`` and ``states`` do not fit the kind.
+        TypeError: A value is of the wrong type.
+    """
+
+    kind: Group
+    kv: ModelShape | None = None
+    states: tuple[StateTensor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, Group):
+            raise TypeError(f"kind must be a group of layers, got {self.kind!r}")
+        object.__setattr__(self, "states", tuple(self.states))
+        for state in self.states:
+            if not isinstance(state, StateTensor):
+                raise TypeError(f"states must be StateTensor objects, got {state!r}")
+        recurrent = isinstance(self.kind, RecurrentState)
+        if recurrent and (self.kv is not None or not self.states):
+            raise ValueError(f"a layer of {self.kind} must have states and no kv")
+        if not recurrent and (not isinstance(self.kv, ModelShape) or self.states):
+            raise ValueError(f"a layer of {self.kind} must have a ModelShape as kv, and no states")
+        if self.kv is not None and self.kv.num_layers != 1:
+            raise ValueError(f"kv must be of one layer, got num_layers {self.kv.num_layers}")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state, with the room that alignment takes; 0 for attention."""
+        return self.state_offsets()[-1]
+
+    def state_offsets(self) -> tuple[int, ...]:
+        """Where each tensor of a state begins in its page, in bytes, and where the last one ends.
+
+        Each begins at a multiple of its element size.
+        """
+        ends = [0]
+        offsets = []
+        for state in self.states:
+            size = state.dtype.itemsize
+            offsets.append(-(-ends[-1] // size) * size)
+            ends.append(offsets[-1] + state.num_bytes)
+        return (*offsets, ends[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class HybridShape:
+    """The layers of a hybrid model, in groups of equal size that share one pool of blocks.
+
+    Layers that read alike form groups of ``group_size`` layers; the last group of a kind may have
+    fewer. Layer i of each group uses tensor i, so a pool is ``group_size`` tensors.
+
+    Attributes:
+        layers: Each layer of the model in order; None for one that keeps nothing, or reads what
+            another keeps.
+        group_size: Layers of a group. None for the number of layers of the rarest kind, or of the
+            most frequent one if that has less than a fourth more.
+        groups: What to pass to ``BlockManager(groups=...)``.
+        members: Of each group, its layers.
+
+    Raises:
+        ValueError: No layer has full attention, ``group_size`` is out of range, or there would be
+            more than 64 groups.
+        PageSizeError: Layers with attention keep K/V of different shapes.
+        TypeError: A value is of the wrong type.
+
+    >>> from blockmgr import FullAttention, RecurrentState
+    >>> kv = ModelShape(num_layers=1, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    >>> conv = StateTensor((512, 4), torch.bfloat16)
+    >>> state = StateTensor((8, 64, 16), torch.float32)
+    >>> recurrent = LayerShape(kind=RecurrentState(), states=(conv, state))
+    >>> shape = HybridShape([LayerShape(kind=FullAttention(), kv=kv), *[recurrent] * 3])
+    >>> shape.groups[:2], shape.members
+    ((FullAttention(), RecurrentState()), ((0,), (1,), (2,), (3,)))
+    >>> shape.block_size_for(), shape.bytes_per_block(80)
+    (80, 40960)
+    """
+
+    layers: Sequence[LayerShape | None]
+    group_size: int = 0
+    groups: tuple[Group, ...] = field(init=False)
+    members: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __init__(self, layers: Sequence[LayerShape | None], group_size: int | None = None) -> None:
+        own = tuple(layers)
+        for i, layer in enumerate(own):
+            if layer is not None and not isinstance(layer, LayerShape):
+                raise TypeError(f"layers[{i}] must be a LayerShape or None, got {layer!r}")
+        alike: dict[LayerShape, list[int]] = {}
+        for i, layer in enumerate(own):
+            if layer is not None:
+                alike.setdefault(layer, []).append(i)
+        # The block tables are those of the first group with full attention.
+        kinds = sorted(alike, key=lambda layer: not isinstance(layer.kind, FullAttention))
+        size = _group_size([len(alike[layer]) for layer in kinds], group_size)
+        members = [
+            tuple(alike[layer][start : start + size])
+            for layer in kinds
+            for start in range(0, len(alike[layer]), size)
+        ]
+        self._set(
+            layers=own,
+            group_size=size,
+            members=tuple(members),
+            groups=checked_groups(_kept(own, each).kind for each in members),
+        )
+        if not self.groups:
+            raise ValueError("layers must have one of FullAttention, got none")
+        self._check_alike()
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_alike(self) -> None:
+        first = self.kv
+        for number, members in enumerate(self.members):
+            kv = _kept(self.layers, members).kv
+            if kv is not None and kv != first:
+                raise PageSizeError(
+                    number,
+                    str(self.groups[number]),
+                    f"layer {members[0]} keeps {_described(kv)}, the pages of the pool are of"
+                    f" {_described(first)}",
+                )
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        dtype: torch.dtype | None = None,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        group_size: int | None = None,
+    ) -> HybridShape:
+        """The groups of the model that a Hugging Face style config describes.
+
+        Understands ``layer_types``, and the fields with which Gemma 2 and 3, Llama 4, Qwen3-Next,
+        Jamba, Bamba and Nemotron-H say the same. A model without them has one group. The state of
+        a recurrent layer has the tensors that transformers keeps: of the convolution and, but for
+        LFM2, of the recurrence.
+
+        Args:
+            config: A config object, its fields as a mapping, or the path of a ``config.json`` or
+                of its folder.
+            dtype: Element type of K/V and of convolutions; None for the model's.
+            state_dtype: Element type of recurrences; transformers has no other than this.
+            group_size: Layers of a group; None to let the shape choose.
+
+        Raises:
+            ValueError: Names a field that is missing or has no usable value, layers of
+                cross-attention or of an encoder, or a model without full attention.
+            PageSizeError: Layers with attention keep K/V of different shapes.
+            OSError: The file cannot be read.
+            TypeError: A field or an argument is of the wrong type.
+        """
+        from blockmgr.kv.hybrid_config import layers_of  # noqa: PLC0415  (which needs LayerShape)
+
+        return cls(layers_of(config, dtype, state_dtype), group_size)
+
+    @property
+    def kv(self) -> ModelShape:
+        """K/V of one layer with attention."""
+        full = next(i for i, kind in enumerate(self.groups) if isinstance(kind, FullAttention))
+        found = _kept(self.layers, self.members[full]).kv
+        assert found is not None
+        return found
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a group is recurrent."""
+        return any(isinstance(kind, RecurrentState) for kind in self.groups)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """The group of a layer, and the number of its tensor.
+
+        Args:
+            layer: ``[0, len(layers))``.
+
+        Raises:
+            ValueError: There is no such layer, or it keeps nothing.
+            TypeError: ``layer`` is not an int.
+        """
+        number = whole("layer", layer, 0, len(self.layers) - 1)
+        for group, members in enumerate(self.members):
+            if number in members:
+                return group, members.index(number)
+        raise ValueError(f"layer {number} keeps nothing, so it is in no group")
+
+    def group_layer(self, group: int) -> LayerShape:
+        """What each layer of a group reads and keeps.
+
+        Args:
+            group: Position in ``groups``.
+
+        Raises:
+            ValueError: There is no such group.
+            TypeError: ``group`` is not an int.
+        """
+        number = whole("group", group, 0, len(self.groups) - 1)
+        return _kept(self.layers, self.members[number])
+
+    def page_bytes(self, block_size: int) -> int:
+        """Bytes of a block in one tensor.
+
+        Args:
+            block_size: Tokens a block, at least 1.
+
+        Raises:
+            PageSizeError: The state of a group does not fit.
+        """
+        page = self.kv.bytes_per_block(block_size)
+        for number in range(len(self.groups)):
+            if problem := self._problem(number, page):
+                raise PageSizeError(
+                    number,
+                    str(self.groups[number]),
+                    f"{problem}, at block_size {block_size}; block_size_for() has one that fits",
+                )
+        return page
+
+    def _problem(self, group: int, page: int) -> str | None:
+        """Why the state of a group cannot be in pages of so many bytes."""
+        layer = self.group_layer(group)
+        if layer.state_bytes > page:
+            return f"a state of {layer.state_bytes} bytes exceeds a page of {page}"
+        for state in layer.states:
+            if page % state.dtype.itemsize:
+                return f"a page of {page} bytes is no multiple of an element of {state.dtype}"
+        return None
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one block in all tensors, whichever group has it.
+
+        Args:
+            block_size: Tokens a block, at least 1.
+
+        Raises:
+            PageSizeError: The state of a group does not fit.
+        """
+        return self.group_size * self.page_bytes(block_size)
+
+    def block_size_for(self, multiple: int = 16) -> int:
+        """The smallest block size at which the pages of all groups are equal.
+
+        Args:
+            multiple: The block size is a multiple of this.
+
+        Raises:
+            PageSizeError: There is none, since pages are no multiple of an element of a state.
+            ValueError: ``multiple`` is below 1.
+            TypeError: ``multiple`` is not an int.
+        """
+        step = whole("multiple", multiple, 1)
+        token = self.kv.bytes_per_token
+        largest = max(self.group_layer(g).state_bytes for g in range(len(self.groups)))
+        least = max(step, -(-largest // (token * step)) * step)
+        for size in range(least, least + MOST_TRIES * step, step):
+            if not any(self._problem(g, size * token) for g in range(len(self.groups))):
+                return size
+        self.page_bytes(least)
+        raise AssertionError  # page_bytes has raised
+
+
+def _kept(layers: Sequence[LayerShape | None], members: Sequence[int]) -> LayerShape:
+    layer = layers[members[0]]
+    assert layer is not None  # what keeps nothing is in no group
+    return layer
+
+
+def _described(kv: ModelShape) -> str:
+    if kv.latent_dim is not None:
+        return f"{kv.latent_dim} elements a token in {kv.dtype}"
+    return f"{kv.num_kv_heads} heads of {kv.head_dim} in {kv.dtype}"
+
+
+def _group_size(counts: list[int], given: int | None) -> int:
+    """Layers of a group, by the number of layers of each kind."""
+    if given is not None:
+        return whole("group_size", given, 1, max(counts, default=1))
+    if not counts:
+        return 1
+    few, many = min(counts), max(counts)
+    size = many if many < NEARLY_AS_MANY * few else few
+    while sum(-(-count // size) for count in counts) > MAX_GROUPS:
+        size += 1
+    return size

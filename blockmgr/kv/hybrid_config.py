@@ -1,0 +1,223 @@
+"""What each layer of a hybrid model reads and keeps, read from a Hugging Face style config."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import whole
+from blockmgr.groups import (
+    ChunkedAttention,
+    FullAttention,
+    Group,
+    RecurrentState,
+    SlidingWindow,
+)
+from blockmgr.kv.fields import DTYPE, LAYERS, Config, ConfigFields, head_dim, kv_dtype, kv_heads
+from blockmgr.kv.hybrid import LayerShape, StateTensor
+from blockmgr.kv.shape import OTHER_LAYERS, ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+__all__ = ["layers_of"]
+
+FULL = {"full_attention", "attention"}
+SLIDING = {"sliding_attention", "window_attention"}
+STATES = {"linear_attention", "mamba", "recurrent", "conv"}
+NOTHING = {"moe", "mlp"}
+
+# Every so many layers one has full attention, where a config of the family does not say it.
+PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+
+# Letters of Nemotron-H's hybrid_override_pattern.
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
+
+
+def layers_of(
+    config: Config, dtype: torch.dtype | None, state_dtype: torch.dtype
+) -> list[LayerShape | None]:
+    """The layers of a model, as ``HybridShape.from_config`` says."""
+    fields = ConfigFields(config)
+    model = fields.get("model_type") or "config"
+    for name in CROSS_ATTENTION:
+        if value := fields.get(name):
+            raise ValueError(
+                f"{model} has {name} {value!r}: there is no group of cross-attention or of an"
+                " encoder, since its blocks are no prefix of anything"
+            )
+    kept = dtype if dtype is not None else kv_dtype(fields.get(*DTYPE))
+    kinds = _kinds(fields)
+    if not any(isinstance(kind, FullAttention) for kind in kinds):
+        named = ", ".join(dict.fromkeys(str(kind) for kind in kinds if kind is not None))
+        raise ValueError(f"{model} has no layer of FullAttention, which a manager needs: {named}")
+    shapes = {
+        kind: LayerShape(kind=kind, states=_states(fields, kept, state_dtype))
+        if isinstance(kind, RecurrentState)
+        else LayerShape(kind=kind, kv=_kv(fields, kind, kept))
+        for kind in set(kinds) - {None}
+        if kind is not None
+    }
+    return [None if kind is None else shapes[kind] for kind in kinds]
+
+
+def _kinds(fields: ConfigFields) -> list[Group | None]:
+    """What each layer reads; None for one that keeps nothing."""
+    num_layers = whole(LAYERS[0], fields.need(*LAYERS), 1)
+    names = _names(fields, num_layers)
+    shared = fields.get("num_kv_shared_layers") or 0  # the last layers read the K/V of earlier ones
+    last = num_layers - whole("num_kv_shared_layers", shared, 0, num_layers - 1)
+    if len(names) < num_layers:
+        raise ValueError(f"config names {len(names)} layers, there are {num_layers}")
+    return [_kind(fields, name) if i < last else None for i, name in enumerate(names[:num_layers])]
+
+
+def _kind(fields: ConfigFields, name: str) -> Group | None:
+    if name in FULL:
+        return FullAttention()
+    if name in SLIDING:
+        return SlidingWindow(fields.size("sliding_window", "sliding_window_size"))
+    if name == "chunked_attention":
+        return ChunkedAttention(fields.size("attention_chunk_size"))
+    if name in STATES:
+        return RecurrentState()
+    if name in NOTHING:
+        return None
+    raise ValueError(
+        f"config names a layer {name!r}, for which there is no group; give a HybridShape"
+    )
+
+
+def _names(fields: ConfigFields, num_layers: int) -> list[str]:
+    """The kind of each layer in the words of ``layer_types``."""
+    listed = fields.get("layer_types", "layers_block_type")
+    if listed is not None:
+        if not isinstance(listed, list | tuple) or not all(isinstance(n, str) for n in listed):
+            raise TypeError(f"layer_types of the config must be a list of names, got {listed!r}")
+        return list(listed)
+
+    if (letters := fields.get("hybrid_override_pattern")) is not None:
+        return [LETTERS.get(letter, letter) for letter in letters]
+    is_full, other = _rule(fields)
+    return ["full_attention" if is_full(i) else other for i in range(num_layers)]
+
+
+def _rule(fields: ConfigFields) -> tuple[Callable[[int], bool], str]:
+    """Which layers have full attention, and what the others are."""
+    if (indices := fields.get("attn_layer_indices")) is not None:
+        return (lambda i: i in indices), "mamba"
+    if (period := fields.get("attn_layer_period")) is not None:
+        offset = fields.need("attn_layer_offset")
+        return (lambda i: i % period == offset), "mamba"
+    if (interval := fields.get("full_attention_interval")) is not None:
+        return _every(interval), "linear_attention"
+    if unknown := [name for name in OTHER_LAYERS if fields.get(name) is not None]:
+        raise ValueError(
+            f"{unknown[0]} of the config says which layers keep K/V in a way that is not known;"
+            " give a HybridShape"
+        )
+    if fields.get("attention_chunk_size") is not None:
+        interval = fields.get("no_rope_layer_interval") or 4
+        chunked = fields.get("no_rope_layers")
+        is_full = (lambda i: not chunked[i]) if chunked else _every(interval)
+        return is_full, "chunked_attention"
+    if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
+        return _every(1), "full_attention"
+    given = fields.get("sliding_window_pattern")
+    pattern = PATTERNS.get(fields.get("model_type") or "", 0) if given is None else given
+    return _every(pattern), "sliding_attention"
+
+
+def _every(interval: int) -> Callable[[int], bool]:
+    """Every so many layers; 0 for none."""
+    return lambda i: interval > 0 and (i + 1) % interval == 0
+
+
+def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:
+    rank = fields.get("kv_lora_rank")
+    if rank is not None:
+        latent = whole("kv_lora_rank", rank, 1) + fields.size("qk_rope_head_dim")
+        return ModelShape(
+            num_layers=1, num_kv_heads=1, head_dim=latent, dtype=dtype, latent_dim=latent
+        )
+    usual = ModelShape(
+        num_layers=1, num_kv_heads=kv_heads(fields), head_dim=head_dim(fields), dtype=dtype
+    )
+    if not isinstance(kind, FullAttention):
+        return usual
+    # Gemma 4: fewer and wider heads where the whole context is read.
+    return dataclasses.replace(
+        usual,
+        num_kv_heads=fields.get("num_global_key_value_heads") or usual.num_kv_heads,
+        head_dim=fields.get("global_head_dim") or usual.head_dim,
+    )
+
+
+def _states(
+    fields: ConfigFields, dtype: torch.dtype, state_dtype: torch.dtype
+) -> tuple[StateTensor, ...]:
+    """The state of one layer, by the fields that its family sizes it with."""
+    for names, read in FAMILIES:
+        if all(fields.get(*alike) is not None for alike in names):
+            conv, *states = read(fields)
+            return (
+                StateTensor(conv, dtype),
+                *(StateTensor(state, state_dtype) for state in states),
+            )
+    raise ValueError(
+        f"{fields.get('model_type') or 'config'} has recurrent layers whose state is not known;"
+        " give a HybridShape"
+    )
+
+
+Sizes = tuple[tuple[int, ...], ...]
+
+MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
+MAMBA_HEAD_DIM = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+MAMBA_STATE = ("mamba_d_state", "ssm_state_size")
+MAMBA_GROUPS = ("mamba_n_groups", "n_groups", "mamba_ngroups")
+MAMBA_CONV = ("mamba_d_conv", "conv_kernel")
+
+
+def _gated_delta(fields: ConfigFields) -> Sizes:
+    """Qwen3-Next and Olmo Hybrid."""
+    heads, values = (fields.size(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+    key_dim, value_dim = (fields.size(f"linear_{kind}_head_dim") for kind in ("key", "value"))
+    channels = 2 * heads * key_dim + values * value_dim
+    return (channels, fields.size("linear_conv_kernel_dim")), (values, key_dim, value_dim)
+
+
+def _mamba_2(fields: ConfigFields) -> Sizes:
+    """Bamba, Granite 4 and Nemotron-H."""
+    heads, states = fields.size(*MAMBA_HEADS), fields.size(*MAMBA_STATE)
+    wide = fields.get(*MAMBA_HEAD_DIM)
+    if wide in (None, "auto"):
+        wide = fields.size("mamba_expand") * fields.size("hidden_size") // heads
+    size = whole(MAMBA_HEAD_DIM[0], wide, 1)
+    channels = heads * size + 2 * fields.size(*MAMBA_GROUPS) * states
+    return (channels, fields.size(*MAMBA_CONV)), (heads, size, states)
+
+
+def _mamba_1(fields: ConfigFields) -> Sizes:
+    """Jamba."""
+    channels = fields.size("mamba_expand") * fields.size("hidden_size")
+    return (channels, fields.size("mamba_d_conv")), (channels, fields.size("mamba_d_state"))
+
+
+def _convolution(fields: ConfigFields) -> Sizes:
+    """LFM2."""
+    return ((fields.size("hidden_size"), fields.size("conv_L_cache")),)
+
+
+Names = tuple[tuple[str, ...], ...]
+FAMILIES: tuple[tuple[Names, Callable[[ConfigFields], Sizes]], ...] = (
+    ((("linear_num_value_heads",), ("linear_key_head_dim",)), _gated_delta),
+    ((MAMBA_HEADS, MAMBA_STATE), _mamba_2),
+    ((("mamba_d_state",), ("mamba_expand",)), _mamba_1),
+    ((("conv_L_cache",),), _convolution),
+)
+"""Fields that tell a family of recurrent layers, each under any of its names, and its reader."""
