@@ -176,7 +176,7 @@ def fleet(
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
             document = {
-                "config": asdict(config),
+                "config": config.as_plain,
                 "first_token_model": asdict(model),
                 "results": [_entry(row) for row in rows],
                 "trace": trace.name,

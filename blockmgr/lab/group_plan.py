@@ -17,7 +17,6 @@ from blockmgr.lab.sweep import largest_request_blocks
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
     from blockmgr.lab.trace import Trace
 
@@ -41,7 +40,9 @@ class PoolSearch:
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._trace = trace
         self._config = config
-        self.best: Attainable = attainable(trace, config)
+        best = attainable(trace, config)
+        self.attainable = best.hit_rate
+        self._working_set = best.working_set_blocks
         self._least = largest_request_blocks(trace, config)
         self._replayed: dict[int, ReplayResult] = {}
 
@@ -53,9 +54,9 @@ class PoolSearch:
 
     def blocks_for(self, hit_rate: Fraction) -> int | None:
         """The smallest pool that reaches ``hit_rate``; None if an unbounded one does not."""
-        if hit_rate > self.best.hit_rate:
+        if hit_rate > self.attainable:
             return None
-        largest = max(self._least, self.best.working_set_blocks)
+        largest = max(self._least, self._working_set)
         step = max(1, largest // STEPS)
         low, high = self._least, largest
         if self.replay(low).hit_rate >= hit_rate:

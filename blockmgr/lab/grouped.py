@@ -2,13 +2,13 @@
 
 An engine computes a prompt in chunks, and so does this: ::
 
-    match ──► admit the first chunk ──► copies, forward, commit ──► reserve the next ──► ...
-              with room kept for the rest
+    match ──► admit the first chunk ──► copies, forward, commit ──► copies, reserve the next ──► ...
+              if there is room for the rest
 
 A chunk ends after ``ReplayConfig.forward_tokens``, and at each of ``BlockManager.stops``: a state
 can be found only where a forward has stopped. Blocks of windows go back as chunks are committed.
-The blocks that all chunks and the output will take are kept free at the admission, so nothing waits
-or is preempted on the way.
+A request is admitted only if there is room for all chunks and for the output, which it takes at
+once: nothing waits or is preempted on the way.
 """
 
 from __future__ import annotations
@@ -101,14 +101,17 @@ class GroupedSteps:
         manager = self._manager
         computed = manager.sequence(handle).num_computed_tokens
         stops = manager.stops(handle)
+        self._apply_copies()
         while computed < prompt:
             ends = [stop for stop in stops if stop > computed]
             end = min(*ends, computed + self._config.forward_tokens, prompt)
             manager.reserve(handle, end)
             self._show(self._reach.taken, handle, computed, end)
-            self._apply_copies()
             manager.commit(handle, end)
             self._show(self._reach.committed, handle, end)
+            if end < prompt:
+                # A state that was kept there is held until the copy in which this goes on is made.
+                self._apply_copies()
             computed = end
 
     def _show(self, call: Callable[..., None], *arguments: int) -> None:
