@@ -194,7 +194,7 @@ def _entry(row: SweepRow, model: Model | None) -> dict[str, Any]:
         "capacity": row.capacity.text,
         "gap_closed": row.gap_closed,
         "hit_rate": row.result.hit_rate,
-        "optimum_hit_rate": None if row.known_optimum is None else row.known_optimum.hit_rate,
+        "optimum_hit_rate": None if row.optimum is None else row.optimum.hit_rate,
         "policy": row.policy,
     }
 
@@ -228,7 +228,7 @@ def _cells(row: SweepRow) -> list[str]:
         f"{row.result.num_blocks:,}",
         row.policy,
         f"{row.result.hit_rate:.2%}",
-        NOTHING if row.known_optimum is None else f"{row.known_optimum.hit_rate:.2%}",
+        NOTHING if row.optimum is None else f"{row.optimum.hit_rate:.2%}",
         f"{row.attainable.hit_rate:.2%}",
         NOTHING if gap is None else f"{gap:.0%}",
         f"{row.result.evictions:,}",

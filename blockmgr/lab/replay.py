@@ -336,10 +336,10 @@ class EventLoop:
                 manager.commit(handle, prompt + len(output) - 1)
         if self._outlook is not None and goes_on:
             self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
-        self._host_s += self._clock() - start
         if self._watch is not None:
+            paused = self._clock()
             self._watch.ending(request, handles)
-        start = self._clock()
+            start += self._clock() - paused
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()

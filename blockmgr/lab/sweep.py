@@ -55,7 +55,8 @@ class SweepRow:
         block_size: Tokens per block.
         capacity: Pool size as it was asked for.
         result: What the replay counted.
-        known_optimum: ``optimum``, or None with groups of layers, for which none is known.
+        optimum: The best any order of eviction does at this pool size, one request at a time; None
+            with groups of layers, for which none is known.
         attainable: What an unbounded pool does at this block size.
         baseline: What LRU without hints counts at this place; None if it was not replayed.
     """
@@ -64,20 +65,20 @@ class SweepRow:
     block_size: int
     capacity: Capacity
     result: ReplayResult
-    known_optimum: Optimum | None
+    optimum: Optimum | None
     attainable: Attainable
     baseline: ReplayResult | None
 
     @property
-    def optimum(self) -> Optimum:
-        """The best any order of eviction does at this pool size, one request at a time.
+    def best(self) -> Optimum:
+        """``optimum``, for readers of rows that have one.
 
         Raises:
             ValueError: The replay had groups of layers.
         """
-        if self.known_optimum is None:
+        if self.optimum is None:
             raise ValueError("no optimum is known with groups of layers; attainable is a bound")
-        return self.known_optimum
+        return self.optimum
 
     @property
     def gap_closed(self) -> float | None:
@@ -86,7 +87,7 @@ class SweepRow:
         None where LRU without hints was not replayed, there is no optimum, or LRU is as good as the
         optimum to a hundredth of a point: a share of next to nothing says nothing.
         """
-        if self.baseline is None or self.known_optimum is None:
+        if self.baseline is None or self.optimum is None:
             return None
         gap = self.optimum.hit_rate - self.baseline.hit_rate
         gained = self.result.hit_rate - self.baseline.hit_rate
@@ -198,7 +199,7 @@ def sweep(
                 block_size=pool.config.block_size,
                 capacity=pool.capacity,
                 result=counted[replace(pool.config, eviction=policy)],
-                known_optimum=best,
+                optimum=best,
                 attainable=pool.ceiling,
                 baseline=counted.get(replace(pool.config, eviction="lru", hints="none")),
             )
