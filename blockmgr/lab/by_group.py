@@ -1,8 +1,8 @@
 """What each group of layers holds during a replay, and which one cut hits short.
 
 Blocks are counted at a few moments, each just after a request was admitted. Full attention often
-has more of a prompt than is found: a window or a state is missing at its end. The tokens between
-are counted for the group that lacks it, block by block.
+has more of a prompt than is found, since a window or a state is missing there. The tokens between
+are counted for the group that lacks what comes next.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr.blocks import BlockState
-from blockmgr.groups import FullAttention, RecurrentState
+from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
 from blockmgr.lab.full_reach import FullReach
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from blockmgr.groups import Group
@@ -98,6 +100,18 @@ class ByGroup:
         ]
 
 
+def _refusing(groups: Sequence[Group]) -> Group | None:
+    """The group that lacks something wherever full attention has more than is found.
+
+    A state is cached as long as a prompt can be found up to it, so where no prompt can, no state is
+    left. Of windows and chunks, the widest lacks something whenever one of the others does.
+    """
+    if RecurrentState() in groups:
+        return RecurrentState()
+    narrow = [g for g in groups if isinstance(g, SlidingWindow | ChunkedAttention)]
+    return max(narrow, key=lambda group: group.width, default=None)
+
+
 class GroupWatch:
     """Counts for ``ByGroup`` while a replay runs.
 
@@ -112,9 +126,9 @@ class GroupWatch:
         self._groups = config.groups
         self._size = config.block_size
         self._every = max(1, num_requests // MOMENTS)
-        self.reach = FullReach(manager, config)
-        self._refused = dict.fromkeys(self._groups, 0)
-        self._refusals: dict[Group, int] = {}
+        self._reach = FullReach(manager, config)
+        self._refused_tokens = 0
+        self._refused = 0  # of the request that is about to be admitted
         self._admitted = 0
         self._moments = 0
         self._least_free = manager.config.num_blocks
@@ -124,13 +138,17 @@ class GroupWatch:
 
     def before(self, request: Request, tokens: Tokens) -> None:
         """A request is about to be admitted."""
-        self._refusals = self.reach.refusals(tokens, request.namespace)
+        self._refused = self._reach.refused(tokens, request.namespace)
+
+    def taken(self, handle: int, start: int, stop: int) -> None:
+        """A sequence has blocks for the forward of ``[start, stop)``."""
+        self._note_free()
+        self._reach.taken(handle, start, stop)
 
     def after(self, request: Request, handles: list[int]) -> None:
         """It was admitted, and its prompt is computed."""
-        for group, refused in self._refusals.items():
-            self._refused[group] += refused
-        self.reach.prompt_computed(handles, request.num_prompt_tokens)
+        self._refused_tokens += self._refused
+        self._reach.prompt_computed(handles, request.num_prompt_tokens)
         self._note_free()
         if self._admitted % self._every == 0:
             self._count()
@@ -145,12 +163,12 @@ class GroupWatch:
             if request.outputs:
                 output = request.outputs[place][: computed - prompt]
                 tokens = np.concatenate((request.tokens(), output))
-                self.reach.ending(handle, tokens, prompt, request.namespace)
+                self._reach.ending(handle, tokens, prompt, request.namespace)
             elif computed == prompt:
-                self.reach.ending(handle, request.tokens(), prompt, request.namespace)
+                self._reach.ending(handle, request.tokens(), prompt, request.namespace)
 
     def _note_free(self) -> None:
-        self._least_free = min(self._least_free, self._manager.stats().free_blocks)
+        self._least_free = min(self._least_free, self._manager.quota_usage().free_blocks)
 
     def _count(self) -> None:
         blocks = self._manager.blocks()
@@ -192,5 +210,5 @@ class GroupWatch:
             unfilled_used_blocks=unfilled_used,
             cached_blocks=cached,
             unfilled_cached_blocks=unfilled_cached,
-            refused_tokens=0 if isinstance(group, FullAttention) else self._refused[group],
+            refused_tokens=self._refused_tokens if group == _refusing(self._groups) else 0,
         )

@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockmgr.groups import FullAttention, RecurrentState, first_full
+from blockmgr.groups import first_full
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.groups import Group
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.request import Tokens
     from blockmgr.manager import BlockManager
 
 __all__ = ["FullReach"]
 
-STATE = b"state"
-
 
 class FullReach:
-    """What full attention and states hold, page by page.
+    """What full attention holds, page by page.
 
     Args:
         manager: Of the replay.
@@ -37,38 +34,30 @@ class FullReach:
     def __init__(self, manager: BlockManager, config: ReplayConfig) -> None:
         self._manager = manager
         self._size = config.block_size
-        places = range(len(config.groups))
-        states = [i for i in places if isinstance(config.groups[i], RecurrentState)]
-        others = [i for i in places if i != first_full(config.groups) and i not in states]
-        self._state_tables = [manager.group_table(group) for group in states]
-        self._other_tables = [manager.group_table(group) for group in others]
-        narrow = [g for g in config.groups if not isinstance(g, FullAttention | RecurrentState)]
-        # Of windows and chunks, the widest lacks something whenever one of the others does.
-        self._widest: Group | None = max(narrow, key=lambda group: group.width, default=None)
-        # By block: the digest of the whole page that it holds, with a mark if as a state.
+        self._tables = [
+            manager.group_table(place)
+            for place in range(len(config.groups))
+            if place != first_full(config.groups)
+        ]
+        # By block: the digest of the whole page of full attention that it holds.
         self._keys: npt.NDArray[Any] = np.full(manager.config.num_blocks, None, dtype=object)
         self._blocks: dict[bytes, int] = {}
         self._digests: list[bytes] = []
-        self._state_before: list[int] = []
 
-    def refusals(self, tokens: Tokens, namespace: bytes) -> dict[Group, int]:
-        """Tokens of a prompt that full attention has and ``match`` does not find, by group."""
+    def refused(self, tokens: Tokens, namespace: bytes) -> int:
+        """Tokens of a prompt, in whole pages, that full attention has and ``match`` does not find.
+
+        Args:
+            tokens: The prompt, which is admitted next.
+            namespace: Whose it is.
+        """
         size, manager = self._size, self._manager
         self._digests = digests = manager.block_digests(tokens, namespace=namespace)
         found = manager.match(tokens, namespace=namespace, num_slots=1).num_cached_tokens
-        end = first = found // size
+        end = found // size
         while end < (len(tokens) - 1) // size and self._holds(digests[end]):
             end += 1
-        refused: dict[Group, int] = {}
-        for unit in range(first, end):
-            group = self._lacking(digests[unit])
-            refused[group] = refused.get(group, 0) + (unit + 1) * size - max(found, unit * size)
-        return refused
-
-    def _lacking(self, digest: bytes) -> Group:
-        if self._state_tables and (self._widest is None or not self._holds(STATE + digest)):
-            return RecurrentState()
-        return self._widest or FullAttention()
+        return max(0, end * size - found)
 
     def _holds(self, key: bytes) -> bool:
         block = self._blocks.get(key)
@@ -78,20 +67,10 @@ class FullReach:
         """A sequence has blocks for the forward of ``[start, stop)``: what they held is gone."""
         row = self._manager.row(handle)
         units = slice(start // self._size, -(-stop // self._size))
-        for table in self._other_tables:
-            self._keys[table[row, units]] = None
+        for table in self._tables:
+            # The table of a group of states has one column.
+            self._keys[table[row, units] if table.shape[1] > 1 else table[row]] = None
         self._keys[self._manager.block_ids(handle, units.start)] = None
-        self._state_before = self._states_of(handle)
-        self._keys[self._state_before] = None
-
-    def committed(self, handle: int, computed: int) -> None:
-        """The forward has stopped here. A state that was kept is no longer the sequence's own."""
-        if not self._state_tables:
-            return
-        states = self._states_of(handle)
-        if states[0] != self._state_before[0] and computed % self._size == 0:
-            self._put(STATE + self._digests[computed // self._size - 1], self._state_before[0])
-        self._keys[states] = None
 
     def prompt_computed(self, handles: list[int], prompt: int) -> None:
         """The prompt of these sequences is computed, and they have blocks for their outputs."""
@@ -111,16 +90,6 @@ class FullReach:
         """
         digests = self._manager.block_digests(tokens, namespace=namespace)
         self._put_pages(handle, digests, prompt // self._size)
-        if self._state_tables and digests and len(tokens) % self._size == 0:
-            self._put(STATE + digests[-1], self._states_of(handle)[0])
-
-    def _states_of(self, handle: int) -> list[int]:
-        row = self._manager.row(handle)
-        return [int(table[row, 0]) for table in self._state_tables]
-
-    def _put(self, key: bytes, block: int) -> None:
-        self._keys[block] = key
-        self._blocks[key] = block
 
     def _put_pages(self, handle: int, digests: list[bytes], first: int) -> None:
         pages = digests[first:]

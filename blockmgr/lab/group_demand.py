@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import FullAttention, RecurrentState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockmgr.blocks import Match
     from blockmgr.lab.replay_config import ReplayConfig
 
-__all__ = ["found_blocks", "grouped_blocks", "row_blocks"]
-
-
-def _first_unit(group: SlidingWindow | ChunkedAttention, position: int, block_size: int) -> int:
-    """The first logical block that the query at a position reads."""
-    if isinstance(group, SlidingWindow):
-        return max(0, position - group.width + 1) // block_size
-    return (position - position % group.width) // block_size
+__all__ = ["extra_blocks", "grouped_blocks", "row_blocks"]
 
 
 def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) -> int:
@@ -52,26 +46,18 @@ def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: Repla
         else:
             chunk = min(config.forward_tokens, num_prompt_tokens)
             prefill = -(-(group.width - 1 + chunk) // size) + 1
-            running = -(-(group.width - 1) // size) + 1 + own
+            running = -(-(group.width - 1) // size) + own  # a tail is one's own
             total += min(shared + own, max(prefill, running))
     return total
 
 
-def found_blocks(cached: int, config: ReplayConfig) -> int:
-    """Of these blocks, at most those that hold what is found, and a state for each group of them.
+def extra_blocks(match: Match, config: ReplayConfig) -> int:
+    """Blocks beside these that reuse takes for a moment: what is copied, until the copies are made.
 
     Args:
-        cached: Tokens that are found.
+        match: What is reused.
         config: How the request is replayed.
     """
-    size = config.block_size
-    units = cached // size
-    total = 0
-    for group in config.groups:
-        if isinstance(group, RecurrentState):
-            total += 1
-        elif isinstance(group, FullAttention):
-            total += units
-        else:
-            total += units - min(units, _first_unit(group, cached, size))
-    return total
+    states = sum(isinstance(group, RecurrentState) for group in config.groups)
+    attention = len(config.groups) - states
+    return states * (match.num_cached_tokens > 0) + attention * (match.num_partial_tokens > 0)

@@ -13,14 +13,15 @@ once: nothing waits or is preempted on the way.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.group_demand import found_blocks, grouped_blocks
+from blockmgr.lab.group_demand import extra_blocks, grouped_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockmgr.lab.full_reach import FullReach
+    from blockmgr.blocks import Match
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.manager import BlockManager
@@ -35,7 +36,7 @@ class GroupedSteps:
         manager: With the groups of ``config``.
         config: How to replay.
         apply_copies: Takes the copy plan of a step and reports it done.
-        reach: Is shown which blocks each forward takes.
+        taken: Called with a sequence and the tokens of its next forward, whose blocks it has.
         clock: Measures what that costs.
 
     Attributes:
@@ -47,13 +48,13 @@ class GroupedSteps:
         manager: BlockManager,
         config: ReplayConfig,
         apply_copies: Callable[[], None],
-        reach: FullReach,
+        taken: Callable[[int, int, int], None],
         clock: Callable[[], float],
     ) -> None:
         self._manager = manager
         self._config = config
         self._apply_copies = apply_copies
-        self._reach = reach
+        self._taken = taken
         self._clock = clock
         self.watching_s = 0.0
 
@@ -83,19 +84,25 @@ class GroupedSteps:
         config, manager, space = self._config, self._manager, request.namespace
         outputs = config.output_lengths(request)
         most = grouped_blocks(len(tokens), outputs, config)
-        # Asked for one slot, it says how many blocks the cached part itself takes.
+        # Asked for one slot, it does not leave out what is cached for lack of room for the rest.
         match = manager.match(tokens, namespace=space, num_slots=1)
         found = match.num_cached_tokens
-        needed = most - found_blocks(found, config) + match.num_idle_blocks
-        # In a pool that is nearly too small, what is found may take too much beside the rest.
-        reuse = needed <= manager.num_available
-        if not reuse:
+        room = manager.num_available
+        if most - self._used(match) + extra_blocks(match, config) > room:
             found = 0
-        if not reuse and most > manager.num_available:
-            return None
+            if most > room:
+                return None
         slots = min(len(tokens), found + config.forward_tokens)
-        limit = None if reuse else 0
+        limit = None if found == match.num_cached_tokens else 0
         return manager.admit(tokens, namespace=space, num_slots=slots, max_cached_tokens=limit)
+
+    def _used(self, match: Match) -> int:
+        """Blocks of full attention that other sequences hold, and so no room has to be made for.
+
+        What is used uses what comes before it, so these are the first ones.
+        """
+        count = self._manager.ref_count
+        return bisect_left(match.block_ids.tolist(), True, key=lambda block: not count(block))
 
     def _prefill(self, handle: int, prompt: int) -> None:
         manager = self._manager
@@ -106,15 +113,11 @@ class GroupedSteps:
             ends = [stop for stop in stops if stop > computed]
             end = min(*ends, computed + self._config.forward_tokens, prompt)
             manager.reserve(handle, end)
-            self._show(self._reach.taken, handle, computed, end)
+            paused = self._clock()
+            self._taken(handle, computed, end)
+            self.watching_s += self._clock() - paused
             manager.commit(handle, end)
-            self._show(self._reach.committed, handle, end)
             if end < prompt:
                 # A state that was kept there is held until the copy in which this goes on is made.
                 self._apply_copies()
             computed = end
-
-    def _show(self, call: Callable[..., None], *arguments: int) -> None:
-        start = self._clock()
-        call(*arguments)
-        self.watching_s += self._clock() - start

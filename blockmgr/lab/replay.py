@@ -134,8 +134,8 @@ class EventLoop:
         self._watch: GroupWatch | None = None
         if config.groups:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))
-            reach = self._watch.reach
-            self._grouped = GroupedSteps(self._manager, config, self._apply_copies, reach, clock)
+            taken = self._watch.taken
+            self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken, clock)
         told = getattr(self._policy, "on_request_end", None)
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None

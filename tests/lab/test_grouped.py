@@ -112,9 +112,48 @@ def test_a_window_that_a_running_sequence_has_left_refuses_what_it_shares(
         assert result.hit_tokens + counts_of(result, groups[1]).refused_tokens == 20
 
 
-def test_with_windows_and_states_the_group_that_lacks_something_is_named(
+def test_a_sample_without_output_keeps_its_state_at_the_end_of_the_prompt(
+    make_request: MakeRequest, make_trace: MakeTrace
+) -> None:
+    """The copies for its siblings are a step, in which no forward has moved its state."""
+    samples = make_request(list(range(8)), outputs=[[], [30, 31]])
+    trace = make_trace(samples, make_request([*range(8), 40], arrival_ms=1))
+    assert replay(trace, 60, replace(ONE_AT_A_TIME, groups=(FULL, STATE))).hit_tokens == 8
+
+
+def test_blocks_are_counted_by_group_when_a_request_has_been_admitted(
     make_trace: MakeTrace,
 ) -> None:
+    """Twice, with blocks of 4: ten tokens in three blocks and a state, which is kept at 8 as well.
+    The second time, three blocks and two states of the first prompt are cached besides."""
+    trace = make_trace(list(range(10)), list(range(50, 60)))
+    config = replace(ONE_AT_A_TIME, min_partial_tokens=1, groups=(FULL, STATE))
+    found = of_groups(replay(trace, 60, config))
+    assert found.groups == (
+        GroupCounts(
+            group="FullAttention()",
+            num_groups=1,
+            used_blocks=3,
+            unfilled_used_blocks=0.5,
+            cached_blocks=1.5,
+            unfilled_cached_blocks=0.25,
+            refused_tokens=0,
+        ),
+        GroupCounts(
+            group="RecurrentState()",
+            num_groups=1,
+            used_blocks=1,
+            unfilled_used_blocks=0,
+            cached_blocks=2,
+            unfilled_cached_blocks=0,
+            refused_tokens=0,
+        ),
+    )
+    assert (found.moments, found.peak_blocks, found.cached_blocks_at_end) == (2, 10, 10)
+    assert found.sized(100)[0]["unfilled_cached_bytes"] == 25
+
+
+def test_with_windows_and_states_the_states_are_named(make_trace: MakeTrace) -> None:
     groups = (FULL, SlidingWindow(4), STATE)
     trace = make_trace(*([*range(8), *[value] * 12] for value in (50, 60, 70)))
     result = replay(trace, 90, replace(ONE_AT_A_TIME, groups=groups))
@@ -128,21 +167,24 @@ class Stops(EventLoop):
     def __init__(self, trace: Trace, num_blocks: int, config: ReplayConfig) -> None:
         super().__init__(trace, num_blocks, config)
         self.compared = 0
-        self._refused = 0
+        self._refused = self._found = 0
         self._prefill = self._grouped._prefill
         self._grouped._prefill = self._compared  # type: ignore[method-assign]
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         assert self._watch is not None
-        self._refused = sum(self._watch.reach.refusals(tokens, request.namespace).values())
+        self._refused = self._watch._reach.refused(tokens, request.namespace)
+        match = self.manager.match(tokens, namespace=request.namespace, num_slots=1)
+        self._found = match.num_cached_tokens
         return super()._start(request, tokens)
 
     def _compared(self, handle: int, prompt: int) -> None:
         size = self._config.block_size
         last = (prompt - 1) // size * size
-        reach = self.manager.sequence(handle).num_cached_tokens + self._refused
+        reach = self._found + self._refused
+        cached = self.manager.sequence(handle).num_cached_tokens
         between = [stop for stop in self.manager.stops(handle) if stop < last]
-        if reach < last:
+        if reach < last and cached == self._found:  # all of it, as long as there is room
             assert between == [reach] * (self._refused > 0)
             self.compared += self._refused > 0
         self._prefill(handle, prompt)
@@ -159,7 +201,7 @@ def test_full_attention_reaches_as_far_as_the_manager_says_where_prompts_differ(
         groups=groups,
     )
     trace = conversations(random, 60)
-    blocks = ample_blocks(trace, config) // random.choice((1, 4)) + 40
+    blocks = ample_blocks(trace, config) // random.choice((1, 4, 16)) + 20
     Stops(trace, blocks, config).run()
 
 
@@ -230,7 +272,7 @@ def test_a_larger_request_than_the_pool_is_missed_as_a_whole(make_trace: MakeTra
 
 
 def test_chunks_bound_what_windows_take_of_a_long_prompt(make_trace: MakeTrace) -> None:
-    groups = (FULL, *[SlidingWindow(8)] * 3)
+    groups: tuple[Group, ...] = (FULL, *[SlidingWindow(8)] * 3)
     [request] = make_trace(list(range(400))).requests
     few, all_at_once = (
         held_blocks(request, replace(ONE_AT_A_TIME, forward_tokens=tokens, groups=groups))
