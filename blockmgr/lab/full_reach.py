@@ -1,8 +1,8 @@
 """How far full attention has a prompt, and which group cuts it short, from public calls alone.
 
 A hit ends where some group lacks what the next query reads, so a manager's ``match`` says nothing
-of what full attention has behind it. This remembers by block which whole page it holds: whatever
-takes a block is seen in the tables of its sequence, and what is still cached is asked for.
+of what full attention has behind it. This remembers the digest of each whole block: whatever takes
+a block is seen in the tables of its sequence, and whether it is still cached is asked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FullReach"]
 
 
 class FullReach:
-    """What full attention holds, page by page.
+    """What full attention holds, block by block.
 
     Args:
         manager: Of the replay.
@@ -39,13 +39,13 @@ class FullReach:
             for place in range(len(config.groups))
             if place != first_full(config.groups)
         ]
-        # By block: the digest of the whole page of full attention that it holds.
+        # By block: the digest of what full attention has in it, if that is a whole block.
         self._keys: npt.NDArray[Any] = np.full(manager.config.num_blocks, None, dtype=object)
         self._blocks: dict[bytes, int] = {}
         self._digests: list[bytes] = []
 
     def refused(self, tokens: Tokens, namespace: bytes) -> int:
-        """Tokens of a prompt, in whole pages, that full attention has and ``match`` does not find.
+        """Tokens of a prompt, in whole blocks, that full attention has and ``match`` does not find.
 
         Args:
             tokens: The prompt, which is admitted next.
@@ -75,7 +75,7 @@ class FullReach:
     def prompt_computed(self, handles: list[int], prompt: int) -> None:
         """The prompt of these sequences is computed, and they have blocks for their outputs."""
         view = self._manager.sequence(handles[0])
-        self._put_pages(handles[0], self._digests, view.num_cached_tokens // self._size)
+        self._put(handles[0], self._digests, view.num_cached_tokens // self._size)
         for handle in handles:
             self.taken(handle, prompt, self._manager.sequence(handle).num_slots)
 
@@ -89,13 +89,13 @@ class FullReach:
             namespace: Whose they are.
         """
         digests = self._manager.block_digests(tokens, namespace=namespace)
-        self._put_pages(handle, digests, prompt // self._size)
+        self._put(handle, digests, prompt // self._size)
 
-    def _put_pages(self, handle: int, digests: list[bytes], first: int) -> None:
-        pages = digests[first:]
-        blocks = self._manager.block_ids(handle, first)[: len(pages)]
-        self._keys[blocks] = np.array(pages, dtype=object)
-        self._blocks.update(zip(pages, blocks, strict=True))
+    def _put(self, handle: int, digests: list[bytes], first: int) -> None:
+        whole = digests[first:]
+        blocks = self._manager.block_ids(handle, first)[: len(whole)]
+        self._keys[blocks] = np.array(whole, dtype=object)
+        self._blocks.update(zip(whole, blocks, strict=True))
         if len(self._blocks) > 2 * len(self._keys):
             live = enumerate(self._keys.tolist())
             self._blocks = {key: block for block, key in live if key is not None}

@@ -73,9 +73,8 @@ class GroupedSteps:
             if output:
                 manager.reserve(sample, prompt + output)
         if request.num_samples > 1:
+            # Nothing is left to compute, so no forward of this step moves a state.
             self._apply_copies()
-            for sample in handles:
-                manager.commit(sample, prompt)  # no forward of that step has moved its state
         manager.take_remaps()
         return handles
 

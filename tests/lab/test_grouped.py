@@ -190,7 +190,7 @@ class Stops(EventLoop):
         self._prefill(handle, prompt)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(30), 154, 203, 272, 304, 340])
 def test_full_attention_reaches_as_far_as_the_manager_says_where_prompts_differ(seed: int) -> None:
     random = Random(seed)
     groups = random.choice([groups for groups in SETS if STATE in groups])
@@ -241,7 +241,7 @@ def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(s
         assert 0 <= group.unfilled_cached_blocks <= group.cached_blocks
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(20), 81, 95, 161, 195, 214])
 def test_a_pool_of_the_working_set_finds_all_that_is_attainable(seed: int) -> None:
     random = Random(seed)
     groups = random.choice(SETS)
@@ -282,8 +282,8 @@ def test_chunks_bound_what_windows_take_of_a_long_prompt(make_trace: MakeTrace) 
     assert few == 100 + 3 * 7  # 23 tokens may begin anywhere within a block
 
 
-def test_a_page_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
-    """Pages of 6 over ids of 4 tokens: as the same prompts written out in full."""
+def test_a_block_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
+    """Blocks of 6 over ids of 4 tokens: as the same prompts written out in full."""
     config = replace(ONE_AT_A_TIME, block_size=6, min_partial_tokens=2, groups=(FULL, STATE))
     random = Random(1)
     requests = []
@@ -301,8 +301,8 @@ def test_a_page_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
         replay(by_ids, 30, replace(config, groups=()))
 
 
-def test_a_page_that_may_hold_too_few_tokens_of_an_id_is_refused() -> None:
-    """Ids of three words, of which a page of 7 tokens may hold one."""
+def test_a_block_that_may_hold_too_few_tokens_of_an_id_is_refused() -> None:
+    """Ids of three words, of which a block of 7 tokens may hold one."""
     prompt = HashedPrompt(np.array([1 << 40], dtype=np.uint64), 4, tokens_per_id=4, words=3)
     trace = Trace("t", (Request(arrival_ms=0, prompt=prompt, num_output_tokens=1),))
     with pytest.raises(ValueError, match="block_size must have a divisor of at least 3 in common"):
