@@ -103,6 +103,7 @@ def as_json(study: Study, provenance: Provenance, model: Model | None = None) ->
     best = study.attainable
     document = {
         "attainable": None if best is None else {**asdict(best), "hit_rate": best.hit_rate},
+        **_bound(study),
         "config": study.config.as_plain,
         "results": [
             {
@@ -128,6 +129,13 @@ def json_text(document: Mapping[str, Any], provenance: Provenance) -> str:
         "version": __version__,
     }
     return json.dumps({**document, **origin}, indent=2, sort_keys=True)
+
+
+def _bound(study: Study) -> dict[str, Any]:
+    bound = study.full_attention
+    return (
+        {} if bound is None else {"full_attention": {**asdict(bound), "hit_rate": bound.hit_rate}}
+    )
 
 
 def counts_of(result: ReplayResult, model: Model | None, block_size: int) -> dict[str, Any]:
@@ -172,6 +180,8 @@ def print_study(study: Study, file: TextIO) -> None:
     if best is not None:
         table.add_section()
         table.add_row("unbounded", "", _percent(best.hit_rate))
+    if study.full_attention is not None:
+        table.add_row("full attention", "", _percent(study.full_attention.hit_rate))
     print_table(table, file, title)
 
 

@@ -58,6 +58,7 @@ def test_replay_counts_by_group_what_a_replay_in_the_lab_counts(run: Run) -> Non
     assert isinstance(result.by_group, ByGroup)
     assert entry["hit_tokens"] == result.hit_tokens
     assert document["attainable"]["hit_tokens"] == attainable(trace, config).hit_tokens
+    assert document["full_attention"]["hit_rate"] >= document["attainable"]["hit_rate"]
     assert document["config"]["groups"] == document["model"]["groups"] == list(map(repr, groups))
     assert document["config"]["block_size"] == 544
     size = document["model"]["bytes_per_block"]

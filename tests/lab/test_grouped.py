@@ -28,7 +28,7 @@ from blockmgr.lab.planning import plan
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
 from blockmgr.lab.request import HashedPrompt
-from blockmgr.lab.study import attainable, parse_capacities
+from blockmgr.lab.study import attainable, full_attention, parse_capacities, study
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import Request, Tokens, Trace
 from blockmgr.lab.workloads import generate
@@ -260,6 +260,31 @@ def test_a_pool_of_the_working_set_finds_all_that_is_attainable(seed: int) -> No
     if config.has_states:
         within = replay(trace, best.working_set_blocks, config)
         assert (within.evictions, within.hit_tokens) == (0, best.hit_tokens)
+
+
+def test_full_attention_alone_bounds_what_states_let_a_prompt_find(make_trace: MakeTrace) -> None:
+    """The first two prompts differ where no forward has stopped yet."""
+    trace = make_trace(*([*range(8), *[value] * 12] for value in (50, 60, 70)))
+    config = replace(ONE_AT_A_TIME, groups=(FULL, STATE))
+    found = study(trace, parse_capacities("100%"), config)
+    assert found.full_attention is not None
+    assert found.attainable is not None
+    assert (found.attainable.hit_tokens, found.full_attention.hit_tokens) == (8, 16)
+    assert study(trace, (), replace(config, groups=(FULL, SlidingWindow(4)))).full_attention is None
+
+
+def test_full_attention_is_bounded_by_whole_ids_where_a_block_ends_within_one() -> None:
+    ids = ([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
+    prompts = [HashedPrompt(np.array(i), 4 * len(i), tokens_per_id=4) for i in ids]
+    trace = Trace(
+        "t",
+        tuple(
+            Request(arrival_ms=n, prompt=prompt, num_output_tokens=0)
+            for n, prompt in enumerate(prompts)
+        ),
+    )
+    config = replace(ONE_AT_A_TIME, block_size=6, groups=(FULL, STATE))
+    assert full_attention(trace, config).hit_tokens == 8 + 12
 
 
 def test_a_larger_request_than_the_pool_is_missed_as_a_whole(make_trace: MakeTrace) -> None:
