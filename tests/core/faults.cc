@@ -18,6 +18,7 @@
 
 #include "allocations.h"
 #include "commits.h"
+#include "group_play.h"
 #include "play.h"
 #include "pool_play.h"
 #include "runs.h"
@@ -189,6 +190,13 @@ void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
         seed, moves,
         [&](Bytes& bytes, bool tried) { return new PoolPlay(bytes, tried ? &trial : nullptr); },
         [](const PoolPlay& play) { return play.pool().fingerprint(); });
+  } else if (kind >= kGroupKind) {
+    drive<GroupPlay>(
+        seed, moves,
+        [&](Bytes& bytes, bool tried) {
+          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr);
+        },
+        [](const GroupPlay& play) { return play.core().fingerprint(); });
   } else {
     drive<Play>(
         seed, moves,
@@ -364,7 +372,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: faults [--seed N] [--runs N] [--moves N]\n");
     return 2;
   }
-  const std::vector<std::string> kinds = kind_names();
+  std::vector<std::string> kinds = kind_names();
+  kinds.emplace_back("groups");
   Tallies tallies;
   OutOfMemory trial(tallies);
   int number = 0;

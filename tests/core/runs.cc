@@ -1,5 +1,6 @@
 #include "runs.h"
 
+#include "group_play.h"
 #include "play.h"
 #include "pool_play.h"
 
@@ -15,6 +16,7 @@ std::vector<std::string> kind_names() {
 std::uint8_t kind_of(const std::string& name) {
   for (std::size_t i = 0; i < profiles().size(); ++i)
     if (name == profiles()[i].name) return static_cast<std::uint8_t>(i);
+  if (name == "groups") return kGroupKind;
   return kPoolKind;
 }
 
@@ -28,6 +30,17 @@ struct CallCount {
   ~CallCount() { calls += play.calls(); }
 };
 
+template <class AnyManager>
+void play_to_the_end(AnyManager& play, int moves, std::int64_t& calls) {
+  const CallCount<AnyManager> count_calls{play, calls};
+  try {
+    for (int i = 0; i < moves && play.move(); ++i) continue;
+    play.finish_up();
+  } catch (const std::exception& violation) {
+    throw Violation(std::string(violation.what()) + "\n  in " + play.config());
+  }
+}
+
 }  // namespace
 
 void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts) {
@@ -37,14 +50,12 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
     for (int i = 0; i < moves && play.move(); ++i) continue;
     return;
   }
-  Play play(bytes, kind % static_cast<int>(profiles().size()), counts);
-  const CallCount<Play> count_calls{play, calls};
-  try {
-    for (int i = 0; i < moves && play.move(); ++i) continue;
-    play.finish_up();
-  } catch (const std::exception& violation) {
-    throw Violation(std::string(violation.what()) + "\n  in " + play.config());
+  if (kind >= kGroupKind) {
+    GroupPlay play(bytes, counts);
+    return play_to_the_end(play, moves, calls);
   }
+  Play play(bytes, kind % static_cast<int>(profiles().size()), counts);
+  play_to_the_end(play, moves, calls);
 }
 
 }  // namespace blockmgr::testing

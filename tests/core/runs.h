@@ -10,10 +10,12 @@
 
 namespace blockmgr::testing {
 
-// Kinds from here on drive a BlockPool; those before it a manager, by profile.
+// Kinds from here on drive a BlockPool; those before it a manager, with groups of layers from
+// kGroupKind on, else by profile.
 inline constexpr int kPoolKind = 192;
+inline constexpr int kGroupKind = 128;
 
-// The kinds by name: every profile, and "pool".
+// The kinds by name: every profile, and "pool". One more is called "groups".
 std::vector<std::string> kind_names();
 std::uint8_t kind_of(const std::string& name);
 

@@ -175,6 +175,9 @@ class ModelManager(ModelAdmission):
             return
         prefix = seq.prefix(seq.computed)
         seq.stops.discard(seq.computed)
+        if seq.computed % self.size:
+            self.keep_branch(seq, prefix)
+            return
         missing = [group for group in groups if self.find((group, prefix)) is None]
         own = [seq.tables[group][0] for group in missing]
         if any(block and (self.is_source(block) or self.is_destination(block)) for block in own):
@@ -191,6 +194,42 @@ class ModelManager(ModelAdmission):
             self.record(group, state, successor, self.size, keeps=True)
         if self.serves(prefix):
             self.stamps[prefix] = next(self.clock)
+
+    def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
+        """A stop within a unit: its computed tokens and the state become findable, and the sequence
+        goes on in copies of both (rule 16)."""
+        unit, rest = divmod(seq.computed, self.size)
+        share = self.share(seq.namespace)
+        if seq.promoted < unit or not rest >= self.min_partial_tokens > 0:
+            return
+        if len(self.kinds) > self.available(share):
+            return
+        if any(self.find((group, prefix)) for group in range(len(self.kinds))):
+            return
+        own: dict[int, Block | None] = {g: seq.tables[g][0] for g in self.recurrent()}
+        if any(block and self.is_source(block) for block in own.values()):
+            return
+        own |= {group: self.own(seq, group, unit) for group, _ in self.attention()}
+        if not all(map(self.may_be_given, own.values())):
+            return
+        self.branches.add(prefix)
+        for (group, block), fresh in zip(own.items(), self.take(len(own), share), strict=True):
+            assert block is not None
+            block.content = (group, prefix)
+            recurrent = group in self.recurrent()
+            seq.tables[group][0 if recurrent else unit] = fresh
+            self.record(group, block, fresh, self.size if recurrent else rest, keeps=recurrent)
+        if self.serves(prefix):
+            self.stamps[prefix] = next(self.clock)
+
+    def may_be_given(self, block: Block | None) -> bool:
+        """Whether nobody else has it, so that it can become what others find."""
+        return (
+            block is not None
+            and self.references(block) <= 1
+            and block.content is None
+            and not self.is_destination(block)
+        )
 
     def drop_windows(self, seq: Seq) -> None:
         """Gives back what no query to come reads, drafts that are taken back included (rule 12)."""
@@ -360,10 +399,9 @@ class ModelManager(ModelAdmission):
             taken = self.find((group, prefix)) is not None
             if taken:
                 continue
-            if block is None or self.references(block) > 1 or block.content is not None:
+            if not self.may_be_given(block):
                 return
-            if self.is_destination(block):
-                return
+        self.branches.discard(prefix)
         for group, block in ends:
             if self.find((group, prefix)) is None:
                 assert block is not None

@@ -42,6 +42,9 @@ class ModelAdmission(ModelSteps):
     lookahead = 0
     """Tokens that may be taken back after they were committed: drafts."""
 
+    branches: set[Prefix]
+    """Ends of tails from which prompts go on in different ways."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -53,6 +56,7 @@ class ModelAdmission(ModelSteps):
     ) -> None:
         super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
+        self.branches = set()
 
     def most_like(self, group: int, prefix: Prefix) -> Block | None:
         """A block of the group whose unit begins with the last tokens of the prefix."""
@@ -113,7 +117,7 @@ class ModelAdmission(ModelSteps):
                 continue
             length, plan = found
             may_take_over = bool(plan.copied) and self.can_be_taken_over(plan, seq.prefix(length))
-            if length % self.size and may_take_over:
+            if length % self.size and may_take_over and seq.prefix(length) not in self.branches:
                 plan.taken_over = True  # a tail is of use to whoever continues it
             yield self.priced(plan, num_slots)
             if may_take_over and not plan.taken_over:
@@ -153,8 +157,8 @@ class ModelAdmission(ModelSteps):
 
     def stops_of(self, seq: Seq) -> set[int]:
         """Where a state is worth keeping (rule 11): the last unit of the prompt that can be served,
-        and the deepest one up to which full attention has it, where prompts have parted. A window
-        may have gone there; the forward brings it back."""
+        and the end of what full attention has of it, where prompts have parted, which may be within
+        a unit (rule 16). A window may have gone there; the forward brings it back."""
         states = self.recurrent()
         if not states:
             return set()
@@ -166,7 +170,18 @@ class ModelAdmission(ModelSteps):
             needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]
             return all(map(self.find, needed))
 
-        return {last, next(filter(served, range(last, 0, -self.size)), last)} - {0}
+        deepest = next(filter(served, range(last, 0, -self.size)), 0)
+        return {last, self.shared_within(seq, deepest, asked) or deepest or last} - {0}
+
+    def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
+        """The end of what the prompt has in common with a unit after the deepest one; 0: none."""
+        if not self.min_partial_tokens or not asked:
+            return 0
+        lengths = range(
+            min(deepest + self.size, len(seq.tokens) - 1), deepest + self.min_partial_tokens - 1, -1
+        )
+        shares = (n for n in lengths if all(self.most_like(g, seq.prefix(n)) for g in asked))
+        return next(shares, 0)
 
     def place(self, seq: Seq, num_slots: int) -> None:
         """Gives a sequence its blocks, or raises and has done nothing."""

@@ -159,6 +159,44 @@ def test_prompts_are_asked_to_stop_where_a_window_has_gone() -> None:
     assert world.manager.match([*range(40), *[8] * 60]) == 32
 
 
+@pytest.mark.parametrize("further", [(), (SlidingWindow(11),), (ChunkedAttention(4),)])
+@pytest.mark.parametrize("shared", [5, 21])
+def test_prompts_are_asked_to_stop_where_they_part_within_a_unit(
+    further: tuple[Kind, ...], shared: int
+) -> None:
+    """Rule 16: the second prompt leaves a tail and a state there, and goes on in copies of both."""
+    world = World(90, 8, FULL, *further, STATE, min_partial_tokens=1)
+    world.serve([*range(shared), *[30] * 20], (shared + 19) // 8 * 8)
+    second = world.manager.admit([*range(shared), *[31] * 20])
+    assert world.manager.seqs[second].cached == 0
+    assert world.manager.seqs[second].stops == {shared, (shared + 19) // 8 * 8}
+    world.compute(second, shared, shared + 2)
+    third = [*range(shared), *[32] * 20]
+    assert world.manager.match(third) == shared  # while the second one runs
+    assert world.serve(third) == shared
+    world.compute(second, shared + 20)
+    world.manager.free(second)
+    assert world.serve([*range(shared), 33]) == shared
+
+
+def test_nobody_stops_within_a_unit_for_less_than_what_counts_as_a_part() -> None:
+    world = World(60, 8, FULL, STATE, min_partial_tokens=6)
+    world.serve([*range(5), *[30] * 20], 24)
+    handle = world.manager.admit([*range(5), *[31] * 20])
+    assert world.manager.seqs[handle].stops == {24}
+
+
+def test_a_branch_within_a_unit_takes_no_block_that_is_not_there() -> None:
+    """Its tail and state would take two blocks more than the rest of the prompt does."""
+    world = World(11, 8, FULL, STATE, min_partial_tokens=1)
+    world.serve([*range(5), *[30] * 3, 8, 9])
+    handle = world.manager.admit([*range(5), *[31] * 70])
+    assert 5 in world.manager.seqs[handle].stops
+    world.compute(handle, 5, 75)
+    world.manager.free(handle)
+    assert world.manager.match([*range(5), 32, 33]) == 0
+
+
 @pytest.mark.parametrize("kind", [SlidingWindow(1), ChunkedAttention(6)])
 def test_a_tail_is_kept_where_a_group_reads_nothing_of_it(kind: SlidingWindow) -> None:
     """The query at 6 reads nothing of the group; the unit may later be found as a whole."""

@@ -128,6 +128,21 @@ def test_stops_are_where_a_state_is_worth_keeping() -> None:
     assert manager.stops(parts) == (12,)
 
 
+@pytest.mark.parametrize("shared", [8, 10])
+@pytest.mark.parametrize("limit", ["max_cached_tokens", "match"])
+def test_a_limit_of_what_is_taken_does_not_hide_where_prompts_part(limit: str, shared: int) -> None:
+    manager = hybrid(groups=[FullAttention(), RecurrentState()], min_partial_tokens=1)
+    first = manager.admit([*range(shared), *[50] * 10])
+    step(manager, first, shared + 10)
+    manager.free(first)
+    prompt = [*range(shared), *[51] * 10]
+    found = manager.match(prompt)
+    assert found.num_cached_tokens == 0
+    options: dict[str, Any] = {"match": found, "max_cached_tokens": 0}
+    handle = manager.admit(prompt, **{limit: options[limit]})
+    assert shared in manager.stops(handle)
+
+
 def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
     manager = hybrid(groups=[FullAttention(), RecurrentState()], min_partial_tokens=1)
     for length in (12, 6):  # without a stop, so that only the ends have a state
@@ -135,6 +150,21 @@ def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
         step(manager, handle, length)
         manager.free(handle)
     assert manager.match(range(10)).num_cached_tokens == 6
+
+
+def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
+    """Its node may be written for long: the chunk's block went, and another sequence brings one."""
+    groups = [FullAttention(), ChunkedAttention(4)]
+    manager = hybrid(groups=groups, early_commit=True, min_partial_tokens=1)
+    first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
+    for computed in (4, 5):
+        manager.commit(first, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    assert manager.group_table(1)[manager.row(first), 0] == 0
+    manager.commit(second, 4)  # ahead of the forward that writes it
+    assert manager.match([7, 7, 7, 9]).num_cached_tokens == 0
+    manager.copies_applied(manager.take_copies().ticket)
+    assert manager.match([7, 7, 7, 9]).num_cached_tokens == 3
 
 
 def test_a_cached_state_is_copied_whole() -> None:

@@ -132,6 +132,25 @@ Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, Node
   return chain;
 }
 
+inline NodeId& PrefixIndex::head_of(NodeId parent) noexcept {
+  return is_root(parent) ? roots_[root_index(parent)].first_child : nodes_[parent].first_child;
+}
+
+inline void PrefixIndex::put_first(NodeId b) noexcept {
+  NodeId& head = head_of(nodes_[b].parent);
+  nodes_[b].prev_sibling = kNoNode;
+  nodes_[b].next_sibling = head;
+  if (head >= 0) nodes_[head].prev_sibling = b;
+  head = b;
+}
+
+inline void PrefixIndex::leave_siblings(NodeId b) noexcept {
+  const Node& record = nodes_[b];
+  (record.prev_sibling >= 0 ? nodes_[record.prev_sibling].next_sibling : head_of(record.parent)) =
+      record.next_sibling;
+  if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
+}
+
 inline void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) noexcept {
   Node& record = nodes_[b];
   record.parent = key.parent;
@@ -141,13 +160,13 @@ inline void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) no
   extras_.retain(key.extras);
   if (is_root(key.parent)) retain_root(root_index(key.parent));
 
-  NodeId& head = is_root(key.parent) ? roots_[root_index(key.parent)].first_child
-                                     : nodes_[key.parent].first_child;
-  record.prev_sibling = kNoNode;
-  record.next_sibling = head;
-  if (head >= 0) nodes_[head].prev_sibling = b;
-  head = b;
+  put_first(b);
   ++num_keyed_;
+}
+
+void PrefixIndex::bring_forward(NodeId b) noexcept {
+  leave_siblings(b);
+  put_first(b);
 }
 
 void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
@@ -173,15 +192,7 @@ void PrefixIndex::erase(NodeId b) noexcept {
       log_removed(b);
   }
   const NodeId parent = record.parent;
-  if (record.prev_sibling >= 0) {
-    nodes_[record.prev_sibling].next_sibling = record.next_sibling;
-  } else if (is_root(parent)) {
-    roots_[root_index(parent)].first_child = record.next_sibling;
-  } else {
-    nodes_[parent].first_child = record.next_sibling;
-  }
-  if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
-
+  leave_siblings(b);
   extras_.release(record.extras);
   record.extras = 0;
   record.key_tokens = 0;
@@ -212,9 +223,7 @@ void PrefixIndex::move(NodeId from, NodeId to) noexcept {
   target.skip = source.skip;
   target.prev_sibling = source.prev_sibling;
   target.next_sibling = source.next_sibling;
-  NodeId& head =
-      is_root(parent) ? roots_[root_index(parent)].first_child : nodes_[parent].first_child;
-  (target.prev_sibling >= 0 ? nodes_[target.prev_sibling].next_sibling : head) = to;
+  (target.prev_sibling >= 0 ? nodes_[target.prev_sibling].next_sibling : head_of(parent)) = to;
   if (target.next_sibling >= 0) nodes_[target.next_sibling].prev_sibling = to;
   if (hint(parent) == from) set_hint(parent, to);
 

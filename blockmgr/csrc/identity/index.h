@@ -5,7 +5,7 @@
 // another prefix, whatever digest is used.
 //
 // Full blocks stand in a table by digest. Every keyed block, full or tail, also stands in its
-// parent's list of children, most recently linked first.
+// parent's list of children, most recently linked or brought forward first.
 #pragma once
 
 #include <algorithm>
@@ -106,6 +106,8 @@ class PrefixIndex {
   void insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
   // Makes a partial tail findable as a child: by its leading tokens only, never by digest.
   void insert_tail(NodeId b, const Key& key, int num_tokens) noexcept;
+  // The first of its siblings from here on: look-ups within a block see so many children only.
+  void bring_forward(NodeId b) noexcept;
   // Takes the key away. The block must have no children.
   void erase(NodeId b) noexcept;
   // The key of a full block, its children and its place among its siblings pass to a block with
@@ -202,6 +204,9 @@ class PrefixIndex {
     continued_[static_cast<std::size_t>(n) >> 6] ^= std::uint64_t{1} << (n & 63);
   }
   void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
+  NodeId& head_of(NodeId parent) noexcept;
+  void put_first(NodeId b) noexcept;
+  void leave_siblings(NodeId b) noexcept;
   // A full block with this digest, of any key, or kNoNode.
   NodeId with_digest(const std::uint8_t* digest) const;
   // Apart from their callers, which pay for them only where a log is kept.

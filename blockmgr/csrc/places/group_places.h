@@ -81,6 +81,9 @@ class GroupPlaces {
   bool has_tails(NodeId n) const {
     return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
   }
+  // Whether prompts part here: each goes on in a copy, so that the next one finds it, too.
+  bool is_branch(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBranch; }
+  void set_branch(NodeId n) noexcept { facts_[static_cast<std::size_t>(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
   void set_being_kept(NodeId part, bool being_kept) noexcept {
@@ -115,6 +118,7 @@ class GroupPlaces {
   static constexpr std::uint8_t kBoundary = 1;
   static constexpr std::uint8_t kLinked = 2;
   static constexpr std::uint8_t kHasTails = 4;
+  static constexpr std::uint8_t kBranch = 8;
   static constexpr std::int32_t kNever = INT32_MAX;
 
   const ZeroedArray<NodeId>& parts(int g) const { return parts_[static_cast<std::size_t>(g)]; }

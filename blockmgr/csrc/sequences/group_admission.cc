@@ -52,26 +52,28 @@ bool Sequences::has_parts(NodeId node) const {
 
 // The child of the first num_full blocks that serves most of the tokens after them in every group.
 // Below the end of what full attention has, only tails are worth a look: a whole unit would have
-// been found.
-void Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
-                                     const ExtrasIds* extras, bool tails_only,
-                                     Found& found) const {
+// been found. The most of these tokens that any child has, served or not.
+int Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
+                                    const ExtrasIds* extras, bool tails_only,
+                                    Found& found) const {
   const std::int64_t start = found.num_full * config_.block_size;
   const auto limit =
       static_cast<int>(std::min<std::int64_t>(count - 1 - start, config_.block_size));
-  if (limit < config_.min_partial_tokens) return;
+  if (limit < config_.min_partial_tokens) return 0;
   const std::uint32_t keys = extras_at(extras, found.num_full);
   int best = config_.min_partial_tokens - 1;
+  int most_shared = 0;
   NodeId child = index_.first_child(found.node);
   for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     const NodeId next = record.next_sibling;
-    const int most = std::min(limit, record.key_tokens - record.unwritten);
+    const int most = std::min(limit, record.key_tokens - most_unwritten(child));
     const Token* own = nodes_.tokens(child);
     const bool tail = record.key_tokens < config_.block_size;
     int n = 0;
     if (record.extras == keys && (tail || !tails_only))
       n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
+    most_shared = std::max(most_shared, n);
     const bool at_end = tail && n == record.key_tokens;
     const bool serves = n > best && n < config_.block_size &&
                         ((num_states_ || tails_only) ? at_end : true) && has_parts(child) &&
@@ -81,21 +83,46 @@ void Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
       best = n;
       found.partial = child;
       found.num_partial = n;
-      found.take_over = at_end && pool_.counts_as_available(child);
-      for (int g = 0; g < groups_->num_groups() && found.take_over; ++g)
-        found.take_over = pool_.counts_as_available(groups_->cached(g, child));
+      found.take_over = !groups_->is_branch(child) && may_take_over(found);
     }
     child = next;
   }
+  return most_shared;
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it.
-Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t count,
-                                                const Applicant& applicant, bool partly) {
+// Whether nobody uses the end of what is found, so that it can become the sequence's own: a tail as
+// it is, or the states of a whole block.
+bool Sequences::may_take_over(const Found& found) const {
+  const bool within = found.partial >= 0;
+  const NodeId end = within ? found.partial : found.node;
+  if (within && (nodes_[end].key_tokens != found.num_partial || !pool_.counts_as_available(end)))
+    return false;
+  if (!within && !num_states_) return false;
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if ((within || groups_->group(g).recurrent()) &&
+        !pool_.counts_as_available(groups_->cached(g, end)))
+      return false;
+  return true;
+}
+
+// What the first blocks of a chain serve as a whole, and what of the unit after it. What may be taken
+// of it is less than what is cached if the call says so; where prompts part is not.
+Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_t num_tokens,
+                                                const Applicant& applicant) {
   settle_keeps();
   GroupedFound result;
-  const Found chain = find_prefix(tokens, count, applicant.root, applicant.extras);
-  result.num_chain = chain.num_full;
+  const bool partly = config_.min_partial_tokens > 0;
+  const std::int64_t count = applicant.looked_up(num_tokens);
+  const Found chain = find_prefix(tokens, num_tokens, applicant.root, applicant.extras);
+  const std::int64_t most = std::min(chain.num_full, size_.whole(count - 1));
+  result.num_shared = chain.num_full * config_.block_size;
+  const auto share = [&](int shared) {
+    if (shared >= config_.min_partial_tokens) result.num_shared += shared;
+  };
+  if (partly && num_states_ && count < num_tokens) {
+    Found shared = chain;
+    share(find_grouped_partial(tokens, num_tokens, applicant.extras, false, shared));
+  }
   const auto cut = [&](std::int64_t length) {
     Found found = chain;
     found.num_full = length;
@@ -103,13 +130,14 @@ Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_
     found.num_unused = pool_.count_available(found.full, length);
     return found;
   };
-  std::int64_t length = chain.num_full;
+  std::int64_t length = most;
   while (true) {
     const NodeId node = length ? chain.full[length - 1] : applicant.root;
-    const bool deepest = length == chain.num_full;
+    const bool deepest = length == most;
     if (partly && result.partial.partial < 0 && (deepest || groups_->has_tails(node))) {
       Found found = cut(length);
-      find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
+      const int shared = find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
+      if (deepest && count == num_tokens) share(shared);
       if (found.partial >= 0) result.partial = found;
     }
     const std::int64_t gap = last_gap(chain.full, length * config_.block_size, length);
@@ -148,8 +176,8 @@ Sequences::Demand Sequences::grouped_demand(const Found& found, std::int64_t slo
   return d;
 }
 
-// The most that is found first; then what takes less: the states of its end taken over instead of
-// copied, less of it, nothing.
+// The most that is found first; then what takes less: its end taken over instead of copied, less of
+// it, nothing.
 void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                              const Applicant& applicant, AdmissionPlan& plan) {
   GroupedFound found;
@@ -161,28 +189,25 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
     return plan.fits;
   };
   const auto tried = [&] {
-    if (found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full &&
-        fits(found.partial))
-      return;
-    if (found.whole.num_full) {
-      if (fits(found.whole)) return;
-      Found taking = found.whole;
-      taking.take_over = num_states_ > 0;
-      for (int g = 0; g < groups_->num_groups() && taking.take_over; ++g)
-        taking.take_over = !groups_->group(g).recurrent() ||
-                           pool_.counts_as_available(groups_->cached(g, taking.node));
-      if (taking.take_over && fits(taking)) return;
-    }
+    const auto fits_somehow = [&](Found candidate) {
+      if (fits(candidate)) return true;
+      if (candidate.take_over || !may_take_over(candidate)) return false;
+      candidate.take_over = true;
+      return fits(candidate);
+    };
+    const bool within =
+        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
+    if (within && fits_somehow(found.partial)) return;
+    if (found.whole.num_full && fits_somehow(found.whole)) return;
     Found nothing;
     nothing.node = applicant.root;
     fits(nothing);
   };
   if (applicant.read_cache && applicant.root != kNoNode && digester_) {
-    const std::int64_t looked_up = applicant.looked_up(count);
-    found = find_grouped(tokens, looked_up, applicant, config_.min_partial_tokens > 0);
+    found = find_grouped(tokens, count, applicant);
   }
   tried();
-  num_chain_ = found.num_chain;
+  plan.num_shared = found.num_shared;
   const std::int64_t cached = plan.found.num_full * config_.block_size + plan.found.num_partial;
   if (applicant.due_cached >= 0 && cached != applicant.due_cached)
     throw StaleMatch(applicant.due_cached, cached);
@@ -216,15 +241,15 @@ std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots
   return most + num_states_;
 }
 
-void Sequences::choose_stops(Sequence& s) noexcept {
+// The last whole block that can be served again, and where the prompt parts from what is cached.
+void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   GroupRow& row = group_row(s);
   row.stops = {};
   if (!num_states_) return;
   const std::int64_t size = config_.block_size;
   const std::int64_t last = (s.num_tokens - 1) / size * size;
-  const std::int64_t parted = num_chain_ * size;
   if (last > s.num_computed) row.stops[0] = last;
-  if (parted > s.num_computed && parted < last) row.stops[1] = parted;
+  if (num_shared > s.num_computed && num_shared != last) row.stops[1] = num_shared;
 }
 
 NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {
@@ -267,7 +292,10 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   for (int g = 0; g < num_groups; ++g)
     sources_room_[static_cast<std::size_t>(g)] = end >= 0 ? groups_->part(g, end) : kNoNode;
   std::int64_t i = found.num_full;
-  if (found.partial >= 0) pool_.hit(found.partial);
+  if (found.partial >= 0) {
+    pool_.hit(found.partial);
+    index_.bring_forward(found.partial);
+  }
   if (found.take_over) {
     each_source([&](int, NodeId m) { pool_.acquire(m); });
     if (found.partial >= 0) {

@@ -143,12 +143,14 @@ void Sequences::merge_sharers(const Sequence& s, std::int64_t logical, NodeId ca
   }
 }
 
-bool Sequences::parts_unwritten(NodeId node) const {
-  for (int g = 0; g < groups_->num_groups(); ++g) {
+// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
+int Sequences::most_unwritten(NodeId node) const {
+  int most = nodes_[node].unwritten;
+  for (int g = 0; !unwritten_.empty() && g < groups_->num_groups(); ++g) {
     const NodeId m = groups_->group(g).recurrent() ? kNoNode : groups_->cached(g, node);
-    if (m >= 0 && nodes_[m].unwritten) return true;
+    if (m >= 0) most = std::max<int>(most, nodes_[m].unwritten);
   }
-  return false;
+  return most;
 }
 
 // Whether every group has what the query after this node of the sequence's path reads.
@@ -173,12 +175,40 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     if (!groups_->is_boundary(t[i]) && serves(s, i)) groups_->add_boundary(t[i]);
 }
 
+// Whether it stands where its forward was to stop; from here on it was there.
+bool Sequences::takes_stop(Sequence& s) noexcept {
+  GroupRow& row = group_row(s);
+  const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
+  if (!s.num_computed || stop == row.stops.end() || !row.stands || s.outdated || !digester_)
+    return false;
+  *stop = 0;
+  return true;
+}
+
+// Whether a block that only this sequence has can become what others find.
+bool Sequences::may_give(NodeId own) const {
+  return nodes_.uses(own).ref_count == 1 && !nodes_[own].keyed() &&
+         nodes_[own].copy_source == kNoNode && !nodes_[own].in_flight;
+}
+
+// The state of a node from here on; the sequence goes on in a copy.
+void Sequences::give_state(Sequence& s, int g, NodeId node) noexcept {
+  NodeId& state = group_row(s).states[nth(g)];
+  const NodeId kept = state;
+  state = take_of(g, s.partition, kNoNode);
+  copies_.plan(kept, state, config_.block_size);
+  groups_->set_part(g, node, kept);
+  groups_->set_being_kept(kept, true);
+  groups_->keep(kept);
+  keeps_.push_back({kept, state, nodes_[kept].generation, nodes_[state].generation});
+  pool_.release(kept);  // the copy keeps it
+}
+
 // At a stop, the state becomes findable and the sequence goes on in a copy.
 void Sequences::keep_state(Sequence& s) noexcept {
   GroupRow& row = group_row(s);
-  const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
-  if (!s.num_computed || stop == row.stops.end() || !row.stands || s.outdated || !digester_) return;
-  *stop = 0;
+  if (!takes_stop(s)) return;
+  if (s.num_computed % config_.block_size) return keep_branch(s);
   if (s.num_chained * static_cast<std::int64_t>(config_.block_size) < s.num_computed) return;
   const NodeId node = table(s)[s.num_computed / config_.block_size - 1];
   std::int64_t missing = 0;
@@ -190,19 +220,30 @@ void Sequences::keep_state(Sequence& s) noexcept {
   }
   if (missing > available(s.partition)) return;
   for (int g = 0; g < groups_->num_groups(); ++g) {
-    if (!groups_->group(g).recurrent() || groups_->cached(g, node) >= 0) continue;
-    NodeId& state = row.states[nth(g)];
-    const NodeId kept = state;
-    state = take_of(g, s.partition, kNoNode);
-    copies_.plan(kept, state, config_.block_size);
-    groups_->set_part(g, node, kept);
-    groups_->set_being_kept(kept, true);
-    groups_->keep(kept);
-    keeps_.push_back({kept, state, nodes_[kept].generation, nodes_[state].generation});
-    pool_.release(kept);  // the copy keeps it
+    if (groups_->group(g).recurrent() && groups_->cached(g, node) < 0) give_state(s, g, node);
   }
   if (serves(s, s.num_computed / config_.block_size - 1)) groups_->add_boundary(node);
   show_groups(s, s.num_blocks);
+}
+
+// A stop within a block: other prompts go on from here with other tokens. What is computed of the
+// block becomes a findable tail, and the sequence goes on in copies, in all groups.
+void Sequences::keep_branch(Sequence& s) noexcept {
+  const std::int64_t unit = s.num_computed / config_.block_size;
+  const auto rest = static_cast<int>(s.num_computed % config_.block_size);
+  if (s.num_chained < unit || rest < config_.min_partial_tokens || !config_.min_partial_tokens)
+    return;
+  if (groups_->num_groups() + 1 > available(s.partition)) return;
+  settle_keeps();
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (groups_->group(g).recurrent() && nodes_.uses(group_row(s).states[nth(g)]).pins) return;
+  const NodeId tail = cache_end_block(s, unit, rest);
+  if (tail < 0) return;
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (groups_->group(g).recurrent()) give_state(s, g, tail);
+  groups_->set_branch(tail);
+  if (serves(s, unit)) groups_->add_boundary(tail);
+  make_private(s, unit, s.num_computed);
 }
 
 // Gives back what no query to come reads.
@@ -273,10 +314,47 @@ void Sequences::commit_decoded(const Handle* handles, std::int64_t count,
   }
 }
 
-// States at a stop, with what decode left over.
+// States at a stop, with what decode left over. Not within a block: the caller knows the slots.
 void Sequences::keep_decoded(const Handle* handles, std::int64_t count) noexcept {
-  for (std::int64_t i = 0; num_states_ && i < count; ++i)
-    keep_state(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
+  for (std::int64_t i = 0; num_states_ && i < count; ++i) {
+    Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    if (s.num_computed % config_.block_size == 0) keep_state(s);
+  }
+}
+
+// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
+// attention. kNoNode: it is shared, or there is such a tail.
+NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept {
+  const NodeId b = table(s)[unit];
+  const GroupRow& row = group_row(s);
+  const Key key{chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes_.tokens(b)};
+  for (NodeId child = index_.first_child(key.parent); child >= 0;
+       child = nodes_[child].next_sibling) {
+    const Node& record = nodes_[child];
+    if (record.extras != key.extras || record.key_tokens < rest ||
+        !same_tokens(nodes_.tokens(child), key.tokens, rest))
+      continue;
+    // Another tail of these tokens stands for this one, even if it serves less.
+    if (record.key_tokens == rest) {
+      index_.bring_forward(child);  // the next prompt that parts here is to see it
+      return kNoNode;
+    }
+    if (!num_states_ && has_parts(child)) return kNoNode;
+  }
+  if (!may_give(b)) return kNoNode;
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    const bool recurrent = groups_->group(g).recurrent();
+    if (!recurrent && unit < row.first[nth(g)]) return kNoNode;
+    if (!may_give(recurrent ? row.states[nth(g)] : groups_->part(g, b))) return kNoNode;
+  }
+  pool_.promote_tail(b, key, rest);
+  Context who = s.context;
+  pool_.tell_cached({&b, 1}, who);
+  ++counters_.cached_tails;
+  groups_->place(b, unit);
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (!groups_->group(g).recurrent()) groups_->keep(groups_->part(g, b));
+  return b;
 }
 
 // Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
@@ -291,41 +369,14 @@ void Sequences::keep_end(Sequence& s) noexcept {
   if (rest && (rest < config_.min_partial_tokens || !config_.min_partial_tokens)) return;
   if (!rest && !num_states_) return;
   settle_keeps();
-  const auto is_own = [&](NodeId m) {
-    return nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed() &&
-           nodes_[m].copy_source == kNoNode && !nodes_[m].in_flight;
-  };
   NodeId node = unit ? table(s)[unit - 1] : kNoNode;
   if (rest) {
-    const NodeId b = table(s)[unit];
-    const Key key{chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes_.tokens(b)};
-    for (NodeId child = index_.first_child(key.parent); child >= 0;
-         child = nodes_[child].next_sibling) {
-      const Node& record = nodes_[child];
-      if (record.extras != key.extras || record.key_tokens < rest ||
-          !same_tokens(nodes_.tokens(child), key.tokens, rest))
-        continue;
-      // Another tail of these tokens stands for this one, even if it serves less.
-      if (record.key_tokens == rest || (!num_states_ && has_parts(child))) return;
-    }
-    if (!is_own(b)) return;
-    for (int g = 0; g < groups_->num_groups(); ++g) {
-      const bool recurrent = groups_->group(g).recurrent();
-      if (!recurrent && unit < row.first[nth(g)]) return;
-      if (!is_own(recurrent ? row.states[nth(g)] : groups_->part(g, b))) return;
-    }
-    pool_.promote_tail(b, key, rest);
-    Context who = s.context;
-    pool_.tell_cached({&b, 1}, who);
-    ++counters_.cached_tails;
-    groups_->place(b, unit);
-    for (int g = 0; g < groups_->num_groups(); ++g)
-      if (!groups_->group(g).recurrent()) groups_->keep(groups_->part(g, b));
-    node = b;
+    node = cache_end_block(s, unit, rest);
+    if (node < 0) return;
   } else {
     for (int g = 0; g < groups_->num_groups(); ++g)
       if (groups_->group(g).recurrent() && groups_->cached(g, node) < 0 &&
-          !is_own(row.states[nth(g)]))
+          !may_give(row.states[nth(g)]))
         return;
   }
   Context who = s.context;

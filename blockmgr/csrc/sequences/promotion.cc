@@ -50,7 +50,7 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
     // K/V in memory is not dropped for K/V that this step's forward has yet to write: as long as
     // it lasts, the sequence could not be copied from any more. A later commit merges them.
     if (node >= 0 && node != t[i] &&
-        (nodes_[node].unwritten || (groups_ && parts_unwritten(node))) &&
+        (groups_ ? most_unwritten(node) : nodes_[node].unwritten) &&
         (i + 1) * config_.block_size <= written_now) {
       plan.promotions.back().until = i;
       return;

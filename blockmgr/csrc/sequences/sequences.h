@@ -344,11 +344,12 @@ class Sequences : public Store {
     Found found;
     Demand demand;
     bool fits = false;
+    std::int64_t num_shared = 0;  // with further groups: leading tokens that full attention has
   };
   struct GroupedFound {
     Found whole;                 // whole blocks that every group serves
-    Found partial;               // if partial is a node: more than that, within a block
-    std::int64_t num_chain = 0;  // blocks that full attention has
+    Found partial;                // if partial is a node: more than that, within a block
+    std::int64_t num_shared = 0;  // leading tokens that full attention has
   };
   // A state that was made findable by a copy into its successor, which is not applied.
   struct KeptState {
@@ -557,15 +558,16 @@ class Sequences : public Store {
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
   bool has_parts(NodeId node) const;
-  void find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                            bool tails_only, Found& found) const;
-  GroupedFound find_grouped(const Token* tokens, std::int64_t count, const Applicant& applicant,
-                            bool partly);
+  int find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                           bool tails_only, Found& found) const;
+  GroupedFound find_grouped(const Token* tokens, std::int64_t num_tokens,
+                            const Applicant& applicant);
+  bool may_take_over(const Found& found) const;
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                     const Applicant& applicant, AdmissionPlan& plan);
   [[gnu::noinline]] std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
-  [[gnu::noinline]] void choose_stops(Sequence& s) noexcept;
+  [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
   [[gnu::noinline]] void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
@@ -590,10 +592,15 @@ class Sequences : public Store {
   void drop_states(Sequence& s) noexcept;
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   void merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept;
-  bool parts_unwritten(NodeId node) const;
+  int most_unwritten(NodeId node) const;
   bool serves(const Sequence& s, std::int64_t logical) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
+  bool takes_stop(Sequence& s) noexcept;
+  bool may_give(NodeId own) const;
   void keep_state(Sequence& s) noexcept;
+  void give_state(Sequence& s, int g, NodeId node) noexcept;
+  void keep_branch(Sequence& s) noexcept;
+  NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
   void drop_windows(Sequence& s) noexcept;
   void commit_groups(Sequence& s) noexcept;
   bool tells_state(const Sequence& s) const;
@@ -646,7 +653,6 @@ class Sequences : public Store {
   mutable std::vector<GroupRow> group_rows_;
   ZeroedArray<std::int32_t> shown_groups_;  // [groups, max_seqs, row_width]
   std::vector<KeptState> keeps_;
-  std::int64_t num_chain_ = 0;  // of the last plan of an admission: blocks that full attention has
   std::vector<Handle> moved_;         // whose states the step that was launched last may move
   std::vector<NodeId> sources_room_;  // by group
 

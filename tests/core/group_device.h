@@ -1,0 +1,106 @@
+// The KV oracle of groups of layers: what each kind of layer writes and reads.
+//
+// A cell of an attention group remembers the prefix whose last token it was computed from. A block
+// of a recurrent group holds one state, which remembers all tokens that it has consumed; a forward
+// advances it in place. So a state that is used twice, too early or too late is another state.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "places/group.h"
+
+namespace blockmgr::testing {
+
+// What one sequence does in one forward: computes the tokens [start, stop).
+struct GroupWork {
+  Handle handle;
+  std::int64_t start;
+  std::int64_t stop;
+  std::vector<Prefix> prefixes;                     // after each token
+  std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
+};
+
+class GroupDevice {
+ public:
+  GroupDevice(int num_blocks, int block_size, std::vector<Group> groups)
+      : size_(block_size),
+        groups_(std::move(groups)),
+        cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
+
+  // The copies in any order, then one forward of all the work.
+  void run(const std::vector<BlockCopy>& copies, std::vector<GroupWork>& work) {
+    std::vector<std::pair<std::size_t, std::size_t>> words;
+    for (const BlockCopy& copy : copies) {
+      if (!copy.source || !copy.destination) throw Violation("a copy names the null block");
+      for (int word = 0; word < copy.num_tokens; ++word)
+        words.emplace_back(at(copy.source, word), at(copy.destination, word));
+    }
+    std::shuffle(words.begin(), words.end(), rng_);
+    for (const auto& [from, to] : words) cells_[to] = cells_[from];
+    std::shuffle(work.begin(), work.end(), rng_);
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].recurrent()) {
+        for (const GroupWork& one : work) advance(g, one);
+        continue;
+      }
+      for (const GroupWork& one : work)
+        for (std::int64_t i = one.start; i < one.stop; ++i) cell(g, one, i) = written(g, one, i);
+      for (const GroupWork& one : work)
+        for (std::int64_t i = groups_[g].first_read(one.start); i < one.stop; ++i)
+          if (cell(g, one, i) != written(g, one, i)) fail(g, one, i);
+    }
+  }
+  std::int64_t num_reads() const { return num_reads_; }
+
+ private:
+  using Cell = std::uint64_t;
+  static constexpr Cell kState = Cell{1} << 63;
+
+  std::size_t at(std::int32_t block, std::int64_t word) const {
+    return static_cast<std::size_t>(block) * static_cast<std::size_t>(size_) +
+           static_cast<std::size_t>(word);
+  }
+  static Cell written(std::size_t g, const GroupWork& one, std::int64_t position) {
+    return Cell{one.prefixes[static_cast<std::size_t>(position)]} << 8 | g;
+  }
+  Cell& cell(std::size_t g, const GroupWork& one, std::int64_t position) {
+    const auto unit = static_cast<std::size_t>(position / size_);
+    const std::int32_t block = unit < one.tables[g].size() ? one.tables[g][unit] : 0;
+    if (!block) fail(g, one, position);
+    ++num_reads_;
+    return cells_[at(block, position % size_)];
+  }
+  void advance(std::size_t g, const GroupWork& one) {
+    const std::int32_t block = one.tables[g][0];
+    if (!block) fail(g, one, one.start);
+    const auto state = [&](std::int64_t tokens, std::int64_t word) {
+      return kState | static_cast<Cell>(word) << 48 | written(g, one, tokens - 1);
+    };
+    num_reads_ += size_;
+    for (std::int64_t word = 0; word < size_; ++word) {
+      Cell& c = cells_[at(block, word)];
+      if (one.start && c != state(one.start, word)) fail(g, one, one.start);
+      c = state(one.stop, word);
+    }
+  }
+  [[noreturn]] void fail(std::size_t g, const GroupWork& one, std::int64_t position) const {
+    throw Violation("sequence " + std::to_string(one.handle & 0xffffffff) + " computes [" +
+                    std::to_string(one.start) + ", " + std::to_string(one.stop) +
+                    ") and reads foreign K/V of group " + std::to_string(g) + " at position " +
+                    std::to_string(position));
+  }
+
+  int size_;
+  std::vector<Group> groups_;
+  std::vector<Cell> cells_;
+  std::int64_t num_reads_ = 0;
+  std::minstd_rand rng_;
+};
+
+}  // namespace blockmgr::testing

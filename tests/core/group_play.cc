@@ -1,0 +1,507 @@
+// What an engine with groups of layers plans between its steps.
+#include "group_play.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "play.h"
+
+namespace blockmgr::testing {
+
+namespace {
+
+constexpr std::size_t kTexts = 9;
+
+const ExtrasBytes kExtraKeys[] = {{}, {{0, "x"}}, {{1, "x"}}};
+int extra_of(int extras, std::int64_t unit) {
+  return !kExtraKeys[extras].empty() && kExtraKeys[extras][0].first == unit;
+}
+
+std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
+  std::vector<Group> rest = groups;
+  rest.erase(rest.begin() + full);
+  return rest;
+}
+
+}  // namespace
+
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial)
+    : bytes_(bytes),
+      setup_(draw(bytes)),
+      counts_(counts),
+      trial_(trial),
+      digester_(new TestDigester(setup_.digest)),
+      core_(setup_.core, std::unique_ptr<Digester>(digester_)),
+      device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {
+  core_.set_debug(bytes.one_in(4));
+}
+
+// Widths about the size of a unit or beside it, as those of released models are about that of a
+// page.
+void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
+  static constexpr int kWidths[] = {1, 3, 4, 5, 6, 7, 8, 9, 16};
+  const int count = bytes.between(1, 3);
+  for (int i = 0; i < count; ++i) {
+    const auto kind = static_cast<Group::Kind>(bytes.one_in(12) ? 0 : bytes.between(1, 3));
+    const bool wide = kind == Group::kWindow || kind == Group::kChunk;
+    setup.groups.push_back({kind, wide ? kWidths[bytes.below(9)] : 0});
+  }
+  setup.core.full_group = bytes.between(0, count);
+  setup.groups.insert(setup.groups.begin() + setup.core.full_group, Group{});
+  setup.core.groups = without_full(setup.groups, setup.core.full_group);
+}
+
+GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
+  static constexpr int kSizes[] = {2, 4, 1, 3};
+  static constexpr int kBlocks[] = {6, 10, 16, 30};
+  static constexpr int kChunks[] = {1, 3, 4, 8, 100};
+  Setup setup{};
+  Config& config = setup.core;
+  draw_groups(bytes, setup);
+  const auto num_groups = static_cast<int>(setup.groups.size());
+  const bool states = std::any_of(setup.groups.begin(), setup.groups.end(),
+                                  [](const Group& group) { return group.recurrent(); });
+  Habits& habits = setup.habits;
+  habits.overlaps = bytes.below(10) < 3;
+  habits.stops = std::array{0, 2, 4, 4}[static_cast<std::size_t>(bytes.below(4))];
+  habits.chunk = kChunks[bytes.below(5)];
+  habits.aborts = std::array{0, 0, 2, 4}[static_cast<std::size_t>(bytes.below(4))];
+  habits.affirms = bytes.one_in(2);
+  // A state that has consumed a rejected draft cannot go back.
+  habits.drafts = states || !bytes.one_in(3) ? 0 : 2;
+  habits.late = bytes.one_in(2);
+  habits.plans_ahead = bytes.below(5) < 2;
+  config.null_block = true;
+  config.block_size = kSizes[bytes.below(4)];
+  config.num_blocks = kBlocks[bytes.below(4)] + 3 * num_groups + 1;
+  config.row_width = bytes.one_in(4) ? 12 : config.num_blocks;
+  if (bytes.below(10) < 3) {
+    const int apart = (bytes.one_in(2) ? 4 : 12) + 2 * num_groups;
+    config.quotas.push_back({World::text_of(1), apart});
+    config.num_blocks += apart;
+  }
+  config.max_seqs = bytes.between(4, 24);
+  config.min_partial_tokens = std::min(bytes.below(3), config.block_size);
+  config.watermark_blocks = bytes.one_in(4) ? 2 : 0;
+  config.steps_in_flight = habits.overlaps ? 8 : 0;
+  config.early_commit = bytes.below(10) < 3;
+  config.max_rollback = habits.drafts;
+  config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
+  if (bytes.one_in(2)) config.eviction = "lru";
+  setup.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
+  setup.vocabulary = bytes.one_in(3) ? 3 : 2;
+  setup.check_every = config.num_blocks <= 24 ? 2 : 6;
+  return setup;
+}
+
+std::string GroupPlay::config() const {
+  static const char* const kinds[] = {"full", "window", "chunk", "state"};
+  const Config& c = setup_.core;
+  std::string text;
+  for (const Group& group : setup_.groups)
+    text += std::string(kinds[group.kind]) + (group.width ? " " + std::to_string(group.width) : "") +
+            ", ";
+  return "groups: " + text + std::to_string(c.num_blocks) + " blocks of " +
+         std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
+         std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
+         (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
+         (setup_.habits.drafts ? ", drafts" : "");
+}
+
+void GroupPlay::fail(const std::string& otherwise) const {
+  throw Violation("call " + std::to_string(calls_) + ": " + otherwise);
+}
+
+// ---- calls --------------------------------------------------------------------------------------
+
+Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
+  try {
+    run();
+    return kDone;
+  } catch (const OutOfBlocks& refusal) {
+    EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
+    return kOutOfBlocks;
+  } catch (const OutOfSequences& refusal) {
+    EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
+    return kOutOfSequences;
+  } catch (const DigestFailed&) {
+    EXPECT(!digester_->fails_in, "a digest failed of itself");
+    return kDigestFailed;
+  } catch (const Error& error) {
+    if (error.kind == ErrorKind::kNeverFits) return kNeverFits;
+    if (error.kind == ErrorKind::kStep) return kStepRefused;
+    fail(std::string("a call that is in order was refused: ") + error.what());
+  }
+}
+
+Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
+  ++calls_;
+  const bool snapshot = calls_ % 4 == 0;
+  const std::string before = snapshot ? core_.fingerprint() : std::string();
+  const Outcome outcome =
+      trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
+  EXPECT(core_.findings().empty(), core_.findings().front());
+  if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
+    EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
+                                              name_of(outcome) + "\" and changed something");
+  if (counts_) ++(*counts_)[op][outcome];
+  after_call();
+  return outcome;
+}
+
+void GroupPlay::put_on_trial(Op op, const std::function<void()>& run) {
+  const int fails_in = digester_->fails_in;
+  const Subject subject{
+      [this] { return core_.fingerprint(); },
+      [this] { return core_.violations(); },
+      [this] { return core_.memory() + digester_->memory(); },
+      [this, fails_in] { digester_->fails_in = fails_in; },
+  };
+  trial_->make(name_of(op), subject, run);
+}
+
+void GroupPlay::after_call() {
+  if (calls_ % setup_.check_every == 0) {
+    const std::vector<std::string> violations = core_.violations();
+    EXPECT(violations.empty(), violations.front());
+  }
+  if (fences_.empty()) return;
+  const std::vector<bool> now = held();
+  for (InFlight& step : fences_)
+    for (std::size_t b = 0; b < now.size(); ++b)
+      if (step.blocks[b] && !now[b]) step.released[b] = true;
+}
+
+GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
+  const Config& config = setup_.core;
+  const std::int64_t row = Sequences::row_of(seq.handle);
+  const auto units = static_cast<std::size_t>(view(seq).num_blocks);
+  Tables tables;
+  int further = 0;
+  for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
+    const std::int32_t* from =
+        static_cast<int>(g) == config.full_group
+            ? core_.shown_tables().data() + row * config.row_width
+            : core_.shown_groups().data() +
+                  (further++ * std::int64_t{config.max_seqs} + row) * config.row_width;
+    tables.emplace_back(from, from + (setup_.groups[g].recurrent() ? 1 : units));
+  }
+  return tables;
+}
+
+std::vector<bool> GroupPlay::held() const {
+  std::vector<bool> held(static_cast<std::size_t>(setup_.core.num_blocks));
+  for (const SeqPtr& seq : seqs_) {
+    if (seq->preempted) continue;
+    for (const auto& table : tables(*seq))
+      for (const std::int32_t b : table) held[static_cast<std::size_t>(b)] = true;
+  }
+  for (const BlockCopy& copy : flight_)
+    held[static_cast<std::size_t>(copy.source)] = held[static_cast<std::size_t>(copy.destination)] =
+        true;
+  held[0] = false;
+  return held;
+}
+
+// ---- what it draws ------------------------------------------------------------------------------
+
+std::vector<Token> GroupPlay::tokens(int count) {
+  std::vector<Token> drawn(static_cast<std::size_t>(count));
+  for (Token& token : drawn) token = static_cast<Token>(bytes_.below(setup_.vocabulary));
+  return drawn;
+}
+
+// Often the beginning of an earlier one, with something after it.
+std::vector<Token> GroupPlay::text() {
+  std::vector<Token> text;
+  if (!texts_.empty()) {
+    text = texts_[static_cast<std::size_t>(bytes_.below(static_cast<int>(texts_.size())))];
+    const int kept = bytes_.one_in(2) ? 30 : bytes_.between(0, 30);
+    text.resize(std::min(text.size(), static_cast<std::size_t>(kept)));
+  }
+  for (const Token token : tokens(bytes_.between(1, 9))) text.push_back(token);
+  keep_text(text);
+  return text;
+}
+
+void GroupPlay::keep_text(const std::vector<Token>& text) {
+  texts_.push_back(text);
+  if (texts_.size() > kTexts) texts_.pop_front();
+}
+
+GroupPlay::SeqPtr GroupPlay::find(Handle handle) const {
+  const auto at = std::find_if(seqs_.begin(), seqs_.end(),
+                               [&](const SeqPtr& seq) { return seq->handle == handle; });
+  return at == seqs_.end() ? nullptr : *at;
+}
+
+// Copies that are under way are where planning ahead goes wrong.
+GroupPlay::SeqPtr GroupPlay::some(bool preempted) {
+  std::vector<SeqPtr> chosen;
+  for (const SeqPtr& seq : seqs_)
+    if (seq->preempted == preempted) chosen.push_back(seq);
+  if (!preempted && !flight_.empty() && bytes_.one_in(2)) {
+    std::vector<SeqPtr> waiting;
+    for (const SeqPtr& seq : chosen) {
+      const Tables all = tables(*seq);
+      const auto waits = [&](const BlockCopy& copy) {
+        return std::any_of(all.begin(), all.end(), [&](const auto& table) {
+          return std::count(table.begin(), table.end(), copy.destination);
+        });
+      };
+      if (std::any_of(flight_.begin(), flight_.end(), waits)) waiting.push_back(seq);
+    }
+    if (!waiting.empty()) chosen = waiting;
+  }
+  if (chosen.empty()) return nullptr;
+  return chosen[static_cast<std::size_t>(bytes_.below(static_cast<int>(chosen.size())))];
+}
+
+void GroupPlay::extend(Seq& seq, const std::vector<Token>& tokens) {
+  for (const Token token : tokens) {
+    Prefix prefix = seq.prefixes.empty() ? trie_.root(seq.name) : seq.prefixes.back();
+    const auto position = static_cast<std::int64_t>(seq.prefixes.size());
+    if (position % setup_.core.block_size == 0)
+      prefix = trie_.after_extras(prefix, extra_of(seq.extras, position / setup_.core.block_size));
+    seq.prefixes.push_back(trie_.after_token(prefix, token));
+    seq.tokens.push_back(token);
+  }
+}
+
+// ---- planning -----------------------------------------------------------------------------------
+
+// Whole units that every group serves, found by looking at each node and part.
+std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int name,
+                                       int extras) const {
+  const std::int64_t size = setup_.core.block_size;
+  const Nodes& nodes = core_.nodes();
+  const GroupPlaces& groups = *core_.groups();
+  const std::uint32_t root = core_.index().find_root(World::text_of(name));
+  if (root == kUnknownId) return 0;
+  const ExtrasIds ids = known_extras(core_.index().extras(), kExtraKeys[extras]);
+  std::vector<NodeId> chain;
+  for (NodeId node = root_node(root);;) {
+    const auto unit = static_cast<std::int64_t>(chain.size());
+    if ((unit + 1) * size >= static_cast<std::int64_t>(tokens.size())) break;
+    NodeId child = core_.index().first_child(node);
+    const auto continues = [&](NodeId n) {
+      return nodes[n].key_tokens == size && nodes[n].extras == extras_at(&ids, unit) &&
+             std::equal(nodes.tokens(n), nodes.tokens(n) + size, tokens.begin() + unit * size);
+    };
+    while (child >= 0 && !continues(child)) child = nodes[child].next_sibling;
+    if (child < 0) break;
+    chain.push_back(node = child);
+  }
+  const auto serves = [&](std::int64_t length) {
+    for (int g = 0; g < groups.num_groups(); ++g) {
+      if (groups.group(g).recurrent()) {
+        const NodeId state = groups.cached(g, chain[static_cast<std::size_t>(length - 1)]);
+        if (state < 0 || groups.is_being_kept(state)) return false;
+        continue;
+      }
+      const std::int64_t first = groups.group(g).first_read(length * size) / size;
+      for (std::int64_t unit = first; unit < length; ++unit)
+        if (groups.cached(g, chain[static_cast<std::size_t>(unit)]) < 0) return false;
+    }
+    return true;
+  };
+  auto length = static_cast<std::int64_t>(chain.size());
+  while (length && !serves(length)) --length;
+  return length;
+}
+
+// Where there is room for any plan, the deepest boundary is found.
+void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int64_t slots) {
+  const Config& config = setup_.core;
+  const std::int64_t size = config.block_size;
+  const auto num_groups = static_cast<std::int64_t>(setup_.groups.size());
+  const std::int64_t length = std::max(slots, static_cast<std::int64_t>(like.tokens.size()));
+  const std::int64_t most = num_groups * (length / size + 2);
+  if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
+  const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
+  EXPECT(match.num_cached >= served, "a boundary that every group serves is not found");
+  EXPECT(config.min_partial_tokens || match.num_cached == served, "more is found than is served");
+}
+
+void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
+  const auto length = static_cast<std::int64_t>(text.size());
+  const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, static_cast<int>(length)) : 0;
+  auto seq = std::make_shared<Seq>(Seq{0, name, extras, {}, {}});
+  extend(*seq, text);
+  const Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
+  MatchResult match;
+  Admission promise = Admission::kNever;
+  const int fails_in = std::exchange(digester_->fails_in, 0);
+  if (!done(kMatch, [&] { match = core_.match(asked); }) ||
+      !done(kCanAdmit, [&] { promise = core_.can_admit(asked); }))
+    fail("a look-up was refused");
+  digester_->fails_in = fails_in;
+  if (promise != Admission::kNever) check_match(*seq, match, slots ? slots : length);
+  const Outcome outcome = call(kAdmit, [&] { seq->handle = core_.admit(asked); });
+  const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;
+  EXPECT(outcome == kDigestFailed || (promise == Admission::kNow) == (outcome == kDone),
+         "can_admit is wrong about what fits");
+  EXPECT(outcome == kDigestFailed || (promise == Admission::kLater) == refused,
+         "can_admit is wrong about what may fit later");
+  if (outcome != kDone) return;
+  EXPECT(computed(*seq) == match.num_cached, "admit takes another prefix than match found");
+  seq->settled_before = computed(*seq);
+  seqs_.push_back(seq);
+}
+
+void GroupPlay::free(const SeqPtr& seq) {
+  const SeqPtr kept = seq;  // the caller's may be the one in seqs_
+  if (is_ahead(*kept)) return;
+  forget(*kept);
+  seqs_.erase(std::find(seqs_.begin(), seqs_.end(), kept));
+  if (!done(kFree, [&] { core_.free(kept->handle); })) fail("free was refused");
+}
+
+// A block that moves leaves behind what was launched into it and is not committed.
+bool GroupPlay::append(const SeqPtr& seq, int count) {
+  const std::vector<Token> fresh = tokens(count);
+  const Tables before = tables(*seq);
+  if (!done(kAppend, [&] { core_.append(seq->handle, fresh.data(), count); })) return false;
+  extend(*seq, fresh);
+  settle(*seq);
+  const Tables after = tables(*seq);
+  for (std::size_t g = 0; g < before.size(); ++g)
+    if (!std::equal(before[g].begin(), before[g].end(), after[g].begin())) forget(*seq);
+  keep_text(seq->tokens);
+  return true;
+}
+
+bool GroupPlay::reserve(const SeqPtr& seq) {
+  const int slots = bytes_.between(1, static_cast<int>(seq->tokens.size()) + 5);
+  const Tables before = tables(*seq);
+  if (!done(kReserve, [&] { core_.reserve(seq->handle, slots); })) return false;
+  settle(*seq);
+  const Tables after = tables(*seq);
+  for (std::size_t g = 0; g < before.size(); ++g)
+    if (!std::equal(before[g].begin(), before[g].end(), after[g].begin())) forget(*seq);
+  return true;
+}
+
+std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq) {
+  const int count = bytes_.between(1, 2);
+  Handle children[2];
+  if (!done(kFork, [&] { core_.fork(seq->handle, count, children); })) return {};
+  std::vector<SeqPtr> made;
+  for (int i = 0; i < count; ++i) {
+    made.push_back(std::make_shared<Seq>(*seq));
+    made.back()->handle = children[i];
+    seqs_.push_back(made.back());
+  }
+  return made;
+}
+
+void GroupPlay::reparent() {
+  std::vector<SeqPtr> chosen;
+  for (const SeqPtr& seq : seqs_)
+    if (!seq->preempted && chosen.size() < 4) chosen.push_back(seq);
+  if (chosen.empty()) return;
+  std::vector<Handle> handles;
+  std::vector<std::int64_t> parents;
+  std::vector<Seq> before;
+  for (const SeqPtr& seq : chosen) {
+    handles.push_back(seq->handle);
+    parents.push_back(bytes_.below(static_cast<int>(chosen.size())));
+    before.push_back(*seq);
+  }
+  const auto count = static_cast<std::int64_t>(chosen.size());
+  if (!done(kReparent, [&] { core_.reparent(handles.data(), parents.data(), count); })) return;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (parents[i] == static_cast<std::int64_t>(i)) continue;
+    forget(*chosen[i]);
+    *chosen[i] = before[static_cast<std::size_t>(parents[i])];
+    chosen[i]->handle = handles[i];
+  }
+}
+
+void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
+  const std::int64_t had = launched(*seq);
+  std::int64_t left = 0;
+  if (!done(kTruncate, [&] { left = core_.truncate(seq->handle, length); })) return;
+  EXPECT(left == computed(*seq) && left <= length, "truncate misstates what is computed");
+  seq->tokens.resize(static_cast<std::size_t>(length));
+  seq->prefixes.resize(static_cast<std::size_t>(length));
+  settle(*seq);
+  if (left < had) forget(*seq);
+}
+
+bool GroupPlay::resume(const SeqPtr& seq) {
+  if (!done(kResume, [&] { core_.resume(seq->handle, 0); })) return false;
+  seq->preempted = false;
+  seq->settled_before = computed(*seq);
+  return true;
+}
+
+GroupPlay::Planned GroupPlay::drawn() {
+  const int* weights = flight_.empty() ? kCalls : kAhead;
+  int at = bytes_.below(std::accumulate(weights, weights + kNumPlanned, 0));
+  int move = 0;
+  for (; at >= weights[move]; ++move) at -= weights[move];
+  return static_cast<Planned>(move);
+}
+
+// One call, which may be refused: then somebody has to go.
+void GroupPlay::plan(Planned move, SeqPtr seq) {
+  if (move == kPlanAny) move = drawn();
+  if (bytes_.one_in(32)) digester_->fails_in = bytes_.between(1, 3);
+  if (!seq && move != kPlanAdmit) seq = some(move == kPlanResume);
+  const bool went = (seq || move == kPlanAdmit) && plan_once(move, seq);
+  digester_->fails_in = 0;
+  if (went || !seq) return;
+  if (const SeqPtr other = some(false)) free(other);
+}
+
+bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
+  static constexpr int kCounts[] = {1, 1, 5};
+  static constexpr int kNames[] = {0, 0, 2, 1, 1};
+  const std::size_t before = seqs_.size();
+  switch (move) {
+    case kPlanAdmit:
+      admit(text(), kNames[bytes_.below(setup_.core.quotas.empty() ? 3 : 5)],
+            bytes_.one_in(6) ? bytes_.between(1, 2) : 0);
+      return seqs_.size() > before;
+    case kPlanAppend:
+      return append(seq, kCounts[bytes_.below(3)]);
+    case kPlanReserve:
+      return reserve(seq);
+    case kPlanFork:
+      return !fork(seq).empty();
+    case kPlanBranch: {  // forks that part at once, as samples of one prompt do
+      const std::vector<SeqPtr> children = fork(seq);
+      for (const SeqPtr& child : children)
+        if (!append(child, kCounts[bytes_.below(3)])) return false;
+      return !children.empty();
+    }
+    case kPlanReparent:
+      reparent();
+      return true;
+    case kPlanTruncate:
+      truncate(seq, bytes_.between(1, static_cast<int>(seq->tokens.size())));
+      return true;
+    case kPlanPreempt:
+      if (is_ahead(*seq)) return true;
+      forget(*seq);
+      if (!done(kPreempt, [&] { core_.preempt(seq->handle); })) fail("preempt was refused");
+      seq->preempted = true;
+      return true;
+    case kPlanResume:
+      return resume(seq);
+    case kPlanTurn: {  // a conversation goes on at once
+      std::vector<Token> next = seq->tokens;
+      for (const Token token : tokens(3)) next.push_back(token);
+      free(seq);
+      admit(std::move(next), seq->name, seq->extras);
+      return seqs_.size() == before;
+    }
+    default:
+      free(seq);
+      return true;
+  }
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,170 @@
+// Engines of all habits on a manager with groups of layers.
+//
+// What a sequence reads is checked inside each forward (group_device.h), a refused call must have
+// changed nothing, can_admit and match must say what admit does, and the books are recomputed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bytes.h"
+#include "group_device.h"
+#include "trial.h"
+#include "world.h"
+
+namespace blockmgr::testing {
+
+class GroupPlay {
+ public:
+  // Draws a configuration, groups and habits from the stream.
+  explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr);
+  // Some calls and a step; false when the stream is at its end.
+  bool move();
+  // Everything is freed, and nothing may be missing afterwards.
+  void finish_up();
+  std::int64_t calls() const { return calls_; }
+  const Sequences& core() const { return core_; }
+  std::string config() const;
+
+ private:
+  enum Planned {
+    kPlanAny = -1,
+    kPlanAdmit,
+    kPlanAppend,
+    kPlanReserve,
+    kPlanFork,
+    kPlanBranch,
+    kPlanReparent,
+    kPlanTruncate,
+    kPlanPreempt,
+    kPlanResume,
+    kPlanTurn,
+    kPlanFree,
+    kNumPlanned
+  };
+  // How often each is drawn; and where copies or writes are under way: calls that copy what is only
+  // on its way.
+  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3};
+  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2};
+
+  struct Habits {
+    bool overlaps;     // launches a step before it commits the one before
+    int stops;         // of four, how often a forward ends where an admission said
+    int chunk;         // the most tokens of a forward
+    int aborts;        // of eight, how often a step is not launched
+    bool affirms;      // commits what it left out of a step too, where it stands
+    int drafts;        // tokens that it may take back after a commit
+    bool late;         // completes a step only after it has committed it
+    bool plans_ahead;  // goes on planning while a step is closed and not yet launched
+  };
+  struct Setup {
+    Config core;
+    std::vector<Group> groups;  // all, in the order of the engine
+    Habits habits;
+    TestDigester::Kind digest;
+    int vocabulary;
+    int check_every;
+  };
+  // A live sequence as the engine knows it.
+  struct Seq {
+    Handle handle;
+    int name;
+    int extras;
+    std::vector<Token> tokens;
+    std::vector<Prefix> prefixes;
+    std::int64_t settled_before = 0;  // with early commits: what was there before
+    bool preempted = false;
+  };
+  using SeqPtr = std::shared_ptr<Seq>;
+  // Of a closed step, what it computes of each sequence.
+  struct Part {
+    Handle handle;
+    std::int64_t stop;
+  };
+  using Step = std::vector<Part>;
+  // What a closed step may read and write, and which of it was released since.
+  struct InFlight {
+    std::vector<bool> blocks;
+    std::vector<bool> released;
+  };
+  using Tables = std::vector<std::vector<std::int32_t>>;
+
+  static Setup draw(Bytes& bytes);
+  static void draw_groups(Bytes& bytes, Setup& setup);
+  Outcome call(Op op, const std::function<void()>& run);
+  Outcome outcome_of(const std::function<void()>& run) const;
+  void put_on_trial(Op op, const std::function<void()>& run);
+  bool done(Op op, const std::function<void()>& run) { return call(op, run) == kDone; }
+  [[noreturn]] void fail(const std::string& otherwise) const;
+  void after_call();
+
+  // Planning.
+  Planned drawn();
+  void plan(Planned move, SeqPtr seq = nullptr);
+  bool plan_once(Planned move, const SeqPtr& seq);
+  void admit(std::vector<Token> text, int name, int extras);
+  void free(const SeqPtr& seq);
+  void truncate(const SeqPtr& seq, std::int64_t length);
+  bool append(const SeqPtr& seq, int count);
+  bool reserve(const SeqPtr& seq);
+  std::vector<SeqPtr> fork(const SeqPtr& seq);
+  void reparent();
+  bool resume(const SeqPtr& seq);
+  void extend(Seq& seq, const std::vector<Token>& tokens);
+  std::vector<Token> text();
+  std::vector<Token> tokens(int count);
+  void keep_text(const std::vector<Token>& text);
+  SeqPtr some(bool preempted);
+  SeqPtr find(Handle handle) const;
+  void check_match(const Seq& like, const MatchResult& match, std::int64_t slots);
+  std::int64_t served_by_scan(const std::vector<Token>& tokens, int name, int extras) const;
+
+  // Steps.
+  void step();
+  void promise();
+  void complete();
+  void commit(const Step& step);
+  std::vector<Handle> decode(const Step& step);
+  void take_back(const SeqPtr& seq);
+  std::int64_t stop_of(const Seq& seq, std::int64_t start);
+  std::int64_t launched(const Seq& seq) const;
+  void forget(const Seq& seq);
+
+  const Sequence& view(const Seq& seq) const { return core_.view(seq.handle); }
+  std::int64_t computed(const Seq& seq) const { return view(seq).num_computed; }
+  std::int64_t settled(const Seq& seq) const {
+    return setup_.core.early_commit ? std::min(seq.settled_before, computed(seq)) : computed(seq);
+  }
+  bool is_ahead(const Seq& seq) const { return !seq.preempted && computed(seq) > settled(seq); }
+  void settle(Seq& seq) const { seq.settled_before = std::min(seq.settled_before, computed(seq)); }
+  std::int64_t num_slots(const Seq& seq) const {
+    return std::int64_t{view(seq).num_blocks} * setup_.core.block_size;
+  }
+  Tables tables(const Seq& seq) const;
+  std::vector<bool> held() const;
+  void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
+  void check_tables(const Seq& seq) const;
+
+  Bytes& bytes_;
+  Setup setup_;
+  Counts* counts_;
+  Trial* trial_;
+  TestDigester* digester_;
+  Sequences core_;
+  GroupDevice device_;
+  PrefixTrie trie_;
+  std::vector<SeqPtr> seqs_;
+  std::deque<Step> uncommitted_;
+  std::deque<InFlight> fences_;
+  std::deque<std::int64_t> tickets_;  // of steps that are not complete
+  std::vector<BlockCopy> flight_;     // of a closed step that is not launched
+  std::deque<std::vector<Token>> texts_;
+  std::int64_t calls_ = 0;
+};
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,244 @@
+// Steps of an engine with groups of layers: copies, forwards, commits.
+#include <algorithm>
+#include <utility>
+
+#include "group_play.h"
+
+namespace blockmgr::testing {
+
+// What of a sequence is computed once all closed steps have run.
+std::int64_t GroupPlay::launched(const Seq& seq) const {
+  for (auto step = uncommitted_.rbegin(); step != uncommitted_.rend(); ++step)
+    for (const Part& part : *step)
+      if (part.handle == seq.handle) return part.stop;
+  return settled(seq);
+}
+
+// What was launched for it is nobody's any more.
+void GroupPlay::forget(const Seq& seq) {
+  for (Step& step : uncommitted_)
+    std::erase_if(step, [&](const Part& part) { return part.handle == seq.handle; });
+}
+
+// Where the forward of a sequence ends.
+std::int64_t GroupPlay::stop_of(const Seq& seq, std::int64_t start) {
+  const std::int64_t most = std::min({static_cast<std::int64_t>(seq.tokens.size()), num_slots(seq),
+                                      start + setup_.habits.chunk});
+  std::int64_t first = most;
+  for (const std::int64_t stop : core_.view_groups(seq.handle).stops)
+    if (start < stop && stop < first && bytes_.below(4) < setup_.habits.stops) first = stop;
+  return first;
+}
+
+// A table has a block wherever a forward writes, and slots are those blocks'.
+void GroupPlay::check_tables(const Seq& seq) const {
+  const std::int64_t size = setup_.core.block_size;
+  const Tables all = tables(seq);
+  const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
+  EXPECT(std::equal(own.begin(), own.end(),
+                    all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
+         "a shown table is not the sequence's");
+  int further = -1;
+  for (std::size_t g = 0; g < all.size(); ++g) {
+    if (static_cast<int>(g) == setup_.core.full_group) continue;
+    ++further;
+    if (setup_.groups[g].recurrent()) continue;
+    const std::int64_t first = core_.first_of(seq.handle, further) * size;
+    const std::int64_t end = num_slots(seq);
+    if (first >= end) continue;
+    std::vector<std::int64_t> slots(static_cast<std::size_t>(end - first));
+    core_.group_slots(seq.handle, further, first, end, slots.data());
+    for (std::int64_t i = first; i < end; ++i)
+      EXPECT(slots[static_cast<std::size_t>(i - first)] ==
+                 all[g][static_cast<std::size_t>(i / size)] * size + i % size,
+             "a slot of a group is not in its table");
+  }
+}
+
+// No block that a step in flight may read is written for somebody else.
+void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
+                            const std::vector<GroupWork>& work) {
+  const std::int64_t size = setup_.core.block_size;
+  std::vector<bool> written(static_cast<std::size_t>(setup_.core.num_blocks));
+  for (const BlockCopy& copy : copies) written[static_cast<std::size_t>(copy.destination)] = true;
+  for (const GroupWork& one : work)
+    for (std::size_t g = 0; g < one.tables.size(); ++g) {
+      const bool state = setup_.groups[g].recurrent();
+      const std::int64_t end = state ? 1 : (one.stop + size - 1) / size;
+      for (std::int64_t unit = state ? 0 : one.start / size; unit < end; ++unit)
+        written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
+    }
+  for (std::size_t b = 0; b < written.size(); ++b) {
+    const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(b));
+    // What is findable may be written again, for it is written with the same tokens.
+    if (n >= 0 && core_.nodes()[n].keyed()) continue;
+    for (const InFlight& step : fences_)
+      EXPECT(!written[b] || !step.released[b],
+             "block " + std::to_string(b) + " is written while a step in flight may read it");
+  }
+  InFlight step{held(), std::vector<bool>(written.size())};
+  fences_.push_back(std::move(step));
+}
+
+// Closes a plan, and launches it or not; then commits what is due.
+void GroupPlay::step() {
+  const bool early = setup_.core.early_commit;
+  std::vector<GroupWork> work;
+  Step parts;
+  for (const SeqPtr& seq : seqs_) {
+    if (seq->preempted) continue;
+    check_tables(*seq);
+    const std::int64_t start = launched(*seq);
+    const std::int64_t stop = early ? computed(*seq) : stop_of(*seq, start);
+    if (stop <= start || (!early && bytes_.below(10) >= 7)) continue;
+    work.push_back(
+        {seq->handle, start, stop, {seq->prefixes.begin(), seq->prefixes.begin() + stop},
+         tables(*seq)});
+    parts.push_back({seq->handle, stop});
+  }
+  std::int64_t ticket = 0;
+  std::vector<BlockCopy> copies;
+  if (!done(kTake, [&] { ticket = core_.take_copies(copies); })) fail("take_copies was refused");
+  flight_ = copies;
+  if (setup_.core.steps_in_flight) {
+    tickets_.push_back(ticket);
+    close_fence(copies, work);
+  }
+  uncommitted_.push_back(early ? Step() : parts);
+  for (int i = setup_.habits.plans_ahead ? bytes_.below(5) : 0; i > 0; --i) plan(kPlanAny);
+  if (bytes_.below(8) < setup_.habits.aborts) {
+    if (!done(kAborted, [&] { core_.copies_aborted(ticket); })) fail("an abort was refused");
+    flight_.clear();
+    uncommitted_.pop_back();
+    if (setup_.core.steps_in_flight) {
+      tickets_.pop_back();
+      fences_.pop_back();
+    }
+    return;
+  }
+  device_.run(copies, work);
+  if (!done(kApplied, [&] { core_.copies_applied(ticket); })) fail("copies_applied was refused");
+  flight_.clear();
+  for (const SeqPtr& seq : seqs_)
+    if (!seq->preempted) seq->settled_before = computed(*seq);
+  const bool waits = setup_.habits.overlaps && bytes_.below(5);
+  while (uncommitted_.size() > waits) {
+    const Step due = uncommitted_.front();
+    uncommitted_.pop_front();
+    commit(due);
+  }
+}
+
+// Commits what this step is going to write, so that its other prompts find it.
+void GroupPlay::promise() {
+  const std::vector<SeqPtr> all = seqs_;
+  for (const SeqPtr& seq : all) {
+    const auto alive = [&] { return find(seq->handle) == seq && !seq->preempted; };
+    const std::int64_t stop = alive() ? stop_of(*seq, settled(*seq)) : 0;
+    if (stop && stop > computed(*seq) && bytes_.below(10) < 7) {
+      if (bytes_.below(10) < 3) plan(kPlanFork, seq);
+      if (!alive()) continue;  // there was no room for the fork
+      if (stop <= std::min(static_cast<std::int64_t>(seq->tokens.size()), num_slots(*seq)) &&
+          stop > computed(*seq))
+        if (!done(kCommit, [&] { core_.commit(seq->handle, stop); })) fail("commit was refused");
+      if (bytes_.below(10) < 6) {
+        std::vector<Token> echo = seq->tokens;
+        for (const Token token : tokens(3)) echo.push_back(token);
+        if (bytes_.one_in(2)) {
+          plan(kPlanAppend, seq);
+        } else {
+          admit(std::move(echo), seq->name, seq->extras);
+        }
+      }
+    }
+    for (int i = bytes_.below(3); i > 1; --i) plan(kPlanAny);
+  }
+}
+
+void GroupPlay::complete() {
+  if (!setup_.core.steps_in_flight) return;
+  const std::int64_t ticket = tickets_.front();
+  tickets_.pop_front();
+  fences_.pop_front();
+  if (!done(kComplete, [&] { core_.complete(ticket); })) fail("complete was refused");
+}
+
+// A draft is taken back after its commit.
+void GroupPlay::take_back(const SeqPtr& seq) {
+  const auto length = static_cast<int>(seq->tokens.size());
+  const int count = bytes_.between(0, std::min(setup_.habits.drafts, length - 1));
+  forget(*seq);
+  truncate(seq, length - count);
+}
+
+void GroupPlay::commit(const Step& step) {
+  if (!setup_.habits.late) complete();
+  const std::vector<Handle> decoded = decode(step);
+  for (const Part& part : step) {
+    const SeqPtr seq = find(part.handle);
+    if (!seq || std::count(decoded.begin(), decoded.end(), part.handle)) continue;
+    if (!done(kCommit, [&] { core_.commit(part.handle, part.stop); })) fail("commit was refused");
+    if (setup_.habits.drafts && bytes_.below(10) < 3) take_back(seq);
+  }
+  if (setup_.habits.affirms && uncommitted_.empty())
+    for (const SeqPtr& seq : seqs_)
+      if (!seq->preempted && !is_ahead(*seq) &&
+          !done(kCommit, [&] { core_.commit(seq->handle, computed(*seq)); }))
+        fail("commit was refused");
+  if (setup_.habits.late) complete();
+}
+
+// Commits some of a step and appends a token each, in one call. Those it did this for.
+std::vector<Handle> GroupPlay::decode(const Step& step) {
+  std::vector<Handle> batch;
+  for (const Part& part : step) {
+    const SeqPtr seq = find(part.handle);
+    const bool later = std::any_of(uncommitted_.begin(), uncommitted_.end(), [&](const Step& other) {
+      return std::any_of(other.begin(), other.end(),
+                         [&](const Part& p) { return p.handle == part.handle; });
+    });
+    if (seq && !later && part.stop == static_cast<std::int64_t>(seq->tokens.size()) &&
+        !is_ahead(*seq))
+      batch.push_back(part.handle);
+  }
+  if (batch.empty() || bytes_.one_in(2)) return {};
+  const std::vector<Token> fresh = tokens(static_cast<int>(batch.size()));
+  std::vector<std::int64_t> slots(batch.size());
+  const auto count = static_cast<std::int64_t>(batch.size());
+  if (!done(kDecode, [&] { core_.decode(batch.data(), fresh.data(), count, slots.data()); }))
+    return {};
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const SeqPtr seq = find(batch[i]);
+    extend(*seq, {fresh[i]});
+    EXPECT(computed(*seq) + 1 == static_cast<std::int64_t>(seq->tokens.size()),
+           "decode left more than its token to compute");
+    std::int64_t slot = -1;
+    core_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
+    EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+    seq->settled_before = computed(*seq);
+  }
+  return batch;
+}
+
+bool GroupPlay::move() {
+  if (bytes_.done()) return false;
+  for (int i = bytes_.below(5); i > 0; --i) plan(kPlanAny);
+  if (setup_.core.early_commit) promise();
+  step();
+  return true;
+}
+
+void GroupPlay::finish_up() {
+  digester_->fails_in = 0;
+  setup_.habits.aborts = 0;
+  setup_.habits.plans_ahead = setup_.habits.overlaps = false;
+  step();
+  while (!seqs_.empty()) free(seqs_.back());
+  step();
+  const std::vector<std::string> violations = core_.violations();
+  EXPECT(violations.empty(), violations.front());
+  EXPECT(core_.pool().available() == core_.pool().capacity(), "blocks leaked");
+  EXPECT(core_.num_sequences() == 0, "rows leaked");
+}
+
+}  // namespace blockmgr::testing
