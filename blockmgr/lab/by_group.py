@@ -125,7 +125,7 @@ class GroupWatch:
         self._manager = manager
         self._groups = config.groups
         self._size = config.block_size
-        self._every = max(1, num_requests // MOMENTS)
+        self._every = -(-num_requests // MOMENTS)
         self._reach = FullReach(manager, config)
         self._refused_tokens = 0
         self._refused = 0  # of the request that is about to be admitted

@@ -52,7 +52,7 @@ def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: Repla
 
 
 def extra_blocks(match: Match, config: ReplayConfig) -> int:
-    """Blocks beside these that reuse takes for a moment: what is copied, until the copies are made.
+    """Further blocks that reuse takes for a moment: the sources of its copies.
 
     Args:
         match: What is reused.

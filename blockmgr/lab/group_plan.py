@@ -1,9 +1,9 @@
 """The smallest pool for a hit rate with groups of layers, by halving.
 
 With one group the curve of LRU has the answer. With several, a hit ends where any group lacks a
-block, so no one list of blocks tells what a pool finds, and pools are replayed. A larger pool
-nearly always finds more; the answer is a pool that reaches the rate, next to one that is a
-hundredth of the working set smaller and does not.
+block, so hits do not follow from one list of blocks, and pools are replayed. A larger pool nearly
+always finds more; the answer is a pool that reaches the rate, next to one that is a hundredth of
+the working set smaller and does not.
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class GroupedSteps:
         return manager.admit(tokens, namespace=space, num_slots=slots, max_cached_tokens=limit)
 
     def _used(self, match: Match) -> int:
-        """Blocks of full attention that other sequences hold, and so no room has to be made for.
+        """Blocks of full attention that other sequences hold: sharing them takes no room.
 
-        What is used uses what comes before it, so these are the first ones.
+        A used block uses the blocks before it, so these are the first ones.
         """
         count = self._manager.ref_count
         return bisect_left(match.block_ids.tolist(), True, key=lambda block: not count(block))

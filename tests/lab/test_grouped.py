@@ -89,6 +89,16 @@ def test_a_state_is_kept_where_two_prompts_differ_and_serves_the_third(
     assert replay(trace, 60, replace(config, groups=(FULL,))).hit_tokens == 16
 
 
+def test_prompts_that_differ_within_a_block_share_the_state_where_they_differ(
+    make_trace: MakeTrace,
+) -> None:
+    """Five tokens of a block of eight: the second prompt stops there, the third goes on there."""
+    trace = make_trace(*([*range(5), *[value] * 20] for value in (50, 60, 70)))
+    config = replace(ONE_AT_A_TIME, block_size=8, min_partial_tokens=1, groups=(FULL, STATE))
+    result = replay(trace, 60, config)
+    assert (result.hit_tokens, result.partial_hit_tokens) == (5, 5)
+
+
 def test_a_window_that_a_running_sequence_has_left_refuses_what_it_shares(
     make_request: MakeRequest, make_trace: MakeTrace
 ) -> None:
@@ -151,6 +161,14 @@ def test_blocks_are_counted_by_group_when_a_request_has_been_admitted(
     )
     assert (found.moments, found.peak_blocks, found.cached_blocks_at_end) == (2, 10, 10)
     assert found.sized(100)[0]["unfilled_cached_bytes"] == 25
+
+
+@pytest.mark.parametrize(("requests", "moments"), [(1, 1), (16, 16), (17, 9), (40, 14)])
+def test_blocks_are_counted_at_no_more_than_16_moments(
+    make_trace: MakeTrace, requests: int, moments: int
+) -> None:
+    trace = make_trace(*([[value] for value in range(requests)]))
+    assert of_groups(replay(trace, 9, replace(ONE_AT_A_TIME, groups=(FULL,)))).moments == moments
 
 
 def test_with_windows_and_states_the_states_are_named(make_trace: MakeTrace) -> None:
