@@ -187,8 +187,9 @@ class BlockSnapshot:
         pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in
             use.
         parent: ``int32[num_blocks]``: of a block that can be found, the block before it in its
-            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. Else ``-1``,
-            and for each group but that of ``block_tables``.
+            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. In a group
+            other than that of ``block_tables``, the block there that it is found with. Else
+            ``-1``.
         twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
             stands beside, in use as well (``dedup="append_only"``), else ``-1``.
         num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.

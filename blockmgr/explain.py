@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     _Numbers = npt.NDArray[np.int64]
-    Report = tuple[int, int, int, npt.NDArray[np.uint8], _Numbers, _Numbers, _Numbers]
+    Report = tuple[int, int, int, npt.NDArray[np.uint8], _Numbers, _Numbers, _Numbers, _Numbers]
 
 __all__ = ["Explanation", "Miss", "MissReason"]
 
@@ -39,6 +39,10 @@ class MissReason(enum.Enum):
     NOT_COMMITTED = "computed but not committed"
     """A running sequence holds a block with these tokens that is not findable: ``commit`` has not
     come yet, or the block still waits for a copy."""
+
+    GROUP = "not in every group"
+    """Full attention has the block cached, and another group of layers has not what the token after
+    it reads: a block of its window or chunk, or a state at exactly that token."""
 
     EVICTED = "evicted"
     """It was cached and has been evicted."""
@@ -74,6 +78,7 @@ class Miss:
             empty.
         evicted_ago: If evicted: blocks handed out since the first block of the run was evicted.
         diverges_at: If it diverges: position of the first token that differs.
+        group: If a group refused: which one, by its position in ``ManagerConfig.groups``.
     """
 
     reason: MissReason
@@ -82,6 +87,7 @@ class Miss:
     more_blocks: tuple[int, ...] = ()
     evicted_ago: int | None = None
     diverges_at: int | None = None
+    group: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +102,8 @@ class Miss:
                 return f"were evicted{self._evicted()}"
             case MissReason.DIVERGED:
                 return f"differ from what is cached, from token {self.diverges_at:,} on"
+            case MissReason.GROUP:
+                return f"are cached in full attention, but group {self.group} has no block there"
             case _:
                 return _SENTENCES[self.reason]
 
@@ -163,8 +171,9 @@ _REASONS = tuple(MissReason)
 
 def explanation(report: Report) -> Explanation:
     """What the core says of each missed block, in runs of one reason."""
-    num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago = report
-    ends = np.append(np.flatnonzero(np.diff(reasons)) + 1, len(reasons)).tolist()
+    num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago, groups = report
+    changes = np.flatnonzero((np.diff(reasons) != 0) | (np.diff(groups) != 0))
+    ends = np.append(changes + 1, len(reasons)).tolist()
     misses = []
     first, start = 0, num_cached
     for end in ends:
@@ -179,6 +188,7 @@ def explanation(report: Report) -> Explanation:
                 more_blocks=tuple(more_blocks[first:end].tolist()) if evicted else (),
                 evicted_ago=int(evicted_ago[first]) if evicted else None,
                 diverges_at=diverges_at if reason is MissReason.DIVERGED else None,
+                group=int(groups[first]) if reason is MissReason.GROUP else None,
             )
         )
         first, start = end, stop

@@ -104,10 +104,11 @@ class CacheCalls:
         That is what ``admit`` finds where there is room enough to copy a part of a block.
 
         Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
-        that was never cached, and by how many blocks the pool is too small to have kept it. It says
-        that the same tokens are cached in another namespace, never in which, nor with what extra
-        keys; even so that is more than tenants should learn of each other, so this call is for who
-        runs the engine.
+        that was never cached, and by how many blocks the pool is too small to have kept it. With
+        several groups of layers it names the group that refused what full attention has cached. It
+        says that the same tokens are cached in another namespace, never in which, nor with what
+        extra keys; even so that is more than tenants should learn of each other, so this call is
+        for who runs the engine.
 
         Raises:
             NeverFitsError: The prompt is longer than a block table row.

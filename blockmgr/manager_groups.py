@@ -88,8 +88,8 @@ class GroupCalls:
 
         Returns:
             Numbers of tokens, rising and above those computed. One is the last block boundary that
-            another prompt can use, and one the end of the tokens it shares with what is cached.
-            Empty without groups of states.
+            another prompt can use, and one the end of the tokens it shares with what is cached,
+            which may be within a block with ``min_partial_tokens``. Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.

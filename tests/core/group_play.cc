@@ -352,10 +352,17 @@ void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
 
 void GroupPlay::free(const SeqPtr& seq) {
   const SeqPtr kept = seq;  // the caller's may be the one in seqs_
-  if (is_ahead(*kept)) return;
+  const bool withdraws = is_ahead(*kept);
+  if (withdraws && (!flight_.empty() || bytes_.one_in(2))) return;
+  const Outcome outcome = call(kFree, [&] {
+    core_.free(kept->handle, withdraws);
+    seqs_.erase(std::find(seqs_.begin(), seqs_.end(), kept));
+  });
+  if (outcome != kDone) {
+    EXPECT(withdraws && outcome == kStepRefused, "free was refused");
+    return;
+  }
   forget(*kept);
-  seqs_.erase(std::find(seqs_.begin(), seqs_.end(), kept));
-  if (!done(kFree, [&] { core_.free(kept->handle); })) fail("free was refused");
 }
 
 // A block that moves leaves behind what was launched into it and is not committed.

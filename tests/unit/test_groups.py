@@ -167,6 +167,39 @@ def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
     assert manager.match([7, 7, 7, 9]).num_cached_tokens == 3
 
 
+def test_what_a_sequence_takes_back_is_taken_back_in_all_groups() -> None:
+    """It brings a chunk's block to a node that is cached for long, and leaves before the forward."""
+    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
+    first, second, third = (manager.admit([7, 7, 7, 7, 8]) for _ in range(3))
+    for computed in (4, 5):
+        manager.commit(first, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(second, 4)
+    manager.commit(third, 4)  # merges with the block that the second one writes
+    with pytest.raises(StepError, match="shared"):
+        manager.free(second, withdraw=True)
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.free(second)
+    manager.free(third)
+    fourth = manager.admit([9, 9, 9, 9, 8])
+    manager.commit(fourth, 4)
+    manager.free(fourth, withdraw=True)
+    assert manager.match([9, 9, 9, 9, 8]).num_cached_tokens == 0
+    manager.free(first)
+    assert manager.num_available == 63
+
+
+def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
+    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
+    first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
+    for computed in (4, 5):
+        manager.commit(first, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(second, 4)
+    manager.free(second, withdraw=True)
+    assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no query to come reads the chunk
+
+
 def test_a_cached_state_is_copied_whole() -> None:
     manager = hybrid()
     handle = manager.admit(PROMPT)
@@ -282,6 +315,53 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 ]
 
 
+def missed(manager: BlockManager, prompt: list[int]) -> list[tuple[str, int | None, int, int]]:
+    found = manager.explain(prompt)
+    assert found.num_cached_tokens == manager.match(prompt).num_cached_tokens
+    assert [miss.start for miss in found.misses[1:]] == [miss.stop for miss in found.misses[:-1]]
+    return [(miss.reason.name, miss.group, miss.start, miss.stop) for miss in found.misses]
+
+
+def test_the_blocks_of_other_groups_name_the_block_that_they_are_found_with() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    row = manager.row(handle)
+    parent = manager.blocks().parent
+    full = manager.block_tables[row].tolist()
+    for group in (WINDOW, CHUNK):
+        for unit, block in enumerate(manager.group_table(group)[row, :2].tolist()):
+            assert not block or parent[block] == full[unit]
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.free(handle)
+    found = manager.blocks()
+    [state] = np.flatnonzero((found.group == STATE) & (found.state == BlockState.IDLE.value))
+    assert found.parent[state] == full[1]
+
+
+def test_a_miss_names_the_group_that_refused() -> None:
+    manager = hybrid()
+    assert missed(manager, PROMPT)[0] == ("NEVER_SEEN", None, 0, 8)
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 11)  # its window is gone at 4, and no forward stopped at 8
+    assert missed(manager, PROMPT) == [
+        ("GROUP", WINDOW, 0, 4),
+        ("GROUP", STATE, 4, 8),
+        ("PARTIAL_BLOCK", None, 8, 11),
+    ]
+    manager.free(handle)
+    handle = manager.admit([*range(20, 36)])
+    step(manager, handle, 12)
+    step(manager, handle, 16)
+    # The boundary at 12 keeps the window from 8 on.
+    assert missed(manager, [*range(20, 32), 0]) == [("LAST_TOKEN", None, 12, 13)]
+    assert missed(manager, [*range(20, 28), 0]) == [
+        ("GROUP", WINDOW, 0, 8),
+        ("LAST_TOKEN", None, 8, 9),
+    ]
+    assert "but group 0 has no block there" in str(manager.explain([*range(20, 28), 0]))
+
+
 @pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
 def test_groups_that_cannot_be_are_refused_by_name(
     message: str, call: Callable[[], object]
@@ -316,7 +396,7 @@ def test_slots_that_a_group_has_not_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("explain", (PROMPT,)),
+        
         ("acquire", ([1],)),
         ("touch_blocks", ([1],)),
         ("forget", ([1],)),

@@ -45,7 +45,8 @@ nb::tuple explained(const ExplainResult& result) {
                         column(std::uint8_t{}, &MissedBlock::reason),
                         column(std::int64_t{}, &MissedBlock::stop),
                         column(std::int64_t{}, &MissedBlock::more_blocks),
-                        column(std::int64_t{}, &MissedBlock::evicted_ago));
+                        column(std::int64_t{}, &MissedBlock::evicted_ago),
+                        column(std::int64_t{}, &MissedBlock::group));
 }
 
 }  // namespace blockmgr

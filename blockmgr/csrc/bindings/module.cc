@@ -587,7 +587,7 @@ NB_MODULE(_core, m) {
       .def("explain", explain,
            nb::sig("def explain(self, tokens: object, namespace: object, extras: object, /) -> "
                    "tuple[int, int, int, " BM_ARRAY("uint8") ", " BM_ARRAY("int64") ", " BM_ARRAY(
-                       "int64") ", " BM_ARRAY("int64") "]"),
+                       "int64") ", " BM_ARRAY("int64") ", " BM_ARRAY("int64") "]"),
            any(), any(), any())
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "

@@ -144,10 +144,15 @@ inline void PrefixIndex::put_first(NodeId b) noexcept {
   head = b;
 }
 
-inline void PrefixIndex::leave_siblings(NodeId b) noexcept {
-  const Node& record = nodes_[b];
-  (record.prev_sibling >= 0 ? nodes_[record.prev_sibling].next_sibling : head_of(record.parent)) =
-      record.next_sibling;
+[[gnu::always_inline]] inline void PrefixIndex::leave_siblings(const Node& record,
+                                                               NodeId parent) noexcept {
+  if (record.prev_sibling >= 0) {
+    nodes_[record.prev_sibling].next_sibling = record.next_sibling;
+  } else if (is_root(parent)) {
+    roots_[root_index(parent)].first_child = record.next_sibling;
+  } else {
+    nodes_[parent].first_child = record.next_sibling;
+  }
   if (record.next_sibling >= 0) nodes_[record.next_sibling].prev_sibling = record.prev_sibling;
 }
 
@@ -165,7 +170,7 @@ inline void PrefixIndex::link_child(NodeId b, const Key& key, int num_tokens) no
 }
 
 void PrefixIndex::bring_forward(NodeId b) noexcept {
-  leave_siblings(b);
+  leave_siblings(nodes_[b], nodes_[b].parent);
   put_first(b);
 }
 
@@ -192,7 +197,7 @@ void PrefixIndex::erase(NodeId b) noexcept {
       log_removed(b);
   }
   const NodeId parent = record.parent;
-  leave_siblings(b);
+  leave_siblings(record, parent);
   extras_.release(record.extras);
   record.extras = 0;
   record.key_tokens = 0;

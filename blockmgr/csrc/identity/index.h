@@ -206,7 +206,7 @@ class PrefixIndex {
   void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
   NodeId& head_of(NodeId parent) noexcept;
   void put_first(NodeId b) noexcept;
-  void leave_siblings(NodeId b) noexcept;
+  void leave_siblings(const Node& record, NodeId parent) noexcept;
   // A full block with this digest, of any key, or kNoNode.
   NodeId with_digest(const std::uint8_t* digest) const;
   // Apart from their callers, which pay for them only where a log is kept.

@@ -100,6 +100,25 @@ void GroupPlaces::drop_if_unneeded(int g, NodeId n) noexcept {
   pool_.forget_part(m);
 }
 
+// A boundary at or below the node that reads its part.
+NodeId GroupPlaces::reader_of(int g, NodeId n) const {
+  NodeId at = n;
+  while (!is_boundary(at) || first_read(g, at) > unit(n)) {
+    at = nodes_[at].first_child;
+    while (reach(g, at) > unit(n)) at = nodes_[at].next_sibling;
+  }
+  return at;
+}
+
+void GroupPlaces::lose_part(int g, NodeId n) noexcept {
+  unkeep(part(g, n));
+  while (is_needed(g, n)) {
+    const NodeId reader = reader_of(g, n);
+    remove_boundary(reader);
+    prune(reader);
+  }
+}
+
 void GroupPlaces::before_unused(NodeId b) noexcept {
   if (!nodes_[b].keyed()) return;
   if (Pool::is_part(nodes_[b])) {

@@ -96,6 +96,8 @@ class GroupPlaces {
   void end_boundary(NodeId n) noexcept {
     if (is_boundary(n)) remove_boundary(n);
   }
+  // The part of a node, which is used, is found no more, and the boundaries that read it end.
+  void lose_part(int g, NodeId n) noexcept;
   // Before an unused block waits in a queue: if no boundary needs it, it loses its key.
   void before_unused(NodeId b) noexcept;
   // Gives the pool a block that is free, if one is available in the partition.
@@ -135,6 +137,7 @@ class GroupPlaces {
   }
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }
   bool frees_something(NodeId n) const;
+  NodeId reader_of(int g, NodeId n) const;
   void remove_boundary(NodeId n) noexcept;
   void refresh(int g, NodeId n) noexcept;
   void drop_if_unneeded(int g, NodeId n) noexcept;

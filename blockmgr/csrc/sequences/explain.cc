@@ -56,9 +56,23 @@ std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t 
   return most;
 }
 
+// The group, in the order of the engine, that does not serve so many blocks of a cached chain.
+int Sequences::refusing_group(const NodeId* chain, std::int64_t length) const {
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) {
+      const NodeId state = groups_->cached(g, chain[length - 1]);
+      if (state < 0 || groups_->is_being_kept(state)) return in_engine(g);
+      continue;
+    }
+    const std::int64_t first = groups_->first_unit(g, length * config_.block_size);
+    for (std::int64_t unit = first; unit < length; ++unit)
+      if (groups_->cached(g, chain[unit]) < 0) return in_engine(g);
+  }
+  return -1;
+}
+
 ExplainResult Sequences::explain(const Prompt& prompt) {
   Call call(*this);
-  refuse_groups("explain");
   const std::int64_t count = prompt.num_tokens;
   if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0, partition_of(prompt.name));
   ExplainResult result;
@@ -73,10 +87,24 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   Found found;
   if (root != kUnknownId) {
     found = find_prefix(prompt.tokens, count, root_node(root), &extras);
-    find_partial(prompt.tokens, count, &extras, found);
+    if (!groups_) find_partial(prompt.tokens, count, &extras, found);
   }
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * size + found.num_partial;
+  std::int64_t num_served = found.num_full;  // whole blocks of what is found
+  if (groups_ && root != kUnknownId) {
+    const Applicant applicant{root_node(root), &extras, partition_of(root), 0, true};
+    const GroupedFound grouped = find_grouped(prompt.tokens, count, applicant);
+    const bool within = grouped.partial.partial >= 0 &&
+                        grouped.partial.num_full >= grouped.whole.num_full;
+    const Found& best = within ? grouped.partial : grouped.whole;
+    num_served = best.num_full;
+    result.num_partial = best.num_partial;
+    result.num_cached = best.num_full * size + best.num_partial;
+    for (std::int64_t i = num_served; i < found.num_full; ++i)
+      result.missed.push_back(
+          {Miss::kGroup, (i + 1) * size, 0, -1, refusing_group(found.full, i + 1)});
+  }
 
   const bool missing = found.num_full < limit;
   const std::int64_t held =

@@ -75,7 +75,8 @@ static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   }
 }
 
-// A part has the tokens of its node. A state has no tokens of its own.
+// A part has the tokens of its node, and that node's block for a parent. A state has no tokens of its
+// own.
 static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   const Nodes& nodes = core.nodes();
   const GroupPlaces& groups = *core.groups();
@@ -87,12 +88,15 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   };
   const std::int64_t size = core.config().block_size;
   for (int g = 0; g < groups.num_groups(); ++g) {
-    if (groups.group(g).recurrent()) continue;
+    const bool recurrent = groups.group(g).recurrent();
     for (NodeId n = 0; n < nodes.count; ++n) {
       if (nodes.block(n) == kNoBlock || !nodes[n].keyed() || Pool::is_part(nodes[n])) continue;
       const NodeId m = groups.cached(g, n);
-      if (m >= 0) at(m).num_tokens = at(m).num_computed = nodes[n].key_tokens;
+      if (m < 0) continue;
+      at(m).parent = nodes.name(n);
+      if (!recurrent) at(m).num_tokens = at(m).num_computed = nodes[n].key_tokens;
     }
+    if (recurrent) continue;
     for (const Handle handle : core.handles()) {
       const Sequence& s = core.view(handle);
       if (s.state != Sequence::kRunning) continue;

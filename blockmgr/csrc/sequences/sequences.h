@@ -74,6 +74,7 @@ enum class Miss : std::uint8_t {
   kLastToken,
   kPartialBlock,
   kNotCommitted,
+  kGroup,
   kEvicted,
   kOtherExtras,
   kOtherNamespace,
@@ -87,6 +88,7 @@ struct MissedBlock {
   std::int64_t stop;              // position after its last token
   std::int64_t more_blocks = 0;   // evicted: blocks by which the pool is too small
   std::int64_t evicted_ago = -1;  // evicted: blocks handed out since
+  int group = -1;                 // of layers that refused, in the order of the engine
 };
 
 struct ExplainResult {
@@ -281,9 +283,9 @@ class Sequences : public Store {
   void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                    std::int64_t* slots) const;
   // The group of a block in the order of the engine; 0 if there is one.
-  int group_number(NodeId n) const {
-    if (!groups_) return 0;
-    const int g = groups_->owner(n);
+  int group_number(NodeId n) const { return groups_ ? in_engine(groups_->owner(n)) : 0; }
+  // The number that the engine gives a further group; -1: the one of the block tables.
+  int in_engine(int g) const {
     return g < 0 ? config_.full_group : g < config_.full_group ? g : g + 1;
   }
   const GroupPlaces* groups() const { return groups_.get(); }
@@ -526,9 +528,11 @@ class Sequences : public Store {
   // withdrawal.cc
   void check_leaving(const Sequence& s, bool withdraws, const char* call) const;
   void withdraw(Sequence& s) noexcept;
+  void forget_unwritten(NodeId n) noexcept;
 
   // explain.cc
   class Elsewhere;
+  int refusing_group(const NodeId* chain, std::int64_t length) const;
   std::int64_t longest_child_prefix(const Token* tokens, std::uint32_t extras, NodeId node) const;
 
   // growth.cc
@@ -580,6 +584,14 @@ class Sequences : public Store {
   }
   std::int32_t* shown_group_at(int g, std::int64_t row) const {
     return shown_groups_.data() + (g * std::int64_t{config_.max_seqs} + row) * config_.row_width;
+  }
+  // Of each further group of attention, the part of one of its blocks, while the sequence has it.
+  template <class Visit>
+  void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
+    for (int g = 0; groups_ && g < groups_->num_groups(); ++g)
+      if (!groups_->group(g).recurrent() &&
+          logical >= group_row(s).first[static_cast<std::size_t>(g)])
+        visit(g, groups_->part(g, table(s)[logical]));
   }
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;

@@ -11,13 +11,23 @@ void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* cal
   if (!withdraws) return refuse_ahead(s, call);
   if (!committed_ahead(s)) return;
   refuse_open_ticket(call);
-  const std::int32_t* t = table(s);
-  for (std::int64_t i = settled(s) / config_.block_size; i < s.num_chained; ++i)
-    if (nodes_[t[i]].unwritten && nodes_.uses(t[i]).ref_count > 1)
+  const auto check = [&](NodeId n) {
+    if (nodes_[n].unwritten && nodes_.uses(n).ref_count > 1)
       throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                         std::to_string(handle_of(row_of(s))) + ": block " +
-                                        std::to_string(nodes_.name(t[i])) +
+                                        std::to_string(nodes_.name(n)) +
                                         ", which this step's forward writes for it, is shared");
+  };
+  const std::int32_t* t = table(s);
+  for (std::int64_t i = settled(s) / config_.block_size; i < s.num_chained; ++i) {
+    check(t[i]);
+    each_part(s, i, [&](int, NodeId part) { check(part); });
+  }
+}
+
+void Sequences::forget_unwritten(NodeId n) noexcept {
+  unwritten_.remove(n);
+  nodes_[n].unwritten = 0;
 }
 
 // The last first, so that each goes after what continues it. A block may have come to its key, and to
@@ -27,10 +37,14 @@ void Sequences::withdraw(Sequence& s) noexcept {
   const std::int64_t kept = settled(s) / config_.block_size;
   const std::int32_t* t = table(s);
   for (std::int64_t i = s.num_chained; i-- > kept;) {
-    Node& record = nodes_[t[i]];
+    const Node& record = nodes_[t[i]];
+    each_part(s, i, [&](int g, NodeId part) {
+      if (!nodes_[part].unwritten) return;
+      forget_unwritten(part);
+      if (!record.unwritten) groups_->lose_part(g, t[i]);
+    });
     if (!record.unwritten) continue;
-    unwritten_.remove(t[i]);
-    record.unwritten = 0;
+    forget_unwritten(t[i]);
     // To a twin, which the same forward writes for another, the key passes with the release.
     if (!record.keyed()) {
       pool_.drop_twin(t[i]);

@@ -46,6 +46,7 @@ MEANINGS: Final = MappingProxyType(
         MissReason.LAST_TOKEN: "in the block with the last token, which is always computed",
         MissReason.PARTIAL_BLOCK: "at the end of the prompt, and only whole blocks are shared",
         MissReason.NOT_COMMITTED: "in the blocks of a running request",
+        MissReason.GROUP: "cached, but not in every group of layers",
         MissReason.EVICTED: "an unbounded pool would have found them",
         MissReason.OTHER_EXTRAS: "cached with other extra keys",
         MissReason.OTHER_NAMESPACE: "cached for another tenant or adapter",
