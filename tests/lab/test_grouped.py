@@ -18,6 +18,7 @@ from blockmgr import (
     RecurrentState,
     SlidingWindow,
 )
+from blockmgr.blocks import BlockState
 from blockmgr.groups import Group
 from blockmgr.lab.by_group import ByGroup, GroupCounts
 from blockmgr.lab.curve import hit_rate_curve, sampled_curve
@@ -31,6 +32,7 @@ from blockmgr.lab.request import HashedPrompt
 from blockmgr.lab.study import attainable, full_attention, parse_capacities, study
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import Request, Tokens, Trace
+from blockmgr.lab.useless import useless_blocks
 from blockmgr.lab.workloads import generate
 from tests.lab.worlds import conversations
 
@@ -169,6 +171,29 @@ def test_blocks_are_counted_at_no_more_than_16_moments(
 ) -> None:
     trace = make_trace(*([[value] for value in range(requests)]))
     assert of_groups(replay(trace, 9, replace(ONE_AT_A_TIME, groups=(FULL,)))).moments == moments
+
+
+def test_a_cached_block_that_no_boundary_needs_is_found_in_a_snapshot() -> None:
+    """Ten tokens in blocks of 4, a window of 5, a state at 8: take one away, and count the rest."""
+    groups = (FULL, SlidingWindow(5), STATE)
+    manager = BlockManager(num_blocks=20, block_size=4, groups=groups, null_block=True)
+    handle = manager.admit(range(10))
+    for computed in (8, 10):
+        manager.commit(handle, computed)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.free(handle)
+    blocks = manager.blocks()
+    idle = {place: np.flatnonzero(blocks.group == place).tolist() for place in range(3)}
+    # The query at position 8 reads from position 4 on: one block of the window.
+    assert [len(idle[place]) for place in range(3)] == [2, 1, 1]
+    assert useless_blocks(blocks, groups, 4) == 0
+    for place, left in ((1, 3), (2, 3)):
+        state = blocks.state.copy()
+        state[idle[place]] = BlockState.FREE
+        assert useless_blocks(replace(blocks, state=state), groups, 4) == left
+    group = blocks.group.copy()
+    group[idle[1]] = 0  # one more block of full attention that nothing continues
+    assert useless_blocks(replace(blocks, group=group), groups, 4) == 4
 
 
 def test_with_windows_and_states_the_states_are_named(make_trace: MakeTrace) -> None:
