@@ -143,8 +143,11 @@ class CacheCalls:
             namespace: Whose share; those without a quota have one in common.
 
         Raises:
-            ValueError: The manager was built without ``ghost_blocks``, or without prefix caching;
-                the namespace is too long, or the quotas leave it no block.
+            ValueError: The manager has groups of layers: a hit then ends where any group lacks a
+                block, so hits at other sizes do not follow from one order of blocks, and
+                ``blockmgr sweep --model`` replays pools of several sizes instead. Or it was built
+                without ``ghost_blocks``, or without prefix caching; the namespace is too long, or
+                the quotas leave it no block.
             TypeError: It is not bytes.
 
         Cost: O(num_blocks + ghost_blocks).
@@ -157,6 +160,12 @@ class CacheCalls:
         >>> manager.hit_rate_curve().hit_tokens.tolist()
         [0, 0, 0, 0, 0, 2, 2, 2, 2]
         """
+        if self._config.groups:
+            raise ValueError(
+                f"groups must be empty for hit_rate_curve, got {len(self._config.groups)}: a hit "
+                "ends where any group lacks a block, so hits do not follow from one order of "
+                "blocks; replay a trace at several pool sizes instead (blockmgr sweep --model)"
+            )
         counts = self._core.reuse_counts(namespace)
         if counts is None:
             raise ValueError(

@@ -94,7 +94,7 @@ def explain(
                 document = _request_document(found, request, num_blocks)
         if request is None:
             tell_rejected(trace, config, num_blocks)
-        document |= {"config": asdict(config), "trace": trace.name}
+        document |= {"config": config.as_plain, "trace": trace.name}
         if json_wanted:
             click.echo(json_text(document, provenance))
             return

@@ -176,7 +176,7 @@ def fleet(
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
             document = {
-                "config": asdict(config),
+                "config": config.as_plain,
                 "first_token_model": asdict(model),
                 "results": [_entry(row) for row in rows],
                 "trace": trace.name,
@@ -207,15 +207,9 @@ def _entry(row: FleetRow) -> dict[str, Any]:
             "first_token_mean_ms": found.first_token_mean_ms,
             "first_token_p99_ms": found.first_token_quantile(0.99),
             "waited": found.waited,
-            "of_replicas": [_counts(result) for result in found.replicas],
+            "of_replicas": [result.as_plain for result in found.replicas],
         }
     return entry
-
-
-def _counts(result: Any) -> dict[str, Any]:
-    counts = asdict(result)
-    del counts["host_s"]
-    return counts
 
 
 def _table(rows: tuple[FleetRow, ...]) -> Table:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,6 +10,13 @@ from rich import box
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, percent, progress_bar, repeat_command
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
     block_sizes,
     chosen_source,
@@ -19,8 +24,7 @@ from blockmgr.cli.options import (
     how_options_without,
     source_options,
 )
-from blockmgr.lab.choices import pick
-from blockmgr.lab.planning import ELEMENT_BYTES, Plan, PlanRow, kv_bytes_per_token
+from blockmgr.lab.planning import Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
@@ -29,6 +33,9 @@ from blockmgr.lab.study import parse_share
 if TYPE_CHECKING:
     from collections.abc import Callable
     from fractions import Fraction
+    from pathlib import Path
+
+    from blockmgr.lab.models import Model
 
 __all__ = ["plan"]
 
@@ -49,35 +56,17 @@ def _hit_rates(
     return rates
 
 
-def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    try:
-        return None if name is None else pick("dtype", name, ELEMENT_BYTES)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def _model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``--model``, or the numbers that decide the size of its K/V."""
+    """``--model``, or the numbers that decide the size of its K/V in one group."""
     positive = click.IntRange(min=1)
     for option in (
-        click.option(
-            "--dtype",
-            callback=_dtype,
-            metavar="NAME",
-            help=f"Element type of the cache: {', '.join(ELEMENT_BYTES)}.",
-        ),
+        dtype_option,
         click.option("--head-size", type=positive, help="Elements of one head of K, and of V."),
         click.option("--kv-heads", type=positive, help="K/V heads of a layer on one device."),
         click.option("--layers", type=positive, help="Layers that keep K/V."),
-        click.option(
-            "--model",
-            type=click.Path(exists=True, path_type=Path),
-            metavar="PATH",
-            help="A Hugging Face config.json, or its folder, instead of the next three.",
-        ),
     ):
         command = option(command)
-    return command
+    return model_option(command)
 
 
 @click.command(short_help="Print the blocks and GiB for a hit rate.")
@@ -102,7 +91,8 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Tokens per block; several, separated by commas, are compared.",
 )
 @_model_options
-@how_options_without("block_size", "eviction", "min_partial_tokens", "dedup")
+@how_options_without("block_size", "eviction", "dedup")
+@forward_option
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
 @click.pass_context
@@ -115,7 +105,7 @@ def plan(
     workload: str | None,
     hit_rates: tuple[Fraction, ...],
     block_sizes: tuple[int, ...],
-    model: Path | None,
+    model: str | None,
     layers: int | None,
     kv_heads: int | None,
     head_size: int | None,
@@ -131,41 +121,46 @@ def plan(
     comes from the curve of LRU, which is exact unless requests wait. A replay checks it.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
+    numbers = (layers, kv_heads, head_size)
+    if model is not None and numbers != (None, None, None):
+        raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", ctx)
     with one_line_errors(ctx, show_traceback=debug):
-        size = _bytes_per_token(ctx, model, (layers, kv_heads, head_size), dtype)
-        config = ReplayConfig(block_size=block_sizes[0], **settings)
+        described = chosen_model(model, dtype)
+        size = _described(ctx, described, numbers, dtype)
+        sizes = chosen_block_sizes(ctx, "block_sizes", block_sizes, described)
+        groups = () if described is None else described.groups
+        config = ReplayConfig(block_size=sizes[0], groups=groups, **settings)
         trace = chosen.trace(seed)
-        total = len(block_sizes) * (1 + len(hit_rates))
+        total = len(sizes) * (1 + len(hit_rates))
         with progress_bar("planning", "steps", total) as advance:
             outcome = run_plan(
                 trace,
                 hit_rates,
                 config,
-                block_sizes=block_sizes,
+                block_sizes=sizes,
                 bytes_per_token=size,
                 advance=advance,
             )
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        repeated = {**chosen.repeated, "block_sizes": sizes}
+        command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
-            click.echo(json_text(_document(outcome, hit_rates), provenance))
+            click.echo(json_text(_document(outcome, hit_rates, described), provenance))
         else:
             _print(outcome, hit_rates)
             click.echo(provenance.line, err=True)
 
 
-def _bytes_per_token(
+def _described(
     ctx: click.Context,
-    model: Path | None,
+    model: Model | None,
     numbers: tuple[int | None, int | None, int | None],
     dtype: str | None,
 ) -> int | None:
-    """K/V bytes of a token in all layers; None if no option describes the model."""
+    """K/V bytes of a token in the layers of a group; None if no option describes the model."""
     layers, kv_heads, head_size = numbers
     if model is not None:
-        if numbers != (None, None, None):
-            raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", ctx)
-        return _of_config(model, dtype)
+        return model.bytes_per_token
     if dtype is None and numbers == (None, None, None):
         return None
     if layers is None or kv_heads is None or head_size is None or dtype is None:
@@ -174,19 +169,16 @@ def _bytes_per_token(
     return kv_bytes_per_token(layers, kv_heads, head_size, dtype)
 
 
-def _of_config(model: Path, dtype: str | None) -> int:
-    # Seconds, and an extra, that nothing else here needs. It goes first: it says what is missing.
-    from blockmgr.kv import ModelShape  # noqa: I001, PLC0415
-    import torch  # noqa: PLC0415
-
-    chosen = None if dtype is None else getattr(torch, dtype)
-    return ModelShape.from_config(model, chosen).bytes_per_token
-
-
-def _document(outcome: Plan, hit_rates: tuple[Fraction, ...]) -> dict[str, Any]:
-    config = asdict(outcome.config)
+def _document(
+    outcome: Plan, hit_rates: tuple[Fraction, ...], model: Model | None
+) -> dict[str, Any]:
+    config = outcome.config.as_plain
     del config["block_size"]
+    known = {}
+    if model is not None and model.groups:
+        known["model"] = model.as_plain(outcome.config.block_size)
     return {
+        **known,
         "bytes_per_token": outcome.bytes_per_token,
         "cheapest_block_size": {
             percent(rate): outcome.cheapest(rate).block_size for rate in hit_rates
@@ -234,7 +226,8 @@ def _titles(outcome: Plan) -> list[str]:
     title = f"{outcome.trace}: attainable by block size {attainable}"
     if outcome.bytes_per_token is None:
         return [title]
-    return [title, f"K/V of a token in all layers: {outcome.bytes_per_token:,} bytes"]
+    of = "the layers of a group" if outcome.config.groups else "all layers"
+    return [title, f"K/V of a token in {of}: {outcome.bytes_per_token:,} bytes"]
 
 
 def _cells(row: PlanRow, sized: bool) -> list[str]:

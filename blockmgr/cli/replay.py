@@ -15,6 +15,13 @@ from blockmgr.cli.common import (
     tell_rejected,
     telling,
 )
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
     chosen_source,
@@ -26,7 +33,7 @@ from blockmgr.cli.options import (
 )
 from blockmgr.cli.options import capacities as parse_sizes
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, as_json, print_study
+from blockmgr.lab.report import Provenance, as_json, print_groups, print_study
 from blockmgr.lab.study import study
 
 if TYPE_CHECKING:
@@ -53,7 +60,10 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     metavar="SIZES",
     help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
+@model_option
+@dtype_option
 @how_options
+@forward_option
 @click.option(
     "--min-hit-rate",
     callback=share,
@@ -86,6 +96,8 @@ def replay(
     trace_path: Path | None,
     workload: str | None,
     capacities: tuple[Capacity, ...],
+    model: str | None,
+    dtype: str | None,
     seed: int,
     min_hit_rate: Fraction | None,
     json_wanted: bool,
@@ -96,7 +108,9 @@ def replay(
 ) -> None:
     """Replay requests through the block manager and print the hit rate at each capacity.
 
-    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model,
+    layers that read a window, a chunk or a state have blocks of their own, and a second table
+    shows what each group held and which one cut hits short.
     """
     found = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
@@ -105,19 +119,27 @@ def replay(
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
             plot.check_path(plot_path, inputs=found.files)
-        config = ReplayConfig(**settings)
+        layers = chosen_model(model, dtype)
+        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
+        groups = () if layers is None else layers.groups
+        config = ReplayConfig(block_size=size, groups=groups, **settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
         total = len(trace.requests) * len(capacities)
         with progress_bar("replaying", "requests", total) as progress:
             outcome = study(trace, capacities, config, ceiling=ceiling, progress=progress)
         named = source is not None or trace_path is not None
-        chosen = {"workload": None if named else workload or DEFAULT_WORKLOAD}
+        chosen = {
+            "workload": None if named else workload or DEFAULT_WORKLOAD,
+            "block_size": size,
+        }
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen)
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
-            click.echo(as_json(outcome, provenance))
+            click.echo(as_json(outcome, provenance, layers))
         else:
             print_study(outcome, sys.stdout)
+            if config.groups:
+                print_groups(outcome, layers, sys.stdout)
             click.echo(provenance.line, err=True)
         for result in outcome.results:
             tell_rejected(trace, config, result.num_blocks)

@@ -12,6 +12,13 @@ from rich import box
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
     block_sizes,
     capacities,
@@ -22,13 +29,14 @@ from blockmgr.cli.options import (
     source_options,
 )
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.report import Provenance, counts_of, json_text, print_table
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
 
 __all__ = ["sweep"]
@@ -83,7 +91,10 @@ HEADINGS: Final = (
     metavar="SIZES",
     help="Tokens per block, separated by commas.",
 )
-@how_options_without("block_size", "eviction", "min_partial_tokens")
+@model_option
+@dtype_option
+@how_options_without("block_size", "eviction")
+@forward_option
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -102,6 +113,8 @@ def sweep(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_sizes: tuple[int, ...],
+    model: str | None,
+    dtype: str | None,
     seed: int,
     jobs: int | None,
     json_wanted: bool,
@@ -111,16 +124,20 @@ def sweep(
     """Replay with every eviction policy at every pool size and block size.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. Each hit rate
-    is printed with the optimum of that pool and the rate of an unbounded pool.
+    is printed with the optimum of that pool and the rate of an unbounded pool. With --model and
+    several groups of layers, and for parts of blocks, there is no optimum.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
-        config = ReplayConfig(block_size=block_sizes[0], **settings)
+        layers = chosen_model(model, dtype)
+        sizes = chosen_block_sizes(ctx, "block_sizes", block_sizes, layers)
+        groups = () if layers is None else layers.groups
+        config = ReplayConfig(block_size=sizes[0], groups=groups, **settings)
         trace = chosen.trace(seed)
         total = num_tasks(
             policies=len(policies),
             capacities=len(capacities),
-            block_sizes=len(block_sizes),
+            block_sizes=len(sizes),
             hints=config.hints,
         )
         # More processes than replays would only start and stop.
@@ -131,15 +148,16 @@ def sweep(
                 capacities,
                 config,
                 policies=policies,
-                block_sizes=block_sizes,
+                block_sizes=sizes,
                 jobs=workers,
                 advance=advance,
             )
         # How many processes there were is no part of the result.
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out={"jobs"})
+        repeated = {**chosen.repeated, "block_sizes": sizes}
+        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs"})
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
-            click.echo(json_text(_document(outcome), provenance))
+            click.echo(json_text(_document(outcome, layers), provenance))
         else:
             for small in outcome.too_small:
                 click.echo(
@@ -152,13 +170,15 @@ def sweep(
             click.echo(provenance.line, err=True)
 
 
-def _document(outcome: Sweep) -> dict[str, Any]:
-    config = asdict(outcome.config)
+def _document(outcome: Sweep, model: Model | None) -> dict[str, Any]:
+    config = outcome.config.as_plain
     # Each row has its own.
     del config["block_size"], config["eviction"]
+    known = {} if model is None else {"model": model.as_plain(outcome.config.block_size)}
     return {
+        **known,
         "config": config,
-        "results": [_entry(row) for row in outcome.rows],
+        "results": [_entry(row, model) for row in outcome.rows],
         "too_small": [
             {**asdict(small), "capacity": small.capacity.text} for small in outcome.too_small
         ],
@@ -166,17 +186,15 @@ def _document(outcome: Sweep) -> dict[str, Any]:
     }
 
 
-def _entry(row: SweepRow) -> dict[str, Any]:
-    counts = asdict(row.result)
-    del counts["host_s"]
+def _entry(row: SweepRow, model: Model | None) -> dict[str, Any]:
     return {
-        **counts,
+        **counts_of(row.result, model, row.block_size),
         "attainable_hit_rate": row.attainable.hit_rate,
         "block_size": row.block_size,
         "capacity": row.capacity.text,
         "gap_closed": row.gap_closed,
         "hit_rate": row.result.hit_rate,
-        "optimum_hit_rate": row.optimum.hit_rate,
+        "optimum_hit_rate": None if row.optimum is None else row.optimum.hit_rate,
         "policy": row.policy,
     }
 
@@ -210,7 +228,7 @@ def _cells(row: SweepRow) -> list[str]:
         f"{row.result.num_blocks:,}",
         row.policy,
         f"{row.result.hit_rate:.2%}",
-        f"{row.optimum.hit_rate:.2%}",
+        NOTHING if row.optimum is None else f"{row.optimum.hit_rate:.2%}",
         f"{row.attainable.hit_rate:.2%}",
         NOTHING if gap is None else f"{gap:.0%}",
         f"{row.result.evictions:,}",

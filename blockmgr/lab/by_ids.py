@@ -241,13 +241,14 @@ class IdReplays:
         if progress is not None:
             for _ in range(len(self._held)):
                 progress()
+        counts: dict[str, Any] = replay.counts()
         return ReplayResult(
             num_blocks=num_blocks,
             requests=len(self._held),
             partial_hit_tokens=0,
             copies=0,
             host_s=clock() - start,
-            **replay.counts(),
+            **counts,
         )
 
     def columns(self, rule: str = "manager") -> RunColumns:

@@ -33,6 +33,7 @@ import xxhash
 from blockmgr.lab.distances import Counts, StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
 from blockmgr.lab.references import Rule, references, run_columns
+from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.spread import Floats, half_width
 
 if TYPE_CHECKING:
@@ -179,8 +180,9 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
         rule: Which blocks a prompt refers to, see ``references``.
 
     Raises:
-        ValueError: ``config`` asks for partial reuse or for ``append_only`` tables, whose hits do
-            not follow from one list, or the trace cannot be cut into its blocks.
+        ValueError: ``config`` has groups of layers, or asks for partial reuse or for
+            ``append_only`` tables, whose hits do not follow from one list; or the trace cannot be
+            cut into its blocks.
 
     Cost: O((runs + releases crossed) * sqrt(requests)) steps.
 
@@ -272,6 +274,7 @@ DIGESTS: Final = 2**64
 
 
 def _check(config: ReplayConfig) -> None:
+    check_one_group(config, "a hit rate curve")
     check_full_blocks_only(config)
     if config.dedup != "remap":
         raise ValueError(f"dedup must be 'remap' for one list to tell all, got {config.dedup!r}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockmgr.lab.references import References, Rule, run_columns
+from blockmgr.lab.replay_config import check_one_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,11 +123,12 @@ def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -
 
 
 def check_full_blocks_only(config: ReplayConfig) -> None:
-    """Refuse a replay that reuses parts of blocks, which no bound on whole blocks holds for.
+    """Refuse a replay with groups, or of parts of blocks: no bound on whole blocks holds for them.
 
     Raises:
-        ValueError: ``config.min_partial_tokens`` is not 0.
+        ValueError: ``config`` has groups, or ``min_partial_tokens`` is not 0.
     """
+    check_one_group(config, "a bound on whole blocks")
     if config.min_partial_tokens:
         raise ValueError(
             f"min_partial_tokens must be 0 to count whole blocks, got {config.min_partial_tokens}"

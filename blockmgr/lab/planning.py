@@ -2,7 +2,8 @@
 
 The curve gives the hit rate of every pool size at once, and is exact as long as no request waits
 for blocks. In small pools they do wait, so each answer is replayed and stands beside what that
-gave.
+gave. With groups of layers there is no such curve, and pools are replayed until one answers
+(``blockmgr.lab.group_plan``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.curve import hit_rate_curve
+from blockmgr.lab.group_plan import PoolSearch
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
-    from blockmgr.lab.curve import Curve
     from blockmgr.lab.sweep import Advance
     from blockmgr.lab.trace import Trace
 
@@ -58,7 +59,7 @@ class PlanRow:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that fit the pool, to compare pools of different block sizes."""
+        """Tokens that fit the pool, in blocks of any group, to compare pools of different sizes."""
         return None if self.num_blocks is None else self.num_blocks * self.block_size
 
     @property
@@ -74,7 +75,8 @@ class Plan:
     Attributes:
         trace: Name of the trace.
         config: How answers were replayed, but for the block size.
-        bytes_per_token: K/V bytes of a token in all layers; None if the model is not known.
+        bytes_per_token: K/V bytes of a token in all layers, or in those of one group of several;
+            None if the model is not known.
         rows: At least one.
     """
 
@@ -116,14 +118,15 @@ def plan(
     bytes_per_token: int | None = None,
     advance: Advance | None = None,
 ) -> Plan:
-    """The smallest LRU pool for each hit rate at each block size.
+    """The smallest pool for each hit rate at each block size.
 
     Args:
         trace: The requests.
         hit_rates: What to reach, each in ``[0, 1]``.
         config: How to replay the answers; its ``block_size`` gives way to the next.
         block_sizes: Tokens per block; empty for that of ``config``.
-        bytes_per_token: K/V bytes of a token in all layers; None if only blocks are of interest.
+        bytes_per_token: K/V bytes of a token in all layers, or in those of one group of several;
+            None if only blocks are of interest.
         advance: Called once for each block size and once for each row.
 
     Raises:
@@ -132,26 +135,29 @@ def plan(
     """
     step = advance or (lambda: None)
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
-    curves = []
+    pools: list[_OnCurve | PoolSearch] = []
     for setting in settings:
-        curves.append(hit_rate_curve(trace, setting))
+        pools.append(PoolSearch(trace, setting) if config.groups else _OnCurve(trace, setting))
         step()
     for hit_rate in hit_rates:
-        _check_attainable(trace, hit_rate, settings, curves)
+        _check_attainable(trace, hit_rate, settings, pools)
     rows = []
     for hit_rate in hit_rates:
-        for setting, curve in zip(settings, curves, strict=True):
-            rows.append(_row(trace, hit_rate, setting, curve, bytes_per_token))
+        for setting, found in zip(settings, pools, strict=True):
+            rows.append(_row(hit_rate, setting, found, bytes_per_token))
             step()
     return Plan(trace=trace.name, config=config, bytes_per_token=bytes_per_token, rows=tuple(rows))
 
 
 def _check_attainable(
-    trace: Trace, hit_rate: Fraction, settings: Iterable[ReplayConfig], curves: Iterable[Curve]
+    trace: Trace,
+    hit_rate: Fraction,
+    settings: Iterable[ReplayConfig],
+    pools: Iterable[_OnCurve | PoolSearch],
 ) -> None:
     best, size = max(
-        (curve.unbounded_hit_rate, -setting.block_size)
-        for setting, curve in zip(settings, curves, strict=True)
+        (found.attainable, -setting.block_size)
+        for setting, found in zip(settings, pools, strict=True)
     )
     if hit_rate > best:
         # Cut, not rounded: asked for again, this one must be attainable.
@@ -163,21 +169,37 @@ def _check_attainable(
 
 
 def _row(
-    trace: Trace,
     hit_rate: Fraction,
     config: ReplayConfig,
-    curve: Curve,
+    found: _OnCurve | PoolSearch,
     bytes_per_token: int | None,
 ) -> PlanRow:
-    blocks = None
-    if hit_rate <= curve.unbounded_hit_rate:
-        blocks = curve.blocks_for(float(hit_rate))
+    blocks = found.blocks_for(hit_rate)
     taken = None if blocks is None else blocks * config.block_size
     return PlanRow(
         hit_rate=hit_rate,
         block_size=config.block_size,
-        attainable=curve.unbounded_hit_rate,
+        attainable=found.attainable,
         num_blocks=blocks,
         num_bytes=None if taken is None or bytes_per_token is None else taken * bytes_per_token,
-        replayed=None if blocks is None else replay(trace, blocks, config),
+        replayed=None if blocks is None else found.replay(blocks),
     )
+
+
+class _OnCurve:
+    """Pool sizes of one group of layers: what ``PoolSearch`` answers for several."""
+
+    def __init__(self, trace: Trace, config: ReplayConfig) -> None:
+        self._trace = trace
+        self._config = config
+        self._curve = hit_rate_curve(trace, config)
+        self.attainable = self._curve.unbounded_hit_rate
+
+    def blocks_for(self, hit_rate: Fraction) -> int | None:
+        """The smallest pool; None if an unbounded one does not reach ``hit_rate``."""
+        reached = hit_rate <= self.attainable
+        return self._curve.blocks_for(float(hit_rate)) if reached else None
+
+    def replay(self, num_blocks: int) -> ReplayResult:
+        """The replay of a pool."""
+        return replay(self._trace, num_blocks, self._config)

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
-from blockmgr.lab.replay_config import held_blocks
+from blockmgr.lab.replay_config import check_one_group, held_blocks
 from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.trace import HashedPrompt
 
@@ -90,7 +90,8 @@ def references(
             and counts of blocks in a request are still those of all blocks.
 
     Raises:
-        ValueError: There is no such rule, or the trace cannot be cut into these blocks.
+        ValueError: There is no such rule, ``config`` has groups of layers, or the trace cannot be
+            cut into these blocks.
 
     Cost: O(hash ids) if every prompt is known by ids and no output is known, else O(blocks).
 
@@ -101,6 +102,7 @@ def references(
     True
     """
     check_rule(rule)
+    check_one_group(config, "references to blocks")
     trace.check_block_size(config.block_size)
     if sample is None and (by_ids := id_replays(trace, config)) is not None:
         return by_ids.references(rule)
@@ -114,6 +116,7 @@ def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> R
         ValueError: As ``references`` does.
     """
     check_rule(rule)
+    check_one_group(config, "references to blocks")
     trace.check_block_size(config.block_size)
     by_ids = id_replays(trace, config)
     if by_ids is not None:

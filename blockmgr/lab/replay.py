@@ -16,6 +16,8 @@ Time is simulated, in whole milliseconds; nothing waits for a clock. ::
 * With several samples the prompt is admitted once and forked, and every fork gets its own tail
   at once, through the manager's copy plan.
 * A request that no state of the pool could hold is rejected: all its prompt counts as missed.
+* With groups of layers, prompts are computed in chunks, which end where a state can be kept
+  (``blockmgr.lab.grouped``).
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
+from blockmgr.lab.by_group import GroupWatch
+from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Outlook, Traits, TraitsOf
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
+from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.request import OUTPUT_TOKEN
-from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Request, Tokens, Trace
+    from blockmgr.manager import BlockManager
     from blockmgr.policy import EvictionPolicy
 
 __all__ = [
@@ -94,28 +99,6 @@ class Waiting:
     tokens: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest values of all requests of a trace.
-
-    Attributes:
-        sequences: Samples of all requests.
-        widest_blocks: Blocks of the largest request.
-    """
-
-    sequences: int
-    widest_blocks: int
-
-    @classmethod
-    def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
-        """Those of ``trace``. Cost: one pass over its requests."""
-        sequences = widest = 0
-        for request in trace.requests:
-            sequences += request.num_samples
-            widest = max(widest, held_blocks(request, config))
-        return cls(sequences, widest)
-
-
 class EventLoop:
     """The loop of ``replay``, for callers that stop it on the way and look at the manager.
 
@@ -135,28 +118,24 @@ class EventLoop:
         ghost_blocks: int = 0,
         limits: Limits | None = None,
     ) -> None:
-        trace.check_block_size(config.block_size, config.min_partial_tokens)
+        trace.check_block_size(
+            config.block_size, config.min_partial_tokens, any_size=bool(config.groups)
+        )
         self._requests = trace.requests
         self._config = config
         self._progress = progress or (lambda: None)
         self._clock = clock
         self._stop_after = stop_after
-        # Rows and columns that no request of this trace can reach would only cost memory.
         limits = limits or Limits.of(trace, config)
         self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
         self._policy: EvictionPolicy | None = None
-        self._manager = BlockManager(
-            num_blocks,
-            config.block_size,
-            max_seqs=self._rows,
-            max_blocks_per_seq=min(limits.widest_blocks, num_blocks),
-            min_partial_tokens=config.min_partial_tokens,
-            dedup=config.dedup,
-            digest=config.digest,
-            eviction=config.eviction if isinstance(config.eviction, str) else self._own_policy,
-            ghost_blocks=ghost_blocks,
-            retention=config.hints != "none",
-        )
+        eviction = config.eviction if isinstance(config.eviction, str) else self._own_policy
+        self._manager = replay_manager(num_blocks, config, limits, eviction, ghost_blocks)
+        self._watch: GroupWatch | None = None
+        if config.groups:
+            self._watch = GroupWatch(self._manager, config, len(trace.requests))
+            taken = self._watch.taken
+            self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken, clock)
         told = getattr(self._policy, "on_request_end", None)
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None
@@ -230,7 +209,8 @@ class EventLoop:
             peak_used_blocks=stats.peak_used_blocks,
             steps=self._steps,
             memory_bytes=self._manager.memory_usage(),
-            host_s=self._host_s,
+            host_s=self._host_s if self._watch is None else self._host_s - self._grouped.watching_s,
+            by_group=None if self._watch is None else self._watch.result(),
         )
 
     @property
@@ -300,11 +280,15 @@ class EventLoop:
             return False
         if waiting.tokens is None:
             waiting.tokens = request.tokens()
+        if self._watch is not None:
+            self._watch.before(request, waiting.tokens)
         start = self._clock()
         handles = self._start(request, waiting.tokens)
         self._host_s += self._clock() - start
         if not handles:
             return False
+        if self._watch is not None:
+            self._watch.after(request, handles)
         self._free_rows -= len(handles)
         end_ms = now + self._config.service_ms(request)
         heapq.heappush(self._running, (end_ms, self._order, request, handles))
@@ -314,6 +298,8 @@ class EventLoop:
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         """Admit a request with all its samples; no handles if there is no room for them."""
+        if self._watch is not None:
+            return self._grouped.start(request, tokens)
         manager, prompt = self._manager, len(tokens)
         if request.num_samples > 1:
             # The samples' own blocks come after the admission, so ask for all of them first.
@@ -350,6 +336,10 @@ class EventLoop:
                 manager.commit(handle, prompt + len(output) - 1)
         if self._outlook is not None and goes_on:
             self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
+        if self._watch is not None:
+            paused = self._clock()
+            self._watch.ending(request, handles)
+            start += self._clock() - paused
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         manager.take_remaps()

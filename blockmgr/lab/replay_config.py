@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from blockmgr.groups import Group, RecurrentState, checked_groups
+from blockmgr.lab.group_demand import grouped_blocks
 
 if TYPE_CHECKING:
+    from blockmgr.lab.by_group import ByGroup
     from blockmgr.lab.hints import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["ReplayConfig", "ReplayResult", "held_blocks"]
+__all__ = ["ReplayConfig", "ReplayResult", "check_one_group", "held_blocks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +38,14 @@ class ReplayConfig:
         outputs: What becomes of outputs of which the trace knows the length alone: they ``"hold"``
             blocks like any other, with tokens that no prompt repeats, or there are ``"none"``, as
             in simulators that count ids. Outputs whose tokens are known always hold blocks.
+        groups: The manager's: groups of layers; empty for one of full attention.
+        forward_tokens: Most tokens of a prompt that one forward computes, with groups: what blocks
+            windows hold for a moment depends on it.
 
     Raises:
-        ValueError: A number is below its bound.
+        ValueError: A number is below its bound, no group has full attention, or a setting is one
+            that a manager with groups refuses.
+        TypeError: A group is none.
     """
 
     block_size: int = 16
@@ -49,11 +58,14 @@ class ReplayConfig:
     eviction: str | PolicyFactory = "lru"
     hints: Literal["none", "truth"] | Hints = "none"
     outputs: Literal["hold", "none"] = "hold"
+    groups: tuple[Group, ...] = ()
+    forward_tokens: int = 8192
 
     def __post_init__(self) -> None:
         bounds = {
             "block_size": 1,
             "max_seqs": 1,
+            "forward_tokens": 1,
             "min_service_ms": 0,
             "service_ms_per_token": 0,
             "min_partial_tokens": 0,
@@ -70,6 +82,29 @@ class ReplayConfig:
                 f"min_partial_tokens must be at most block_size, {self.block_size}, "
                 f"got {self.min_partial_tokens}"
             )
+        object.__setattr__(self, "groups", checked_groups(self.groups))
+        if self.groups:
+            for name, only in (("dedup", "remap"), ("hints", "none")):
+                value = getattr(self, name)
+                if value != only:
+                    raise ValueError(
+                        f"{name} must be {only!r} with groups of layers, got {value!r}"
+                    )
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a group has recurrent states."""
+        return any(isinstance(group, RecurrentState) for group in self.groups)
+
+    @property
+    def as_plain(self) -> dict[str, Any]:
+        """All settings for a JSON document; those of groups only where there are groups."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        groups = plain.pop("groups")
+        if groups:
+            return {**plain, "groups": [repr(group) for group in groups]}
+        del plain["forward_tokens"]
+        return plain
 
     def service_ms(self, request: Request) -> int:
         """Milliseconds a running request holds its blocks."""
@@ -103,6 +138,7 @@ class ReplayResult:
         memory_bytes: Host memory of the manager.
         host_s: Seconds of processor time inside manager calls, or of the whole replay if it was one
             by ids (``blockmgr.lab.replays``); differs from run to run.
+        by_group: What each group of layers held and refused; None without groups.
     """
 
     num_blocks: int
@@ -120,19 +156,47 @@ class ReplayResult:
     steps: int
     memory_bytes: int
     host_s: float = field(compare=False)
+    by_group: ByGroup | None = None
 
     @property
     def hit_rate(self) -> float:
         """Hit tokens over query tokens, in ``0 … 1``."""
         return self.hit_tokens / self.query_tokens
 
+    @property
+    def as_plain(self) -> dict[str, Any]:
+        """The counts for a JSON document: without host times, and by group where there are any."""
+        counts = asdict(self)
+        del counts["host_s"]
+        if self.by_group is None:
+            del counts["by_group"]
+        return counts
+
+
+def check_one_group(config: ReplayConfig, what: str) -> None:
+    """Refuse groups of layers where one list of blocks has to tell all.
+
+    Raises:
+        ValueError: ``config`` has groups.
+    """
+    if config.groups:
+        raise ValueError(
+            f"groups must be empty for {what}, got {len(config.groups)}: a hit ends where any "
+            "group lacks a block, so hits do not follow from one order of blocks; replay at "
+            "several pool sizes instead (sweep)"
+        )
+
 
 def held_blocks(request: Request, config: ReplayConfig) -> int:
     """Blocks that must be to hand for a request of which nothing is cached.
 
     Its samples share the blocks that the prompt fills. From the first token that differs on, each
-    has its own; samples without output share the prompt's tail.
+    has its own; samples without output share the prompt's tail. With groups of layers, those of
+    all groups.
     """
+    if config.groups:
+        lengths = config.output_lengths(request)
+        return grouped_blocks(request.num_prompt_tokens, lengths, config)
     prompt, block_size = request.num_prompt_tokens, config.block_size
     outputs = config.output_lengths(request)
     shared = prompt // block_size

@@ -31,13 +31,15 @@ class Replays:
 
     def attainable(self, config: ReplayConfig) -> Attainable:
         """What an unbounded pool does."""
-        by_ids = self._by_ids(config)
+        by_ids = None if config.groups else self._by_ids(config)
         if by_ids is None or config.min_partial_tokens:
             return attainable(self._trace, config)
         return unbounded_by_ids(by_ids)
 
-    def optima(self, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
-        """The optimum at several pool sizes."""
+    def optima(self, sizes: Sequence[int], config: ReplayConfig) -> Sequence[Optimum | None]:
+        """The optimum at several pool sizes; None for each with groups of layers."""
+        if config.groups:
+            return [None] * len(sizes)
         check_full_blocks_only(config)
         by_ids = self._by_ids(config)
         if by_ids is None:
@@ -46,7 +48,7 @@ class Replays:
 
     def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:
         """One replay."""
-        by_ids = self._by_ids(config)
+        by_ids = None if config.groups else self._by_ids(config)
         if by_ids is None or not by_ids.exact(config):
             return replay(self._trace, num_blocks, config)
         return by_ids.replay(num_blocks, config)

@@ -17,6 +17,8 @@ from blockmgr.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockmgr.lab.models import Model
+    from blockmgr.lab.replay_config import ReplayResult
     from blockmgr.lab.study import Study
 
 try:
@@ -29,9 +31,11 @@ except ImportError as error:
 __all__ = [
     "Provenance",
     "as_json",
+    "counts_of",
     "environment",
     "json_text",
     "print_environment",
+    "print_groups",
     "print_study",
     "print_table",
 ]
@@ -54,6 +58,16 @@ HEADINGS: Final = (
 )
 # Only where it happens: most tables then fit 80 columns.
 REJECTED: Final = "rejected"
+
+GROUP_HEADINGS: Final = (
+    "capacity",
+    "group",
+    "used",
+    "cached",
+    "unfilled",
+    "refused\ntokens",
+    "of\nprompts",
+)
 
 NOT_INSTALLED: Final = "not installed"
 
@@ -78,19 +92,32 @@ class Provenance:
         return f"blockmgr {__version__}, seed {self.seed}, repeat with: {self.command}"
 
 
-def as_json(study: Study, provenance: Provenance) -> str:
-    """The study as JSON: keys sorted, host times left out, so equal runs give equal bytes."""
+def as_json(study: Study, provenance: Provenance, model: Model | None = None) -> str:
+    """The study as JSON: keys sorted, host times left out, so equal runs give equal bytes.
+
+    Args:
+        study: What was replayed.
+        provenance: What it takes to repeat it.
+        model: Whose groups these are; with it there are bytes beside blocks.
+    """
     best = study.attainable
     document = {
         "attainable": None if best is None else {**asdict(best), "hit_rate": best.hit_rate},
-        "config": asdict(study.config),
+        **_bound(study),
+        "config": study.config.as_plain,
         "results": [
-            {**_counts(result), "capacity": capacity.text, "hit_rate": result.hit_rate}
+            {
+                **counts_of(result, model, study.config.block_size),
+                "capacity": capacity.text,
+                "hit_rate": result.hit_rate,
+            }
             for capacity, result in zip(study.capacities, study.results, strict=True)
         ],
         "trace": study.trace,
         "working_set_blocks": None if best is None else best.working_set_blocks,
     }
+    if model is not None:
+        document["model"] = model.as_plain(study.config.block_size)
     return json_text(document, provenance)
 
 
@@ -102,6 +129,21 @@ def json_text(document: Mapping[str, Any], provenance: Provenance) -> str:
         "version": __version__,
     }
     return json.dumps({**document, **origin}, indent=2, sort_keys=True)
+
+
+def _bound(study: Study) -> dict[str, Any]:
+    bound = study.full_attention
+    return (
+        {} if bound is None else {"full_attention": {**asdict(bound), "hit_rate": bound.hit_rate}}
+    )
+
+
+def counts_of(result: ReplayResult, model: Model | None, block_size: int) -> dict[str, Any]:
+    """The counts of a replay for a JSON document; by group with bytes, if the model is known."""
+    counts = result.as_plain
+    if result.by_group is not None and model is not None:
+        counts["by_group"]["groups"] = result.by_group.sized(model.bytes_per_block(block_size))
+    return counts
 
 
 def print_study(study: Study, file: TextIO) -> None:
@@ -138,6 +180,37 @@ def print_study(study: Study, file: TextIO) -> None:
     if best is not None:
         table.add_section()
         table.add_row("unbounded", "", _percent(best.hit_rate))
+    if study.full_attention is not None:
+        table.add_row("full attention", "", _percent(study.full_attention.hit_rate))
+    print_table(table, file, title)
+
+
+def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
+    """Print what each group of layers held and refused at each pool size, as ``print_table`` does.
+
+    Shares are of the pool, as means over moments of the replay.
+    """
+    table = Table(box=box.SIMPLE, padding=0)
+    for heading in GROUP_HEADINGS:
+        table.add_column(heading, justify="left" if heading == "group" else "right")
+    for capacity, result in zip(study.capacities, study.results, strict=True):
+        if result.by_group is None:
+            continue
+        for counts in result.by_group.groups:
+            unfilled = counts.unfilled_used_blocks + counts.unfilled_cached_blocks
+            shares = (counts.used_blocks, counts.cached_blocks, unfilled)
+            table.add_row(
+                capacity.text,
+                f"{counts.num_groups} x {counts.group}",
+                *(_percent(blocks / result.num_blocks) for blocks in shares),
+                f"{counts.refused_tokens:,}",
+                _percent(counts.refused_tokens / result.query_tokens),
+            )
+        table.add_section()
+    size = study.config.block_size
+    title = "groups of layers, in shares of the pool"
+    if model is not None:
+        title = f"{model.name}: {model.bytes_per_block(size):,} bytes a block; {title}"
     print_table(table, file, title)
 
 
@@ -206,12 +279,6 @@ def _fit(table: Table, measuring: Console, columns: int) -> bool:
 def _console(file: TextIO, **options: Any) -> Console:
     # File names and '.[cli]' are to be printed as they are, not read as markup.
     return Console(file=file, highlight=False, markup=False, emoji=False, **options)
-
-
-def _counts(result: Any) -> dict[str, Any]:
-    counts = asdict(result)
-    del counts["host_s"]
-    return counts
 
 
 def _percent(share: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.attainable import Attainable, unbounded
+from blockmgr.lab.grouped_bound import as_alone, by_ample_pool
 from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Capacity", "Study", "attainable", "parse_capacities", "parse_share", "study"]
+__all__ = [
+    "Capacity",
+    "Study",
+    "attainable",
+    "full_attention",
+    "parse_capacities",
+    "parse_share",
+    "study",
+]
 
 PERCENT: Final = 100
 
@@ -51,6 +61,8 @@ class Study:
         trace: Name of the trace.
         config: How it was replayed.
         attainable: What an unbounded pool would do; None if that was not asked for.
+        full_attention: With groups that have states, what one would do for full attention alone, as
+            if there were a state wherever a prompt needs one; else None.
         capacities: Pool sizes, in the order asked for.
         results: One replay for each of them.
     """
@@ -60,6 +72,7 @@ class Study:
     attainable: Attainable | None
     capacities: tuple[Capacity, ...]
     results: tuple[ReplayResult, ...]
+    full_attention: Attainable | None = None
 
     @property
     def lowest_hit_rate(self) -> Fraction:
@@ -87,11 +100,17 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
     """What an unbounded pool does with ``trace``.
 
     With ``config.min_partial_tokens`` the hits are those of a replay through a pool so large that
-    it never evicts; otherwise they are counted without a pool.
+    it never evicts; otherwise they are counted without a pool. With groups of layers they are those
+    of a manager that keeps every boundary (``blockmgr.lab.grouped_bound``).
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
     """
+    if config.groups:
+        trace.check_block_size(config.block_size, config.min_partial_tokens, any_size=True)
+        if config.has_states or not trace.has_whole_ids(config.block_size):
+            return by_ample_pool(trace, config)
+        return as_alone(attainable(trace, replace(config, groups=())), config)
     best = unbounded(trace, config)
     if not config.min_partial_tokens:
         return best
@@ -100,6 +119,22 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
     # each, none waits.
     ample = replay(trace, best.working_set_blocks + sequences, replace(config, max_seqs=sequences))
     return replace(best, hit_tokens=ample.hit_tokens)
+
+
+def full_attention(trace: Trace, config: ReplayConfig) -> Attainable:
+    """What an unbounded pool does for full attention alone: a bound for any set of groups.
+
+    Where a block ends within the tokens of an id, parts of blocks are found to the smallest number
+    of tokens that both are a multiple of.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+    alone = replace(config, groups=())
+    if trace.has_whole_ids(config.block_size):
+        return attainable(trace, alone)
+    finer = gcd(trace.tokens_per_id, config.block_size)
+    return unbounded(trace, replace(alone, block_size=finer, min_partial_tokens=0))
 
 
 def study(
@@ -144,6 +179,7 @@ def study(
         attainable=best,
         capacities=sizes,
         results=tuple(results),
+        full_attention=full_attention(trace, config) if ceiling and config.has_states else None,
     )
 
 

@@ -55,7 +55,8 @@ class SweepRow:
         block_size: Tokens per block.
         capacity: Pool size as it was asked for.
         result: What the replay counted.
-        optimum: The best any order of eviction does at this pool size, one request at a time.
+        optimum: The best any order of eviction does at this pool size, one request at a time; None
+            with groups of layers, for which none is known.
         attainable: What an unbounded pool does at this block size.
         baseline: What LRU without hints counts at this place; None if it was not replayed.
     """
@@ -64,18 +65,29 @@ class SweepRow:
     block_size: int
     capacity: Capacity
     result: ReplayResult
-    optimum: Optimum
+    optimum: Optimum | None
     attainable: Attainable
     baseline: ReplayResult | None
+
+    @property
+    def best(self) -> Optimum:
+        """``optimum``, for readers of rows that have one.
+
+        Raises:
+            ValueError: The replay had groups of layers.
+        """
+        if self.optimum is None:
+            raise ValueError("no optimum is known with groups of layers; attainable is a bound")
+        return self.optimum
 
     @property
     def gap_closed(self) -> float | None:
         """The share of the gap between LRU and the optimum that this row closes; 1 is all.
 
-        None where LRU without hints was not replayed, or is as good as the optimum to a hundredth
-        of a point: a share of next to nothing says nothing.
+        None where LRU without hints was not replayed, there is no optimum, or LRU is as good as the
+        optimum to a hundredth of a point: a share of next to nothing says nothing.
         """
-        if self.baseline is None:
+        if self.baseline is None or self.optimum is None:
             return None
         gap = self.optimum.hit_rate - self.baseline.hit_rate
         gained = self.result.hit_rate - self.baseline.hit_rate
@@ -118,7 +130,7 @@ class Sweep:
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     """Blocks that the largest request of ``trace`` holds: the smallest pool that runs them all."""
-    columns = id_columns(trace, config.block_size)
+    columns = None if config.groups else id_columns(trace, config.block_size)
     if columns is None:
         return max(held_blocks(request, config) for request in trace.requests)
     outputs = columns.num_output_tokens if config.outputs == "hold" else 0

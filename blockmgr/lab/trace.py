@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,12 +94,16 @@ class Trace:
         size = self.tokens_per_id
         return size if self.is_hashed and size % block_size == 0 else block_size
 
-    def check_block_size(self, block_size: int, min_partial_tokens: int = 0) -> None:
+    def check_block_size(
+        self, block_size: int, min_partial_tokens: int = 0, *, any_size: bool = False
+    ) -> None:
         """Refuse a block size at which the trace does not say which blocks are equal.
 
         Args:
             block_size: Tokens per block.
             min_partial_tokens: Fewest tokens that are reused from part of a block; 0 is off.
+            any_size: Let a block hold parts of ids. It then equals another one if all these ids
+                do: what two prompts share within an id that is not the same counts as different.
 
         Raises:
             ValueError: Below 1, or a prompt is known by ids and blocks neither divide an id's
@@ -107,7 +112,12 @@ class Trace:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
         size, words = self.tokens_per_id, self._words()
-        if size > 1 and size % block_size and block_size % size:
+        if any_size and size > 1 and gcd(size, block_size) < words:
+            raise ValueError(
+                f"block_size must have a divisor of at least {words} in common with {size}, the "
+                f"tokens a hash id of this trace stands for, got {block_size}"
+            )
+        if not any_size and not self.has_whole_ids(block_size):
             raise ValueError(
                 f"block_size must divide {size}, the tokens a hash id of this trace stands for, or "
                 f"be a multiple of it, got {block_size}"
@@ -122,6 +132,11 @@ class Trace:
                 f"min_partial_tokens must be 0 or at least {words}, since ids of this trace have "
                 f"more than 31 bits, got {min_partial_tokens}"
             )
+
+    def has_whole_ids(self, block_size: int) -> bool:
+        """Whether no block of this size ends within the tokens of an id, but for whole blocks."""
+        size = self.tokens_per_id
+        return size % block_size == 0 or block_size % size == 0
 
     def _words(self) -> int:
         if isinstance(self.requests, StoredRequests):

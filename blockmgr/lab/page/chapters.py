@@ -81,7 +81,7 @@ def _curve(report: Report) -> Chapter:
             f"{report.row('lru', capacity).result.num_blocks:,}",
             _percent(report.row("lru", capacity).result.hit_rate),
             _percent(report.curve.hit_rate_at(report.row("lru", capacity).result.num_blocks)),
-            _percent(report.row("lru", capacity).optimum.hit_rate),
+            _percent(report.row("lru", capacity).best.hit_rate),
             _percent(report.attainable.hit_rate),
         )
         for capacity in report.capacities
@@ -125,7 +125,7 @@ def _policies(report: Report) -> Chapter:
     )
     best = (
         "optimum",
-        *(_percent(report.row("lru", size).optimum.hit_rate) for size in report.capacities),
+        *(_percent(report.row("lru", size).best.hit_rate) for size in report.capacities),
     )
     lines = sum(1 for name in report.policies if name != "lru")
     sizes = len(report.capacities)

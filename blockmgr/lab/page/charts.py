@@ -54,7 +54,7 @@ def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) ->
     ceiling = 100 * report.attainable.hit_rate
     rows = [report.row("lru", capacity) for capacity in report.capacities]
     blocks = [row.result.num_blocks for row in rows]
-    bests = [100 * row.optimum.hit_rate for row in rows]
+    bests = [100 * row.best.hit_rate for row in rows]
 
     axes.axhline(ceiling, color=colour("quiet"), linestyle=(0, (5, 4)), linewidth=1.3)
     axes.fill_between(sizes, rates, color=colour("lru-soft"), alpha=0.35, linewidth=0)
@@ -310,7 +310,7 @@ def _lru(report: Report, capacity: Any) -> float:
 
 
 def _gap(report: Report, capacity: Any) -> float:
-    return report.row("lru", capacity).optimum.hit_rate - _lru(report, capacity)
+    return report.row("lru", capacity).best.hit_rate - _lru(report, capacity)
 
 
 def _bar_label(

@@ -147,9 +147,7 @@ class Report:
         blocks = self.watched.result.num_blocks
         rate = self.watched.result.hit_rate
         most = self.attainable.hit_rate
-        best = next(
-            row.optimum for row in self.sweep.rows if row.result.num_blocks == blocks
-        ).hit_rate
+        best = next(row.best for row in self.sweep.rows if row.result.num_blocks == blocks).hit_rate
         share = f", {self.capacity.text} of the working set,"
         if isinstance(self.capacity.value, int):
             share = ""

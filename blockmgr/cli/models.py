@@ -1,0 +1,139 @@
+"""``--model``: the groups of a model's layers, and the bytes of its blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from blockmgr.lab.choices import hint, pick
+from blockmgr.lab.models import NAMED, Model, named
+from blockmgr.lab.planning import ELEMENT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "chosen_block_sizes",
+    "chosen_model",
+    "dtype_option",
+    "forward_option",
+    "model_option",
+]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def model_option(command: F) -> F:
+    """``--model``, as the text that was given."""
+    return click.option(
+        "--model",
+        callback=_model,
+        metavar="MODEL",
+        help=f"A Hugging Face config.json, its folder, or one of {', '.join(NAMED)}: decides the "
+        "groups of layers and the bytes of a block.",
+    )(command)
+
+
+def dtype_option(command: F) -> F:
+    """``--dtype``."""
+    return click.option(
+        "--dtype",
+        callback=_dtype,
+        metavar="NAME",
+        help=f"Element type of the cache: {', '.join(ELEMENT_BYTES)}.",
+    )(command)
+
+
+def forward_option(command: F) -> F:
+    """``--forward-tokens``."""
+    return click.option(
+        "--forward-tokens",
+        type=click.IntRange(min=1),
+        default=8192,
+        show_default=True,
+        help="Most tokens of a prompt that one forward computes, for models with several groups.",
+    )(command)
+
+
+def _model(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    if text is None or text in NAMED or Path(text).exists():
+        return text
+    raise click.BadParameter(
+        f"model must be a config.json, its folder, or one of {', '.join(NAMED)}, "
+        f"got {text!r}{hint(text, NAMED)}"
+    )
+
+
+def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
+    try:
+        return None if name is None else pick("dtype", name, ELEMENT_BYTES)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def chosen_model(text: str | None, dtype: str | None) -> Model | None:
+    """The model that ``--model`` and ``--dtype`` describe; None without.
+
+    Raises:
+        ValueError: A config that describes no model, or a type for a model with a name.
+        OSError: The file cannot be read.
+        MissingExtraError: It is a config, and torch is not installed.
+    """
+    if text is None:
+        return None
+    if text in NAMED:
+        if dtype is not None:
+            raise ValueError(f"dtype must not be given for {text}, whose sizes are known")
+        return named(text)
+    return _of_config(Path(text), dtype)
+
+
+def _of_config(path: Path, dtype: str | None) -> Model:
+    # Seconds, and an extra, that nothing else here needs. It goes first: it says what is missing.
+    from blockmgr.kv import HybridShape, ModelShape  # noqa: I001, PLC0415
+    import torch  # noqa: PLC0415
+
+    chosen = None if dtype is None else getattr(torch, dtype)
+    name = str(path)
+    try:
+        shape = HybridShape.from_config(path, chosen)
+    except ValueError as error:
+        # Raises what is wrong with the config if that is no matter of groups.
+        whole = ModelShape.from_config(path, chosen)
+        click.echo(f"taken as one group of full attention: {error}", err=True)
+    else:
+        if len(shape.groups) > 1:
+            return Model(
+                name=name,
+                groups=shape.groups,
+                bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
+                block_size=shape.block_size_for() if shape.has_states else None,
+            )
+        whole = ModelShape.from_config(path, chosen)
+    return Model(name=name, groups=(), bytes_per_token=whole.bytes_per_token)
+
+
+def chosen_block_sizes(
+    ctx: click.Context, parameter: str, sizes: tuple[int, ...], model: Model | None
+) -> tuple[int, ...]:
+    """The block sizes that were given, or the one of the model.
+
+    Args:
+        ctx: Of the command.
+        parameter: Name of the option that has them.
+        sizes: Its value.
+        model: Of ``--model``.
+
+    Raises:
+        ValueError: A block of such a size holds no state of the model.
+    """
+    if model is None or model.block_size is None:
+        return sizes
+    if ctx.get_parameter_source(parameter) is ParameterSource.DEFAULT:
+        return (model.block_size,)
+    for size in sizes:
+        model.check_block_size(size)
+    return sizes

@@ -1,0 +1,213 @@
+"""What each group of layers holds during a replay, and which one cut hits short.
+
+Blocks are counted at a few moments, each just after a request was admitted. Full attention often
+has more of a prompt than is found, since a window or a state is missing there. The tokens between
+are counted for the group that lacks what comes next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from blockmgr.blocks import BlockState
+from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
+from blockmgr.lab.full_reach import FullReach
+from blockmgr.lab.useless import useless_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from blockmgr.groups import Group
+    from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.manager import BlockManager
+
+__all__ = ["ByGroup", "GroupCounts", "GroupWatch"]
+
+MOMENTS: Final = 16
+"""Snapshots of a replay: each takes as long as the pool has blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """Groups of layers that read alike, together.
+
+    Blocks are means over the moments of a replay.
+
+    Attributes:
+        group: What they read, such as ``"SlidingWindow(width=1024)"``.
+        num_groups: How many groups these are.
+        used_blocks: Blocks in use.
+        unfilled_used_blocks: Of those, the parts without a computed token, in blocks.
+        cached_blocks: Blocks that no sequence uses and a prompt can find.
+        unfilled_cached_blocks: Of those, the parts without a computed token, in blocks.
+        refused_tokens: Tokens that full attention has and no prompt found, since these groups lack
+            what comes next to them.
+    """
+
+    group: str
+    num_groups: int
+    used_blocks: float
+    unfilled_used_blocks: float
+    cached_blocks: float
+    unfilled_cached_blocks: float
+    refused_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByGroup:
+    """The counts of a replay by group of layers.
+
+    Attributes:
+        moments: How often blocks were counted.
+        groups: Groups in the order of ``ReplayConfig.groups``, those that read alike as one.
+        free_blocks: Blocks without content, as a mean over the moments.
+        useless_blocks: Cached blocks that no boundary needs, after the last request. A manager
+            promises that there are none.
+        peak_blocks: Most blocks that were used or cached at one time.
+        cached_blocks_at_end: Blocks that a prompt can find after the last request.
+    """
+
+    moments: int
+    groups: tuple[GroupCounts, ...]
+    free_blocks: float
+    useless_blocks: int
+    peak_blocks: int
+    cached_blocks_at_end: int
+
+    @property
+    def refused_tokens(self) -> int:
+        """Tokens that full attention has and no prompt found."""
+        return sum(group.refused_tokens for group in self.groups)
+
+    def sized(self, bytes_per_block: int) -> list[dict[str, Any]]:
+        """The groups for a JSON document, with bytes beside blocks."""
+        return [
+            {
+                **asdict(group),
+                **{
+                    name.replace("_blocks", "_bytes"): round(value * bytes_per_block)
+                    for name, value in asdict(group).items()
+                    if name.endswith("_blocks")
+                },
+            }
+            for group in self.groups
+        ]
+
+
+def _refusing(groups: Sequence[Group]) -> Group | None:
+    """The group that lacks something wherever full attention has more than is found.
+
+    A state is cached as long as a prompt can be found up to it, so where no prompt can, no state is
+    left. Of windows and chunks, the widest lacks something whenever one of the others does.
+    """
+    if RecurrentState() in groups:
+        return RecurrentState()
+    narrow = [g for g in groups if isinstance(g, SlidingWindow | ChunkedAttention)]
+    return max(narrow, key=lambda group: group.width, default=None)
+
+
+class GroupWatch:
+    """Counts for ``ByGroup`` while a replay runs.
+
+    Args:
+        manager: Of the replay.
+        config: How it is replayed.
+        num_requests: Requests of the trace.
+    """
+
+    def __init__(self, manager: BlockManager, config: ReplayConfig, num_requests: int) -> None:
+        self._manager = manager
+        self._groups = config.groups
+        self._size = config.block_size
+        self._every = -(-num_requests // MOMENTS)
+        self._reach = FullReach(manager, config)
+        self._refused_tokens = 0
+        self._refused = 0  # of the request that is about to be admitted
+        self._admitted = 0
+        self._moments = 0
+        self._least_free = manager.config.num_blocks
+        self._free = 0
+        # By group: used, unfilled, cached, unfilled, in tokens.
+        self._sums = np.zeros((len(self._groups), 4))
+
+    def before(self, request: Request, tokens: Tokens) -> None:
+        """A request is about to be admitted."""
+        self._refused = self._reach.refused(tokens, request.namespace)
+
+    def taken(self, handle: int, start: int, stop: int) -> None:
+        """A sequence has blocks for the forward of ``[start, stop)``."""
+        self._note_free()
+        self._reach.taken(handle, start, stop)
+
+    def after(self, request: Request, handles: list[int]) -> None:
+        """It was admitted, and its prompt is computed."""
+        self._refused_tokens += self._refused
+        self._reach.prompt_computed(handles, request.num_prompt_tokens)
+        self._note_free()
+        if self._admitted % self._every == 0:
+            self._count()
+        self._admitted += 1
+
+    def ending(self, request: Request, handles: list[int]) -> None:
+        """Its outputs are computed, and its sequences are about to go."""
+        self._note_free()
+        prompt = request.num_prompt_tokens
+        for place, handle in enumerate(handles):
+            computed = self._manager.sequence(handle).num_computed_tokens
+            if request.outputs:
+                output = request.outputs[place][: computed - prompt]
+                tokens = np.concatenate((request.tokens(), output))
+                self._reach.ending(handle, tokens, prompt, request.namespace)
+            elif computed == prompt:
+                self._reach.ending(handle, request.tokens(), prompt, request.namespace)
+
+    def _note_free(self) -> None:
+        self._least_free = min(self._least_free, self._manager.quota_usage().free_blocks)
+
+    def _count(self) -> None:
+        blocks = self._manager.blocks()
+        self._moments += 1
+        self._free += blocks.count(BlockState.FREE)
+        idle = blocks.state == BlockState.IDLE
+        used = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
+        for place, group in enumerate(self._groups):
+            for column, which in ((0, used), (2, idle)):
+                chosen = which & (blocks.group == place)
+                count = int(np.count_nonzero(chosen))
+                filled = int(blocks.num_computed_tokens[chosen].sum(dtype=np.int64))
+                whole = isinstance(group, RecurrentState)  # a state has no tokens
+                unfilled = 0 if whole else count * self._size - filled
+                self._sums[place, column : column + 2] += count, unfilled / self._size
+
+    def result(self) -> ByGroup:
+        """All counts."""
+        moments = max(1, self._moments)
+        stats = self._manager.stats()
+        return ByGroup(
+            moments=self._moments,
+            groups=tuple(self._counts(group) for group in dict.fromkeys(self._groups)),
+            free_blocks=self._free / moments,
+            useless_blocks=useless_blocks(self._manager.blocks(), self._groups, self._size),
+            peak_blocks=stats.capacity - min(self._least_free, stats.free_blocks),
+            cached_blocks_at_end=stats.cached_blocks,
+        )
+
+    def _counts(self, group: Group) -> GroupCounts:
+        alike = [place for place, other in enumerate(self._groups) if other == group]
+        means: npt.NDArray[np.float64] = self._sums[alike].sum(axis=0) / max(1, self._moments)
+        used, unfilled_used, cached, unfilled_cached = means.tolist()
+        return GroupCounts(
+            group=repr(group),
+            num_groups=len(alike),
+            used_blocks=used,
+            unfilled_used_blocks=unfilled_used,
+            cached_blocks=cached,
+            unfilled_cached_blocks=unfilled_cached,
+            refused_tokens=self._refused_tokens if group == _refusing(self._groups) else 0,
+        )

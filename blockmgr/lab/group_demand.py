@@ -1,0 +1,63 @@
+"""How many blocks a request of a replay takes in all groups of layers.
+
+A forward writes its whole chunk, so a window holds what the first query of the chunk reads and all
+that the chunk writes. These are upper bounds: where blocks begin within a window decides about one
+block a group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.groups import FullAttention, RecurrentState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.blocks import Match
+    from blockmgr.lab.replay_config import ReplayConfig
+
+__all__ = ["extra_blocks", "grouped_blocks", "row_blocks"]
+
+
+def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) -> int:
+    """Logical blocks of the longest sequence of a request."""
+    return -(-(num_prompt_tokens + max(outputs)) // block_size)
+
+
+def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: ReplayConfig) -> int:
+    """Blocks that must be to hand for a request of which nothing is cached.
+
+    Args:
+        num_prompt_tokens: Tokens of the prompt.
+        outputs: Tokens of each sample.
+        config: How it is replayed.
+    """
+    size = config.block_size
+    shared = num_prompt_tokens // size
+    own = sum(-(-(num_prompt_tokens + output) // size) - shared for output in outputs if output)
+    own += num_prompt_tokens % size > 0 and 0 in outputs
+    total = 0
+    for group in config.groups:
+        if isinstance(group, RecurrentState):
+            total += len(outputs)
+        elif isinstance(group, FullAttention):
+            total += shared + own
+        else:
+            chunk = min(config.forward_tokens, num_prompt_tokens)
+            prefill = -(-(group.width - 1 + chunk) // size) + 1
+            running = -(-(group.width - 1) // size) + own  # a tail is one's own
+            total += min(shared + own, max(prefill, running))
+    return total
+
+
+def extra_blocks(match: Match, config: ReplayConfig) -> int:
+    """Further blocks that reuse takes for a moment: the sources of its copies.
+
+    Args:
+        match: What is reused.
+        config: How the request is replayed.
+    """
+    states = sum(isinstance(group, RecurrentState) for group in config.groups)
+    attention = len(config.groups) - states
+    return states * (match.num_cached_tokens > 0) + attention * (match.num_partial_tokens > 0)

@@ -1,0 +1,70 @@
+"""The smallest pool for a hit rate with groups of layers, by halving.
+
+With one group the curve of LRU has the answer. With several, a hit ends where any group lacks a
+block, so hits do not follow from one list of blocks, and pools are replayed. A larger pool nearly
+always finds more; the answer is a pool that reaches the rate, next to one that is a hundredth of
+the working set smaller and does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from blockmgr.lab.replay import replay
+from blockmgr.lab.study import attainable
+from blockmgr.lab.sweep import largest_request_blocks
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from blockmgr.lab.replay import ReplayConfig, ReplayResult
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["PoolSearch"]
+
+STEPS: Final = 100
+"""Pool sizes are told apart to this share of the working set."""
+
+
+class PoolSearch:
+    """Replays of one trace at one block size, each pool once.
+
+    Args:
+        trace: The requests.
+        config: How to replay, with groups.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+
+    def __init__(self, trace: Trace, config: ReplayConfig) -> None:
+        self._trace = trace
+        self._config = config
+        best = attainable(trace, config)
+        self.attainable = best.hit_rate
+        self._working_set = best.working_set_blocks
+        self._least = largest_request_blocks(trace, config)
+        self._replayed: dict[int, ReplayResult] = {}
+
+    def replay(self, num_blocks: int) -> ReplayResult:
+        """The replay of a pool."""
+        if num_blocks not in self._replayed:
+            self._replayed[num_blocks] = replay(self._trace, num_blocks, self._config)
+        return self._replayed[num_blocks]
+
+    def blocks_for(self, hit_rate: Fraction) -> int | None:
+        """The smallest pool that reaches ``hit_rate``; None if an unbounded one does not."""
+        if hit_rate > self.attainable:
+            return None
+        largest = max(self._least, self._working_set)
+        step = max(1, largest // STEPS)
+        low, high = self._least, largest
+        if self.replay(low).hit_rate >= hit_rate:
+            return low
+        while high - low > step:
+            middle = (low + high) // 2
+            if self.replay(middle).hit_rate >= hit_rate:
+                high = middle
+            else:
+                low = middle
+        return high

@@ -1,0 +1,78 @@
+"""The manager of a replay: no larger than the requests of its trace can make use of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockmgr.lab.group_demand import row_blocks
+from blockmgr.lab.replay_config import held_blocks
+from blockmgr.manager import BlockManager
+
+if TYPE_CHECKING:
+    from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.trace import Trace
+    from blockmgr.policy import PolicyFactory
+
+__all__ = ["Limits", "replay_manager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest values of all requests of a trace.
+
+    Attributes:
+        sequences: Samples of all requests.
+        widest_blocks: Blocks of the largest request; with groups of layers, of its longest block
+            table.
+    """
+
+    sequences: int
+    widest_blocks: int
+
+    @classmethod
+    def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
+        """Those of ``trace``. Cost: one pass over its requests."""
+        sequences = widest = 0
+        for request in trace.requests:
+            sequences += request.num_samples
+            if config.groups:
+                lengths = config.output_lengths(request)
+                blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size)
+            else:
+                blocks = held_blocks(request, config)
+            widest = max(widest, blocks)
+        return cls(sequences, widest)
+
+
+def replay_manager(
+    num_blocks: int,
+    config: ReplayConfig,
+    limits: Limits,
+    eviction: str | PolicyFactory,
+    ghost_blocks: int = 0,
+) -> BlockManager:
+    """A manager with rows and columns for so much; more of them would only cost memory.
+
+    Args:
+        num_blocks: Blocks in the pool. With groups of layers, the null block comes on top.
+        config: How to replay.
+        limits: Of the trace.
+        eviction: The policy.
+        ghost_blocks: Evicted blocks to remember.
+    """
+    grouped = bool(config.groups)
+    return BlockManager(
+        num_blocks + grouped,
+        config.block_size,
+        max_seqs=min(config.max_seqs, limits.sequences),
+        max_blocks_per_seq=min(limits.widest_blocks, num_blocks),
+        min_partial_tokens=config.min_partial_tokens,
+        dedup=config.dedup,
+        digest=config.digest,
+        eviction=eviction,
+        ghost_blocks=ghost_blocks,
+        retention=config.hints != "none",
+        groups=config.groups,
+        null_block=grouped,
+    )

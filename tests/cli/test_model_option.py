@@ -1,0 +1,197 @@
+"""``--model`` of ``replay``, ``sweep`` and ``plan``: groups of layers, and what they print."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockmgr.lab.by_group import ByGroup
+from blockmgr.lab.models import NAMED, named
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.study import attainable
+from blockmgr.lab.workloads import generate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+
+REPLAY = ("replay", "tree-of-thought", "--capacity", "30%", "--min-partial-tokens", 16)
+SWEEP = ("sweep", "tree-of-thought", "--capacity", "40%", "--policies", "lru", "--jobs", 1)
+PLAN = ("plan", "tree-of-thought", "--hit-rate", "10%")
+
+QWEN3_NEXT = {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 8,
+    "full_attention_interval": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_size": 2048,
+    "dtype": "bfloat16",
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+@pytest.fixture
+def config_folder(tmp_path: Path) -> Path:
+    """A folder with the config of a small model like Qwen3-Next."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT), encoding="utf-8")
+    return tmp_path
+
+
+def test_replay_counts_by_group_what_a_replay_in_the_lab_counts(run: Run) -> None:
+    document = json.loads(run(*REPLAY, "--model", "qwen3-next", "--json").stdout)
+
+    groups = named("qwen3-next").groups
+    config = ReplayConfig(block_size=544, min_partial_tokens=16, groups=groups)
+    trace = generate("tree-of-thought", 0)
+    [entry] = document["results"]
+    result = replay(trace, entry["num_blocks"], config)
+    assert isinstance(result.by_group, ByGroup)
+    assert entry["hit_tokens"] == result.hit_tokens
+    assert document["attainable"]["hit_tokens"] == attainable(trace, config).hit_tokens
+    assert document["full_attention"]["hit_rate"] >= document["attainable"]["hit_rate"]
+    assert document["config"]["groups"] == document["model"]["groups"] == list(map(repr, groups))
+    assert document["config"]["block_size"] == 544
+    size = document["model"]["bytes_per_block"]
+    assert size == 12 * 2 * 2 * 256 * 2 * 544
+    assert entry["by_group"]["useless_blocks"] == 0
+    for found, counted in zip(entry["by_group"]["groups"], result.by_group.groups, strict=True):
+        assert found["group"] == counted.group
+        assert found["refused_tokens"] == counted.refused_tokens
+        assert found["cached_bytes"] == round(counted.cached_blocks * size)
+
+
+def test_replay_prints_a_second_table_with_a_line_for_each_kind_of_group(run: Run) -> None:
+    lines = run(*REPLAY, "--model", "gemma-3").stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("gemma-3: 1,048,576 bytes"))
+    rows = [line.split() for line in lines[start + 2 :] if line.strip()]
+    assert [row[:4] for row in rows] == [
+        ["30%", "1", "x", "FullAttention()"],
+        ["30%", "5", "x", "SlidingWindow(width=1024)"],
+    ]
+
+
+@pytest.mark.parametrize("command", [REPLAY, SWEEP, PLAN], ids=lambda command: str(command[0]))
+def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[Any, ...]) -> None:
+    one = run(*command, "--model", "qwen3-next", "--json")
+    again = json.loads(one.stdout)["command"]
+    assert "--model qwen3-next" in again
+    assert "544" in again
+    assert run(*shlex.split(again)[1:]).stdout_bytes == one.stdout_bytes
+
+
+def test_sweep_has_no_optimum_for_groups_and_prints_a_dash(run: Run) -> None:
+    document = json.loads(run(*SWEEP, "--model", "qwen3-next", "--json").stdout)
+    [entry] = document["results"]
+    assert (entry["optimum_hit_rate"], entry["gap_closed"]) == (None, None)
+    assert entry["hit_rate"] <= entry["attainable_hit_rate"]
+    assert {group["num_groups"] for group in entry["by_group"]["groups"]} == {1, 3}
+    [line] = run(*SWEEP, "--model", "qwen3-next").stdout.splitlines()[2:3]
+    assert line.split()[5] == "\N{EN DASH}"
+
+
+def test_plan_answers_in_bytes_of_the_blocks_of_all_groups(run: Run) -> None:
+    document = json.loads(run(*PLAN, "--model", "gemma-3", "--json").stdout)
+    [entry] = document["results"]
+    assert document["bytes_per_token"] == 65_536
+    assert entry["num_bytes"] == entry["num_blocks"] * 16 * 65_536
+    assert entry["replayed_hit_rate"] >= 0.1
+
+
+def test_a_config_says_groups_and_block_size(run: Run, config_folder: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    document = json.loads(run(*REPLAY, "--model", config_folder, "--json").stdout)
+    assert document["model"]["groups"] == ["FullAttention()", *["RecurrentState()"] * 3]
+    # 2 MiB and 64 KiB of state in float32 and bfloat16, over 2 KiB a token and layer.
+    assert document["config"]["block_size"] == 1056
+    assert document["model"]["bytes_per_block"] == 2 * 2048 * 1056
+    narrow = run(*REPLAY, "--model", config_folder, "--dtype", "float8_e4m3fn", "--json")
+    assert json.loads(narrow.stdout)["config"]["block_size"] > 1056
+
+
+def test_a_model_without_full_attention_is_taken_as_one_group_and_says_so(
+    run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    config = {
+        "model_type": "mistral",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "hidden_size": 64,
+        "dtype": "bfloat16",
+        "sliding_window": 32,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    result = run(*PLAN, "--model", tmp_path, "--json")
+    assert json.loads(result.stdout)["bytes_per_token"] == 2 * 4 * 64 * 2
+    assert "taken as one group of full attention" in result.stderr
+    assert "no layer of FullAttention" in result.stderr
+
+
+def test_a_model_of_one_group_is_replayed_as_without_it(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch")
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "hidden_size": 64,
+        "dtype": "float16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with_model = json.loads(run(*REPLAY, "--model", tmp_path, "--json").stdout)
+    without = json.loads(run(*REPLAY, "--json").stdout)
+    assert with_model["results"] == without["results"]
+    assert with_model["model"] == {
+        "bytes_per_block": 2 * 2 * 64 * 2 * 16,
+        "groups": [],
+        "name": str(tmp_path),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*REPLAY, "--model", "gema-3"), "did you mean 'gemma-3'?"),
+        ((*REPLAY, "--model", "no/such/folder"), "must be a config.json, its folder, or one of"),
+        ((*REPLAY, "--model", "gemma-3", "--dtype", "float16"), "dtype must not be given"),
+        ((*REPLAY, "--model", "gemma-3", "--hints", "truth"), "hints must be 'none' with groups"),
+        (
+            (*SWEEP, "--model", "qwen3-next", "--block-sizes", "544,16"),
+            "block_size must be at least 544 for a block of qwen3-next to hold a state, got 16",
+        ),
+        ((*SWEEP, "--min-partial-tokens", 4), "min_partial_tokens must be 0 to count whole"),
+        ((*PLAN, "--min-partial-tokens", 4), "min_partial_tokens must be 0 to count whole"),
+        ((*PLAN, "--model", "gemma-3", "--layers", 3), "--model excludes --layers"),
+        ((*PLAN[:2], "--hit-rate", "99%", "--model", "gemma-3"), "must be at most 97.34%"),
+    ],
+)
+def test_a_wrong_model_is_one_line_with_what_would_be_right(
+    run: Run, arguments: tuple[Any, ...], message: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
+    """Block sizes as vLLM chooses them: the first multiple of 16 tokens that holds a state."""
+    assert {name: model.block_size for name, model in NAMED.items()} == {
+        "gemma-3": None,
+        "qwen3-next": 544,
+        "nemotron-h": 2096,
+    }
+    qwen = (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)) * 2
+    nemotron = 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2
+    for state, layers, name in ((qwen, 12, "qwen3-next"), (nemotron, 6, "nemotron-h")):
+        a_token = named(name).bytes_per_token // layers
+        assert -(-state // a_token // 16) * 16 == named(name).block_size
