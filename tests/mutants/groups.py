@@ -469,7 +469,7 @@ GROUPS = tuple(
         (
             "a_branch_that_sank_stays_there",
             "sequences/group_keeping.cc",
-            "      index_.bring_forward(child);  // the next prompt that diverges here must see it\n",
+            "      index_.bring_forward(child);  // for the next prompt that diverges here\n",
             "",
         ),
         (

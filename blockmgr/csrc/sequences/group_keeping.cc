@@ -113,7 +113,7 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
       continue;
     // Another tail of these tokens stands for this one, even if it serves less.
     if (record.key_tokens == rest) {
-      index_.bring_forward(child);  // the next prompt that diverges here must see it
+      index_.bring_forward(child);  // for the next prompt that diverges here
       return kNoNode;
     }
     if (!num_states_ && has_parts(child)) return kNoNode;
