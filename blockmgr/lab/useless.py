@@ -1,7 +1,8 @@
 """Cached blocks that no prompt can make use of, recomputed from a snapshot of a manager.
 
 A prompt goes on at a *boundary*: a prefix at which every group holds what the next query reads.
-What is cached and needed by no boundary is lost memory. A manager frees it at once; this looks.
+A cached block that no boundary needs is lost memory. A manager frees such blocks at once; this
+counts them.
 """
 
 from __future__ import annotations
