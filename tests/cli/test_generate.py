@@ -197,7 +197,7 @@ def test_an_unsupported_model_is_wrong_input(run: Run, tmp_path: Path) -> None:
     MambaConfig().save_pretrained(tmp_path)
     result = run("generate", tmp_path, "hello")
     assert result.exit_code == 3
-    assert "mamba: layers of type linear_attention" in result.stderr
+    assert "mamba: no layer has attention" in result.stderr
 
 
 def test_damaged_weights_and_a_missing_tokenizer_are_wrong_input(

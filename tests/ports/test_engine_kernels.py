@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,7 @@ class _Wrapper:
     def __init__(self, workspace: torch.Tensor, layout: str) -> None:
         assert workspace.dtype == torch.uint8
         assert layout == "NHD"
+        self.workspace: Any = workspace
 
     def plan(  # noqa: PLR0917  (the order is FlashInfer's)
         self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any,
@@ -124,8 +126,10 @@ class _Wrapper:
             for p, n in zip(self.pages, last_page_len.tolist(), strict=True)
         ]
         self.options = options
+        self.workspace.planned = self
 
     def run(self, query: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        assert self.workspace.planned is self, "another plan is in the workspace"
         k, v = cache
         contexts = [
             (k[p].flatten(0, 1)[:n], v[p].flatten(0, 1)[:n])
@@ -170,6 +174,21 @@ def test_the_arguments_describe_the_same_attention(
     for layer, seen in ((0, window), (1, None), (0, window)):
         ours, theirs = (reader.attend(layer, query, window=seen, **how) for reader in readers)
         assert torch.allclose(ours, theirs, atol=5e-3)
+
+
+def test_groups_of_layers_take_turns_in_the_workspace_of_flashinfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flashinfer(monkeypatch)
+    cache, batch = filled_cache(8), batch_of(8)
+    other = replace(batch, block_tables=batch.block_tables[:, ::-1][:, [2, 0, 1]].copy())
+    query = torch.randn(9, HEADS, 16, generator=torch.Generator().manual_seed(1)).half()
+    ours, theirs = SdpaKernel(cache), FlashInferKernel(cache)
+    readers = [[kernel.plan(each) for each in (batch, other)] for kernel in (ours, theirs)]
+    how: dict[str, Any] = {"scale": 0.25, "softcap": None, "window": None}
+    for layer, group in ((0, 0), (1, 1), (0, 1), (1, 0)):
+        due, found = (pair[group].attend(layer, query, **how) for pair in readers)
+        assert torch.allclose(due, found, atol=5e-3)
 
 
 def test_caches_that_a_kernel_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
