@@ -68,7 +68,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.metrics.stats": {"PrefixCacheStats": Stats},
     "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
 }
-OURS = ("events", "hybrid", "layers", "lookups", "manager", "naming", "report", "support")
+OURS = ("events", "hybrid", "layers", "lookups", "manager", "naming", "report", "steps", "support")
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

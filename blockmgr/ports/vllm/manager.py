@@ -9,11 +9,9 @@ the scheduler asks for; what is published between two steps was written by one t
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
@@ -36,6 +34,7 @@ from blockmgr.ports.vllm.held import Held, Room
 from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookups import Lookups
 from blockmgr.ports.vllm.report import Report
+from blockmgr.ports.vllm.steps import Steps
 from blockmgr.ports.vllm.wishes import expects_reuse, retain
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchEr
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class KVCacheManager(Lookups):
+class KVCacheManager(Lookups, Steps):
     """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
 
     Args:
@@ -212,10 +211,6 @@ class KVCacheManager(Lookups):
     def _blocks_from(self, held: Held, start: int) -> SomeBlocks:
         """The blocks of a request from the one of this number on."""
         return Blocks(self.manager, self.manager.block_ids(held.handle, start))
-
-    def _ids_from(self, held: Held, start: int) -> list[int]:
-        """The ids of these blocks in all groups, where something is."""
-        return self.manager.block_ids(held.handle, start)
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """A sequence for the request, with exactly what it was told it finds."""
@@ -407,60 +402,3 @@ class KVCacheManager(Lookups):
         if self.publish_events is not None:
             self.publish_events()
         return True
-
-    # The step.
-
-    def new_step_starts(self) -> None:
-        """The scheduler plans a step."""
-        self._close_late_commits()
-        self._in_step = True
-        self._report.now_and_then()
-        if self.options.retention:
-            self.manager.set_time(time.monotonic())
-
-    def _close_late_commits(self) -> None:
-        """What was published since the last step was written by one that has run."""
-        if not self._committed_late or self._in_step:
-            return
-        plan = self.manager.take_copies()
-        if len(plan):  # copies are planned in steps alone; they would not run before the next
-            self.manager.copies_aborted(plan.ticket)
-            return
-        self.manager.copies_applied(plan.ticket)
-        self._committed_late = False
-
-    def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
-        """The copies to run before this step's forward.
-
-        No block has to be kept until it has run: what writes to one of them is launched after it.
-        """
-        plan = self.manager.take_copies()
-        self.manager.copies_applied(plan.ticket)
-        self._in_step = self._committed_late = False
-        for handle in self._leaving:
-            self.manager.free(handle)
-        self._leaving.clear()
-        return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
-
-    def take_new_block_ids(self) -> list[int]:
-        """Blocks handed out since the last call, where the workers zero them."""
-        ids, self._new_block_ids = self._new_block_ids, []
-        return ids
-
-    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Has the workers zero the request's blocks from a token on."""
-        if self._zeroes:
-            first = start_token // self.block_size
-            self._new_block_ids += self._ids_from(self._held[request_id], first)
-
-    def take_events(self) -> list[Any]:
-        """What became findable and what stopped being so, as vLLM's events."""
-        return self.block_pool.take_events()
-
-    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """None: there are no states, only keys and values."""
-        return {}
-
-    def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
-        """None: there are no states."""
-        return []
