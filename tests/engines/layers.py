@@ -54,10 +54,13 @@ FULL = (Layers("full"),)
 
 
 def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
-    """Groups as models have them: one reads everything, one or several a part."""
+    """Groups as models have them: one reads everything, one or several a part.
+
+    Not windows of one token: there vLLM's own manager finds nothing.
+    """
     if kind == "full":
         return FULL
-    width = rng.choice([rng.randint(1, 3 * block_size), block_size * rng.randint(1, 6), 33])
+    width = rng.choice([rng.randint(2, 3 * block_size), block_size * rng.randint(1, 6), 33])
     few = [Layers(kind, width) for _ in range(rng.choice([1, 1, 2, 5]))]
     groups = [*FULL, *few]
     if rng.random() < 0.2:

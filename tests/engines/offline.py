@@ -20,7 +20,7 @@ WORKLOADS = (
     "shared", "pressure", "samples", "priority", "odd",
     "logprobs", "salts", "long", "turns", "reset",
 )  # fmt: skip
-HYBRID = ("hybrid", "hybrid, pressure", "hybrid, odd")
+HYBRID = ("hybrid", "hybrid, pressure", "hybrid, odd", "hybrid, logprobs")
 COUNTS = {"shared": 128, "pressure": 192, "samples": 24}  # prompts; of the others 96
 COUNTS |= dict.fromkeys(HYBRID, 32)
 TURNS = {"turns": 3, "reset": 2, **dict.fromkeys(HYBRID, 2)}
@@ -49,8 +49,9 @@ def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]
             said = {"max_tokens": rng.randint(16, 160)}
         elif name == "samples":
             said |= {"n": 4, "temperature": 1.0}
-        elif name == "logprobs":
+        elif name.endswith("logprobs"):  # they compute what is cached already
             said |= {"prompt_logprobs": 1} if rng.random() < 0.3 else {}
+            engine |= {"max_num_batched_tokens": 200} if name in HYBRID else {}
         elif name == "salts":
             prompt["cache_salt"] = rng.choice(["a", "b"])
         elif name == "long":
