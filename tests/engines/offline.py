@@ -1,6 +1,7 @@
 """``python -m tests.engines.offline MODEL``: a real vLLM with its own manager, and with this one.
 
 Each arm is a process of its own. Texts must be equal token for token, and no fewer tokens cached.
+With ``--workloads hybrid``, the model is one whose layers do not all read everything.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ WORKLOADS = (
     "shared", "pressure", "samples", "priority", "odd",
     "logprobs", "salts", "long", "turns", "reset",
 )  # fmt: skip
+HYBRID = ("hybrid", "hybrid, pressure", "hybrid, odd", "hybrid, logprobs")
 COUNTS = {"shared": 128, "pressure": 192, "samples": 24}  # prompts; of the others 96
-TURNS = {"turns": 3, "reset": 2}
+COUNTS |= dict.fromkeys(HYBRID, 32)
+TURNS = {"turns": 3, "reset": 2, **dict.fromkeys(HYBRID, 2)}
 PARTIAL = {"min_partial_tokens": 4}
 
 
@@ -32,22 +35,23 @@ def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]
     """Prompts, sampling parameters and engine arguments of a workload."""
     rng = random.Random(1)
     engine: dict[str, Any] = {"max_model_len": 2048, "max_num_batched_tokens": 2048}
-    size = 250 if name == "odd" else 256
+    size = 250 if name.endswith("odd") else 256
     heads = [tokens(rng, size) for _ in range(8)]
     prompts, params = [], []
     for _ in range(COUNTS.get(name, 96)):
         prompt: Any = {"prompt_token_ids": rng.choice(heads) + tokens(rng, rng.randint(20, 100))}
         said: dict[str, Any] = {"max_tokens": 32}
-        if name in ("pressure", "priority"):
-            blocks = 200 if name == "pressure" else 120
+        if name in ("pressure", "priority", "hybrid, pressure"):
+            blocks = {"pressure": 200, "priority": 120}.get(name, 240)
             engine |= {"num_gpu_blocks_override": blocks, "max_num_batched_tokens": 256}
             head = rng.choice(heads)[: rng.randint(100, 256)]
             prompt = {"prompt_token_ids": head + tokens(rng, rng.randint(20, 300))}
             said = {"max_tokens": rng.randint(16, 160)}
         elif name == "samples":
             said |= {"n": 4, "temperature": 1.0}
-        elif name == "logprobs":
+        elif name.endswith("logprobs"):  # they compute what is cached already
             said |= {"prompt_logprobs": 1} if rng.random() < 0.3 else {}
+            engine |= {"max_num_batched_tokens": 200} if name in HYBRID else {}
         elif name == "salts":
             prompt["cache_salt"] = rng.choice(["a", "b"])
         elif name == "long":
@@ -72,6 +76,7 @@ def run(model: str, name: str, options: Any) -> dict[str, Any]:
         dtype="float32",
         block_size=32,
         max_num_seqs=64,
+        gpu_memory_utilization=0.2,  # of the memory of the machine
         disable_log_stats=False,
         additional_config=additional,
         **engine,
@@ -114,6 +119,7 @@ def in_a_process(model: str, name: str, options: Any) -> dict[str, Any]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "1",
             **os.environ,
         }
         subprocess.run(command, check=True, env=environment)
@@ -124,7 +130,7 @@ def in_a_process(model: str, name: str, options: Any) -> dict[str, Any]:
 def compare(model: str, name: str) -> bool:
     """Whether a workload comes out alike."""
     stock = in_a_process(model, name, None)
-    ours = in_a_process(model, name, PARTIAL if name == "odd" else {})
+    ours = in_a_process(model, name, PARTIAL if name.endswith("odd") else {})
     same = sum(a == b for a, b in zip(stock["texts"], ours["texts"], strict=True))
     good = ours["ours"] and not stock["ours"] and same == len(stock["texts"])
     good = good and ours["cached"] >= stock["cached"]
@@ -139,7 +145,7 @@ def compare(model: str, name: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.offline", description=__doc__)
     parser.add_argument("model", help="folder of a tiny model")
-    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="or `hybrid`")
     parser.add_argument("--arm", help="options of one arm, as JSON, to run it here")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -147,7 +153,8 @@ def main() -> int:
         answers = run(args.model, args.workloads[0], json.loads(args.arm))
         args.out.write_text(json.dumps(answers))
         return 0
-    results = [compare(args.model, name) for name in args.workloads]
+    names = HYBRID if args.workloads == ["hybrid"] else args.workloads
+    results = [compare(args.model, name) for name in names]
     return int(not all(results))
 
 

@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
-from blockmgr.ports.vllm import lookups, manager
+from blockmgr import ChunkedAttention, SlidingWindow
+from blockmgr.ports.vllm import hybrid, layers, lookups, manager
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
@@ -22,12 +23,14 @@ pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no 
 SEEDS = 12
 
 
-def wrong_runs(options: dict[str, Any]) -> int:
+def wrong_runs(options: dict[str, Any], kind: str = "full") -> int:
     """Runs that read what is not their own, or end in an error."""
     wrong = 0
     for seed in range(SEEDS):
+        lossless = kind != "full"
+        settings = draw(seed, MODEL, "fcfs", False, options, kind=kind, lossless=lossless)
         try:
-            tally = World(draw(seed, MODEL, "fcfs", False, options)).run()
+            tally = World(settings).run()
         except Exception:
             wrong += 1
         else:
@@ -101,3 +104,45 @@ def test_a_block_that_is_not_found_changes_a_schedule(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lookups.Lookups, "get_computed_blocks", one_less)
     from_one_copy, _ = runs_that_differ()
     assert from_one_copy > 0
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_the_port_is_clean_with_several_groups(kind: str) -> None:
+    assert wrong_runs({"min_partial_tokens": 1, "debug": 1}, kind) == 0
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_a_table_that_workers_do_not_replace_is_noticed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hybrid.HybridKVCacheManager, "replace_tables", lambda self, cached: None)
+    assert wrong_runs({}, kind) > 0
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_layers_that_are_thought_to_read_less_are_noticed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = layers.group_of
+
+    def less(spec: Any) -> Any:
+        group = real(spec)
+        if isinstance(group, SlidingWindow):
+            return SlidingWindow(max(1, group.width - 1))
+        return ChunkedAttention(2) if isinstance(group, ChunkedAttention) else group
+
+    monkeypatch.setattr(layers, "group_of", less)
+    assert wrong_runs({}, kind) > 0
+
+
+def test_copies_that_are_made_in_one_group_alone_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take = manager.KVCacheManager.take_kv_cache_block_copies
+
+    def lose(self: Any) -> Any:
+        copies, kept = take(self)
+        return copies[::2], kept
+
+    monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", lose)
+    assert wrong_runs({"min_partial_tokens": 1}, "window") > 0

@@ -1,4 +1,7 @@
-"""``python -m tests.engines.tiny_model FOLDER``: a Llama with random weights, and a tokenizer."""
+"""``python -m tests.engines.tiny_model FOLDER [SHAPE]``: random weights, and a tokenizer.
+
+The shape is a Llama, or a model whose layers do not all read everything.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,74 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
+SIZES = {
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 32768,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "float32",
+    "initializer_range": 0.2,
+}
 LETTERS = "abcdefghijklmnop"
+
+
+def llama() -> PretrainedConfig:
+    return LlamaConfig(intermediate_size=128, num_hidden_layers=2, **SIZES)
+
+
+def gemma3() -> PretrainedConfig:
+    """Five windows of 80 tokens for each layer that reads everything."""
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    return Gemma3TextConfig(
+        intermediate_size=128,
+        num_hidden_layers=12,
+        layer_types=kinds * 2,
+        sliding_window=80,
+        query_pre_attn_scalar=64,
+        **SIZES,
+    )
+
+
+def gpt_oss() -> PretrainedConfig:
+    """Windows of 128 tokens in every second layer, sinks, and four experts."""
+    return GptOssConfig(
+        intermediate_size=64,
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=128,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **SIZES,
+    )
+
+
+def llama4() -> PretrainedConfig:
+    """Chunks of 128 tokens in three of four layers."""
+    return Llama4TextConfig(
+        intermediate_size=64,
+        intermediate_size_mlp=64,
+        num_hidden_layers=4,
+        num_local_experts=2,
+        attention_chunk_size=128,
+        **SIZES,
+    )
+
+
+CONFIGS = {"llama": llama, "gemma3": gemma3, "gpt_oss": gpt_oss, "llama4": llama4}
 
 
 def text(rng: random.Random) -> str:
@@ -18,7 +86,7 @@ def text(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, shape: str = "llama") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -36,22 +104,8 @@ def make(folder: Path) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=32768,
-        bos_token_id=1,
-        eos_token_id=2,
-        torch_dtype="float32",
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(CONFIGS[shape]()).save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,16 +1,17 @@
 """vLLM's own scheduler with a worker that computes nothing but remembers what each slot holds.
 
-A slot holds the prefix that its K/V was computed from. Every step runs the block copies, lets each
-request write its new positions and then read all of them: what it reads must be its own prefix.
+A slot holds the prefix that its K/V was computed from, and the group of layers that wrote it. Every
+step runs the block copies, lets each request write its new positions, and then read in every group
+what those layers read: it must be its own prefix.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -24,12 +25,13 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blockmgr.ports.vllm import register
+from tests.engines.layers import FULL, Layers, draw_layers, group_specs
 from tests.engines.one_copy import keep_one_copy
 
 __all__ = ["Settings", "Tally", "World", "draw", "make_scheduler"]
@@ -56,6 +58,7 @@ class Settings:
     lossless: bool = False  # no load fails
     one_copy: bool = False  # of vLLM's own manager: as ``keep_one_copy`` has it
     events: bool = False
+    layers: tuple[Layers, ...] = FULL
 
 
 @dataclass
@@ -84,19 +87,27 @@ def draw(
     lossless: bool = False,
     one_copy: bool = False,
     events: bool = False,
+    kind: str = "full",
+    roomy: bool = False,
 ) -> Settings:
-    """A small world, where blocks run out."""
+    """A small world, where blocks run out unless it is roomy."""
     rng = random.Random(seed)
+    block_size = rng.choice([2, 4, 8])
+    num_blocks = rng.randint(16, 60)
+    max_seqs = rng.randint(2, 8)
+    budget = rng.choice([8, 16, 32, 64])
+    layers = draw_layers(rng, kind, block_size)
     return Settings(
         seed,
         model,
         policy,
         asynchronous,
         options,
-        block_size=rng.choice([2, 4, 8]),
-        num_blocks=rng.randint(16, 60),
-        max_seqs=rng.randint(2, 8),
-        budget=rng.choice([8, 16, 32, 64]),
+        block_size=block_size,
+        num_blocks=20_000 if roomy else num_blocks * len(layers),
+        max_seqs=max_seqs,
+        budget=budget,
+        layers=layers,
         calm=calm,
         lossless=lossless,
         one_copy=one_copy,
@@ -105,10 +116,12 @@ def draw(
 
 
 def make_scheduler(settings: Settings) -> Any:
-    """vLLM's scheduler for a model of one attention layer that is never loaded."""
+    """vLLM's scheduler for a model of a layer in each group that is never loaded."""
+    if len(settings.layers) > 1:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # refused there
     quotas = list((settings.options or {}).get("quotas", {}).values())
     shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
-    length = min(MODEL_LENGTH, min(shares) * settings.block_size)
+    length = min(MODEL_LENGTH, min(shares) // len(settings.layers) * settings.block_size)
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
         max_num_batched_tokens=max(settings.budget, settings.max_seqs),
@@ -134,13 +147,10 @@ def make_scheduler(settings: Settings) -> Any:
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
-    spec = FullAttentionSpec(
-        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
     layout = KVCacheConfig(
         num_blocks=settings.num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=group_specs(settings.layers, settings.block_size),
     )
     caching.num_gpu_blocks = settings.num_blocks
     register()
@@ -166,8 +176,8 @@ class World:
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
         self.hasher = get_request_block_hasher(settings.block_size, function)
-        self.memory: dict[int, tuple[int, int]] = {}  # by slot: position and prefix
-        self.tables: dict[str, list[int]] = {}
+        self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
+        self.tables: dict[str, list[list[int]]] = {}  # by request and group
         self.tally = Tally()
         self.alive: list[str] = []
         longest = min(96, self.scheduler.max_model_len // 2)
@@ -255,7 +265,7 @@ class World:
         scheduler.kv_cache_manager.evict_blocks(lost)
         size = self.settings.block_size
         for slot in [s for s in self.memory if s // size in lost]:
-            self.memory[slot] = (-1, 0)  # garbage
+            self.memory[slot] = (-1, -1, 0)  # garbage
         self.tally.evicted += 1
 
     def step(self) -> None:
@@ -289,39 +299,46 @@ class World:
         batch = self.batch(output)
         prefixes = {name: self.prefixes(name, stop) for name, _, stop in batch}
         for name, start, stop in batch:  # all write before any reads, as layer by layer
-            for position in range(start, stop):
-                self.memory[self.slot(name, position)] = (position, prefixes[name][position])
-        for name, _, stop in batch:
-            if 0 in self.tables[name]:
-                self.tally.wrong.append((self.tally.steps, f"{name}: null block", 0))
-            for position in range(stop):
-                due = position, prefixes[name][position]
-                if self.memory.get(self.slot(name, position)) != due:
-                    self.tally.wrong.append((self.tally.steps, name, position))
-                    break
+            for group in range(len(self.settings.layers)):
+                for position in range(start, stop):
+                    held = group, position, prefixes[name][position]
+                    self.memory[self.slot(name, group, position)] = held
+        for name, start, stop in batch:
+            for group, layers in enumerate(self.settings.layers):
+                self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
         return self.sample([name for name, _, _ in batch])
+
+    def read(self, name: str, group: int, positions: range, prefixes: list[int]) -> None:
+        """Notes the first position that is not there, or not the request's own."""
+        for position in positions:
+            slot = self.slot(name, group, position)
+            due = group, position, prefixes[position]
+            if slot < self.settings.block_size or self.memory.get(slot) != due:
+                self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", position))
+                return
 
     def batch(self, output: Any) -> list[tuple[str, int, int]]:
         """Requests of a step and the positions they compute; tables as workers keep them."""
         batch = []
         for new in output.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids[0])
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
             self.tally.cached += new.num_computed_tokens
             batch.append((new.req_id, new.num_computed_tokens))
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
             new_ids = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
-                self.tables[name] = list(new_ids[0])
+                self.tables[name] = [list(ids) for ids in new_ids]
             elif new_ids is not None:
-                self.tables[name] += new_ids[0]
+                for table, ids in zip(self.tables[name], new_ids, strict=True):
+                    table.extend(ids)
             batch.append((name, cached.num_computed_tokens[i]))
         counts = output.num_scheduled_tokens
         return [(name, start, start + counts[name]) for name, start in batch]
 
-    def slot(self, name: str, position: int) -> int:
+    def slot(self, name: str, group: int, position: int) -> int:
         size = self.settings.block_size
-        return self.tables[name][position // size] * size + position % size
+        return self.tables[name][group][position // size] * size + position % size
 
     def prefixes(self, name: str, stop: int) -> list[int]:
         request = self.scheduler.requests[name]

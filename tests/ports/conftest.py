@@ -11,6 +11,7 @@ from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite import CpuGpuBlockAllocator
 from tests.ports.aphrodite_support import Allocator, Kind, Make, MakePools, caching, check, naive
 from tests.ports.pool_support import MakePool
+from tests.ports.vllm_modules import stand_ins
 
 
 @pytest.fixture
@@ -60,3 +61,9 @@ def make_pools(kind: Kind) -> Iterator[MakePools]:
     yield build
     for allocator in made:
         check(allocator)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules by the names of vLLM's, with as much in them as the port imports."""
+    yield from stand_ins(monkeypatch)

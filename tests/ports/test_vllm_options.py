@@ -18,7 +18,7 @@ from blockmgr import BlockManager
 from blockmgr.ports.drift import read_of
 from blockmgr.ports.vllm import OptionError, Options, UnsupportedConfigError
 from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
-from blockmgr.ports.vllm.coordinator import Coordinator, SingleTypeManager
+from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.held import Held
 from blockmgr.ports.vllm.options import DECIDED_BY_VLLM, namespace_of
 
@@ -124,7 +124,8 @@ def test_a_touched_block_is_kept_until_it_is_freed() -> None:
 def test_blocks_a_request_still_takes_are_counted() -> None:
     pool = BlockPool(manager(), enable_caching=True)
     held = {"a": Held(1, 3, 2, 4, 2)}
-    counts = Coordinator(SingleTypeManager(2, SimpleNamespace(), pool), held, use_eagle=False)
+    layers: Any = SimpleNamespace(block_size=2, spec=None, most_blocks=None)
+    counts = Coordinator((layers,), pool, held, use_eagle=False)
 
     def needed(name: str, num_tokens: int) -> int:
         return counts.get_num_blocks_to_allocate(name, num_tokens, ([],), 0, 0, 0, num_tokens)

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,101 +14,7 @@ import pytest
 from blockmgr.ports.vllm import Options
 from blockmgr.ports.vllm.expected import CHANGED, METHODS, STRUCTURES, TRIED
 from blockmgr.ports.vllm.interface import INTERFACE
-
-SIZE = 4
-KINDS = SimpleNamespace(
-    FULL_ATTENTION=SimpleNamespace(value="full_attention"),
-    MLA_ATTENTION=SimpleNamespace(value="mla_attention"),
-)
-
-
-class Stats:
-    reset = False
-
-    def record(self, **named: int) -> None:
-        pass
-
-
-MODULES: dict[str, dict[str, Any]] = {
-    "vllm": {},
-    "vllm.logger": {"init_logger": lambda name: None},
-    "vllm.distributed": {},
-    "vllm.distributed.kv_events": dict.fromkeys(
-        ("MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored")
-    ),
-    "vllm.v1": {},
-    "vllm.v1.core": {},
-    "vllm.v1.core.kv_cache_utils": dict.fromkeys(
-        (
-            "KVCacheBlockCopy",
-            "generate_block_hash_extra_keys",
-            "maybe_convert_block_hash",
-            "to_event_extra_keys",
-        )
-    ),
-    "vllm.v1.kv_cache_interface": {
-        "KVCacheSpecKind": KINDS,
-        "get_kv_cache_spec_kind": lambda spec: KINDS.FULL_ATTENTION,
-    },
-    "vllm.v1.metrics": {},
-    "vllm.v1.metrics.stats": {"PrefixCacheStats": Stats},
-    "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
-}
-OURS = ("events", "lookups", "manager", "naming", "report", "support")
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules by the names of vLLM's, with as much in them as the port imports."""
-    ours = [f"blockmgr.ports.vllm.{name}" for name in OURS] + ["tests.engines.conformance"]
-    for name in ours:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        parent, _, child = name.rpartition(".")
-        monkeypatch.delattr(importlib.import_module(parent), child, raising=False)
-    for name, names in MODULES.items():
-        module = ModuleType(name)
-        vars(module).update(names)
-        monkeypatch.setitem(sys.modules, name, module)
-    yield
-    for name in ours:
-        sys.modules.pop(name, None)
-
-
-def make(use_eagle: bool = False, **options: Any) -> Any:
-    manager = importlib.import_module("blockmgr.ports.vllm.manager")
-    spec = SimpleNamespace(block_size=SIZE)
-    return manager.KVCacheManager(
-        Options.read(options),
-        16,
-        kv_cache_config=SimpleNamespace(
-            num_blocks=33,
-            kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)],
-            needs_kv_cache_zeroing=False,
-        ),
-        max_model_len=64,
-        scheduler_block_size=SIZE,
-        hash_block_size=SIZE,
-        use_eagle=use_eagle,
-    )
-
-
-def request(name: str, tokens: list[int]) -> Any:
-    return SimpleNamespace(
-        request_id=name, _all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=0,
-        num_prompt_tokens=len(tokens), num_output_placeholders=0, skip_reading_prefix_cache=False,
-        cache_salt=None, lora_request=None, mm_features=[], prompt_embeds=None, resumable=False,
-        status=1, sampling_params=None, num_preemptions=0,
-    )  # fmt: skip
-
-
-def serve(manager: Any, tokens: list[int]) -> None:
-    """A request that computes them all and ends."""
-    served = request("first", tokens)
-    manager.new_step_starts()
-    assert manager.allocate_slots(served, len(tokens)) is not None
-    manager.take_kv_cache_block_copies()
-    served.num_computed_tokens = len(tokens)
-    manager.free(served)
+from tests.ports.vllm_modules import SIZE, layout, make, request, serve
 
 
 @pytest.mark.parametrize(
@@ -150,13 +54,11 @@ def test_parts_of_blocks_are_found_only_where_all_of_it_may_be(
 
 def reasons(**arguments: Any) -> list[str]:
     support = importlib.import_module("blockmgr.ports.vllm.support")
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=SIZE))
-    config = SimpleNamespace(num_blocks=33, kv_cache_groups=[group], needs_kv_cache_zeroing=False)
     given = {"hash_block_size": SIZE, "scheduler_block_size": SIZE, "max_model_len": 64}
     found: list[str] = support.reasons_against(
         Options(),
         SimpleNamespace(kv_transfer_config=None),
-        {"kv_cache_config": config, **given, **arguments},
+        {"kv_cache_config": layout(), **given, **arguments},
     )
     return found
 

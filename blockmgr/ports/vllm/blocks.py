@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.events import KVEvents
 
-__all__ = ["Block", "BlockPool", "Blocks"]
+__all__ = ["Block", "BlockPool", "Blocks", "GroupedBlocks", "SomeBlocks"]
 
 CACHED = b"cached by blockmgr"
 
@@ -77,6 +77,11 @@ class Blocks:
         return ids
 
     @property
+    def by_group(self) -> tuple[list[int], ...]:
+        """The same, in a tuple."""
+        return (self.ids,)
+
+    @property
     def blocks(self) -> tuple[list[Block], ...]:
         """The blocks of the group."""
         return ([Block(self._manager, block) for block in self.ids],)
@@ -104,6 +109,62 @@ class Blocks:
 
     def __add__(self, other: Blocks) -> Blocks:
         return Blocks(self._manager, self.ids + other.ids)
+
+
+class GroupedBlocks:
+    """A ``KVCacheBlocks`` of several groups; block 0 stands where a group holds nothing."""
+
+    __slots__ = ("_manager", "by_group")
+
+    def __init__(self, manager: BlockManager, ids: tuple[list[int], ...]) -> None:
+        self._manager = manager
+        self.by_group = ids
+
+    @property
+    def blocks(self) -> tuple[list[Block], ...]:
+        """The blocks, by group."""
+        return tuple([Block(self._manager, block) for block in group] for group in self.by_group)
+
+    def get_block_ids(
+        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
+    ) -> tuple[list[int], ...] | None:
+        """The ids of the blocks, by group; None if there are none, and that is allowed."""
+        ids = (
+            self.by_group
+            if group_ids is None
+            else tuple(self.by_group[group] for group in group_ids)
+        )
+        return None if allow_none and not any(ids) else ids
+
+    def get_unhashed_block_ids(self) -> list[int]:
+        """As in vLLM, only of one group.
+
+        Raises:
+            ValueError: There are several.
+        """
+        raise ValueError("get_unhashed_block_ids_all_groups is for several groups")
+
+    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
+        """The ids of blocks that cannot be found, by group."""
+        cached = self._manager.is_cached
+        return [
+            [block for block in group if block and not cached(block)] for group in self.by_group
+        ]
+
+    def first(self, count: int) -> GroupedBlocks:
+        """So many leading blocks of each group."""
+        return GroupedBlocks(self._manager, tuple(group[:count] for group in self.by_group))
+
+    def new_empty(self) -> GroupedBlocks:
+        """As many groups, and no block."""
+        return self.first(0)
+
+    def __add__(self, other: GroupedBlocks) -> GroupedBlocks:
+        pairs = zip(self.by_group, other.by_group, strict=True)
+        return GroupedBlocks(self._manager, tuple(a + b for a, b in pairs))
+
+
+SomeBlocks = Blocks | GroupedBlocks
 
 
 class AllBlocks:

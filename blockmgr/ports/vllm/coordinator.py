@@ -9,37 +9,46 @@ if TYPE_CHECKING:
 
     from blockmgr.ports.vllm.blocks import Block, BlockPool
     from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.layers import Layers
 
 __all__ = ["Coordinator", "SingleTypeManager"]
 
 
 class SingleTypeManager:
-    """The one group: its block size and what its layers are."""
+    """One group: its block size and what its layers are."""
 
-    def __init__(self, block_size: int, spec: Any, pool: BlockPool) -> None:
-        self.block_size = block_size
-        self.kv_cache_spec = spec
+    def __init__(self, layers: Layers, pool: BlockPool, group: int) -> None:
+        self.block_size = layers.block_size
+        self.kv_cache_spec: Any = layers.spec
         self.block_pool = pool
-        self.kv_cache_group_id = 0
+        self.kv_cache_group_id = group
         self.retains_longer_hit = False
         self.records_new_block_ids = False
 
 
 class Coordinator:
-    """Counts blocks for one group of full attention."""
+    """Counts blocks of all groups."""
 
     enable_partial_hash_hits = False
     num_reprefillable_tokens = 0
-    full_attention_group_id = 0
 
     def __init__(
-        self, manager: SingleTypeManager, held: Mapping[str, Held], use_eagle: bool
+        self,
+        layers: Sequence[Layers],
+        pool: BlockPool,
+        held: Mapping[str, Held],
+        use_eagle: bool,
     ) -> None:
-        self.single_type_managers = (manager,)
-        self.block_pool = manager.block_pool
-        self.group_block_sizes = (manager.block_size,)
-        self.eagle_group_ids = {0} if use_eagle else set()
-        self._block_size = manager.block_size
+        self.single_type_managers = tuple(
+            SingleTypeManager(each, pool, group) for group, each in enumerate(layers)
+        )
+        self.block_pool = pool
+        self.group_block_sizes = tuple(each.block_size for each in layers)
+        self.eagle_group_ids = set(range(len(layers))) if use_eagle else set()
+        self.full_attention_group_id = next(
+            group for group, each in enumerate(layers) if each.most_blocks is None
+        )
+        self._layers = layers
         self._held = held
 
     def get_num_blocks_to_allocate(  # noqa: PLR0917  as vLLM has it
@@ -56,8 +65,14 @@ class Coordinator:
     ) -> int:
         """Blocks that a request still takes to hold so many tokens."""
         held = self._held.get(request_id)
-        has = held.num_blocks if held else len(new_computed_blocks[0])
-        return max(0, -(-num_tokens // self._block_size) - has)
+        total = 0
+        for group, layers in enumerate(self._layers):
+            has = held.num_blocks if held else len(new_computed_blocks[group])
+            most = -(-num_tokens // layers.block_size)
+            if apply_admission_cap:
+                most = layers.num_blocks(num_tokens)
+            total += max(0, most - has)
+        return total
 
     def get_num_cacheable_tokens(self, num_computed_tokens: int, kv_cache_group_id: int) -> int:
         """Of computed tokens, those whose K/V is final."""

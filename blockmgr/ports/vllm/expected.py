@@ -121,6 +121,22 @@ METHODS: dict[str, tuple[str, ...]] = {
         "include_finished_set",
         "log_stats",
     ),
+    "vllm.v1.core.sched.scheduler:Scheduler._make_cached_request_data": (
+        "running_reqs",
+        "resumed_reqs",
+        "num_scheduled_tokens",
+        "spec_decode_tokens",
+        "req_to_new_blocks",
+    ),
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec.max_admission_blocks_per_request": (
+        "max_in_flight_tokens",
+        "max_model_len",
+    ),
+    "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec.max_admission_blocks_per_request": (
+        "max_in_flight_tokens",
+        "max_model_len",
+    ),
+    "vllm.v1.kv_cache_interface:iter_layer_specs": ("kv_cache_spec",),
     "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys": (
         "request",
         "start_token_idx",
@@ -140,6 +156,15 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 STRUCTURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
+    "vllm.v1.core.sched.output:CachedRequestData": (
+        "req_ids",
+        "resumed_req_ids",
+        "new_token_ids",
+        "all_token_ids",
+        "new_block_ids",
+        "num_computed_tokens",
+        "num_output_tokens",
+    ),
     "vllm.distributed.kv_events:BlockStored": (
         "block_hashes",
         "parent_block_hash",
@@ -252,7 +277,10 @@ ATTRIBUTES = {
         "scheduler_config",
         "cache_config",
         "kv_transfer_config",
+        "use_v2_model_runner",
     ),
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("sliding_window", "extra_retained_tokens"),
+    "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": ("attention_chunk_size",),
 }
 """Attributes that are read, by the class that has them."""
 

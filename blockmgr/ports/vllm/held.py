@@ -19,6 +19,8 @@ class Held:
         num_slots: Tokens they hold.
         next_full: Computed tokens at which another block can be published.
         is_loading: Whether a connector has yet to write some of it.
+        num_committed: With several groups, computed tokens that were committed.
+        num_told: With several groups, blocks of its table that workers have.
     """
 
     handle: int
@@ -27,6 +29,8 @@ class Held:
     num_slots: int
     next_full: int
     is_loading: bool = False
+    num_committed: int = 0
+    num_told: int = 0
 
 
 class Room(NamedTuple):

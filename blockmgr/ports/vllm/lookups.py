@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.stats import PrefixCacheStats
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from blockmgr import BlockManager
-    from blockmgr.ports.vllm.blocks import BlockPool
+    from blockmgr.ports.vllm.blocks import BlockPool, SomeBlocks
     from blockmgr.ports.vllm.events import KVEvents
     from blockmgr.ports.vllm.held import Held
 
@@ -27,12 +27,13 @@ class Lookups:
     manager: BlockManager
     block_pool: BlockPool
     block_size: int
+    num_kv_cache_groups: int
     enable_caching: bool
     use_eagle: bool
     log_stats: bool
     prefix_cache_stats: PrefixCacheStats | None
     kv_events: KVEvents | None
-    empty_kv_cache_blocks: Blocks
+    empty_kv_cache_blocks: SomeBlocks
     _held: dict[str, Held]
     _whole_only: set[str]
     _asked: tuple[Request, Prompt] | None
@@ -67,7 +68,7 @@ class Lookups:
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
-    ) -> tuple[Blocks, int, int]:
+    ) -> tuple[SomeBlocks, int, int]:
         """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
 
         Args:
@@ -92,11 +93,11 @@ class Lookups:
 
     def get_computed_blocks_for_connector(
         self, request: Request, max_cache_hit_length: int | None = None
-    ) -> tuple[Blocks, int, int, bool]:
+    ) -> tuple[SomeBlocks, int, int, bool]:
         """Likewise; and that all groups agree on it."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
-    def truncate_computed_blocks(self, blocks: Blocks, num_computed_tokens: int) -> Blocks:
+    def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> SomeBlocks:
         """The leading blocks of a look-up, for so many tokens."""
         if num_computed_tokens % self.block_size:
             raise ValueError(
@@ -125,7 +126,7 @@ class Lookups:
 
     # Tables.
 
-    def get_blocks(self, request_id: str) -> Blocks:
+    def get_blocks(self, request_id: str) -> SomeBlocks:
         """The request's blocks, those it found first."""
         held = self._held.get(request_id)
         if held is None:
@@ -134,14 +135,15 @@ class Lookups:
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Their ids."""
-        return (self.get_blocks(request_id).ids,)
+        return self.get_blocks(request_id).by_group
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
     ) -> tuple[list[int], ...]:
         """The ids of those that hold so many tokens."""
-        return (self.get_blocks(request_id).ids[: -(-num_computed_tokens // self.block_size)],)
+        most = -(-num_computed_tokens // self.block_size)
+        return tuple(ids[:most] for ids in self.get_block_ids(request_id))
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """0 for the group: vLLM has no cascade attention any more."""
-        return [0]
+        """0 for each group: vLLM has no cascade attention any more."""
+        return [0] * self.num_kv_cache_groups

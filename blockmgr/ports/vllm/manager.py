@@ -1,5 +1,7 @@
 """The KV cache manager that vLLM's scheduler calls, for one group of full attention.
 
+``hybrid`` has what models of several groups need besides.
+
 vLLM publishes blocks before the forward that fills them, and requests of the same step find them:
 ``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the last thing
 the scheduler asks for; what is published between two steps was written by one that has run.
@@ -7,11 +9,9 @@ the scheduler asks for; what is published between two steps was written by one t
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
@@ -28,11 +28,13 @@ from blockmgr import (
     StepError,
 )
 from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
-from blockmgr.ports.vllm.coordinator import Coordinator, SingleTypeManager
+from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, waiting_blocks
 from blockmgr.ports.vllm.held import Held, Room
+from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookups import Lookups
 from blockmgr.ports.vllm.report import Report
+from blockmgr.ports.vllm.steps import Steps
 from blockmgr.ports.vllm.wishes import expects_reuse, retain
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
+    from blockmgr.ports.vllm.blocks import SomeBlocks
     from blockmgr.ports.vllm.options import Options
 
 __all__ = ["KVCacheManager"]
@@ -49,7 +52,7 @@ SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchEr
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class KVCacheManager(Lookups):
+class KVCacheManager(Lookups, Steps):
     """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
 
     Args:
@@ -59,7 +62,6 @@ class KVCacheManager(Lookups):
     """
 
     mamba_shared_prefix_checkpoint = False
-    num_kv_cache_groups = 1
     retained_hit_group_ids = ()
 
     def __init__(
@@ -84,7 +86,8 @@ class KVCacheManager(Lookups):
         watermark: float = 0.0,
         enable_mamba_shared_prefix_checkpoint: bool = False,
     ) -> None:
-        [group] = kv_cache_config.kv_cache_groups
+        groups = kv_cache_config.kv_cache_groups
+        self.num_kv_cache_groups = len(groups)
         self.options = options
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
@@ -95,11 +98,15 @@ class KVCacheManager(Lookups):
         self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
-        self.block_size = group.kv_cache_spec.block_size * dcp_world_size
+        self.block_size = groups[0].kv_cache_spec.block_size * dcp_world_size
         self._has_shares = bool(options.quotas)
         self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
         most_slots = max_model_len + min(in_flight, max_model_len)
+        self.layers = tuple(
+            Layers.of(group.kv_cache_spec, self.block_size, in_flight, max_model_len)
+            for group in groups
+        )
         self.manager = BlockManager.from_config(
             options.config(
                 num_blocks=kv_cache_config.num_blocks,
@@ -111,11 +118,12 @@ class KVCacheManager(Lookups):
                 event_blocks=(
                     waiting_blocks(kv_cache_config.num_blocks) if enable_kv_cache_events else None
                 ),
+                **self._grouping(),
             )
         )
         self.kv_events = None
         if enable_kv_cache_events:
-            kind = get_kv_cache_spec_kind(group.kv_cache_spec).value
+            kind = get_kv_cache_spec_kind(groups[0].kv_cache_spec).value
             self.kv_events = KVEvents(self.manager, self.block_size, kind)
         self.publish_events: Callable[[], None] | None = None  # of an engine that may be idle
         self._held: dict[str, Held] = {}
@@ -130,10 +138,17 @@ class KVCacheManager(Lookups):
         self._new_block_ids: list[int] = []
         self._report = Report(self.manager, options.report_every)
         self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
-        single = SingleTypeManager(self.block_size, group.kv_cache_spec, self.block_pool)
-        single.records_new_block_ids = self._zeroes
-        self.coordinator = Coordinator(single, self._held, use_eagle)
-        self.empty_kv_cache_blocks = Blocks(self.manager, [])
+        self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
+        for single in self.coordinator.single_type_managers:
+            single.records_new_block_ids = self._zeroes
+        self.empty_kv_cache_blocks = self._no_blocks()
+
+    def _grouping(self) -> dict[str, Any]:
+        """Options of the block manager about groups."""
+        return {}
+
+    def _no_blocks(self) -> SomeBlocks:
+        return Blocks(self.manager, [])
 
     # Growth.
 
@@ -142,7 +157,7 @@ class KVCacheManager(Lookups):
         request: Request,
         num_new_tokens: int,
         num_new_computed_tokens: int = 0,
-        new_computed_blocks: Blocks | None = None,
+        new_computed_blocks: SomeBlocks | None = None,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
@@ -151,7 +166,7 @@ class KVCacheManager(Lookups):
         reserved_blocks: int = 0,
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
-    ) -> Blocks | None:
+    ) -> SomeBlocks | None:
         """Slots for the next tokens of a request: its new blocks, or None and nothing changed."""
         if not (num_new_tokens or num_external_computed_tokens or num_new_computed_tokens):
             raise ValueError(
@@ -175,7 +190,7 @@ class KVCacheManager(Lookups):
             held = self._admit(request, num_new_computed_tokens, room)
             if held is None:
                 return None
-            new = self.manager.block_ids(held.handle, num_new_computed_tokens // self.block_size)
+            before = num_new_computed_tokens // self.block_size
             held.is_loading = delay_cache_blocks
             if self._zeroes:
                 start = found if 0 in skip_zeroing_group_ids else num_new_computed_tokens
@@ -184,33 +199,32 @@ class KVCacheManager(Lookups):
             before = held.num_blocks
             if not self._grow(held, request, room):
                 return None
-            grown = held.num_blocks > before
-            new = self.manager.block_ids(held.handle, before) if grown else []
             if self._zeroes:
-                self._new_block_ids += new
+                self._new_block_ids += self._ids_from(held, before)
         if not delay_cache_blocks:
             self._publish(held, request, min(end, held.num_known))
         self._nothing_to_do[request.request_id] = min(held.next_full - 1, held.num_slots)
-        return Blocks(self.manager, new) if new else self.empty_kv_cache_blocks
+        if held.num_blocks <= before:
+            return self.empty_kv_cache_blocks
+        return self._blocks_from(held, before)
+
+    def _blocks_from(self, held: Held, start: int) -> SomeBlocks:
+        """The blocks of a request from the one of this number on."""
+        return Blocks(self.manager, self.manager.block_ids(held.handle, start))
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """A sequence for the request, with exactly what it was told it finds."""
-        slots, most, headroom = room.slots, max(room.whole, room.slots), room.headroom
-        manager, prompt = self.manager, self._prompt_of(request)
+        slots, manager, prompt = room.slots, self.manager, self._prompt_of(request)
         asked: dict[str, Any] = {}
         if self.prefix_cache_lookup_enabled(request):
             asked["match"] = Match(num_found, 0, NO_BLOCKS)
         else:
             asked["read_cache"] = False
         try:
-            if room.whole and not self._fits_anyway(most, headroom):
-                verdict = manager.can_admit(
-                    prompt, num_slots=most, watermark_blocks=headroom, **asked
-                )
-                if verdict is not Admission.NOW:
-                    self._do_without_part(request, num_found)
-                    return None
-            held_back = headroom + room.reserved
+            if room.whole and not self._whole_fits(prompt, room, asked):
+                self._do_without_part(request, num_found)
+                return None
+            held_back = room.headroom + room.reserved
             handle = manager.admit(prompt, num_slots=slots, watermark_blocks=held_back, **asked)
         except SHORTAGES:
             self._do_without_part(request, num_found)
@@ -233,21 +247,24 @@ class KVCacheManager(Lookups):
         if num_found % self.block_size:
             self._whole_only.add(request.request_id)
 
-    def _fits_anyway(self, slots: int, headroom: int) -> bool:
-        """Whether there is room though all of it were new, the source of a copy included."""
+    def _whole_fits(self, prompt: Prompt, room: Room, asked: dict[str, Any]) -> bool:
+        """Whether there is room for all of a prompt, of which the first slots are taken now."""
+        slots, headroom = max(room.whole, room.slots), room.headroom
+        # Though all of it were new, the source of a copy included.
         most = -(-slots // self.block_size) + 1
-        return not self._has_shares and most <= self.manager.num_available - headroom
+        if not self._has_shares and most <= self.manager.num_available - headroom:
+            return True
+        verdict = self.manager.can_admit(
+            prompt, num_slots=slots, watermark_blocks=headroom, **asked
+        )
+        return verdict is Admission.NOW
 
     def _grow(self, held: Held, request: Request, room: Room) -> bool:
         tokens, slots = request._all_token_ids, room.slots
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
-        if room.whole or room.headroom or room.reserved:
-            more = -(-slots // self.block_size) - held.num_blocks
-            to_end = -(-room.whole // self.block_size) - held.num_blocks
-            available = self.manager.num_available - room.headroom
-            if max(more, 0) > available - room.reserved or to_end > available:
-                return False
+        if (room.whole or room.headroom or room.reserved) and not self._leaves(held, room):
+            return False
         try:
             known = min(len(tokens), max(slots, held.num_known))
             if known > held.num_known:
@@ -261,6 +278,14 @@ class KVCacheManager(Lookups):
         except (OutOfBlocksError, NeverFitsError):
             return False
         return True
+
+    def _leaves(self, held: Held, room: Room) -> bool:
+        """Whether growth leaves what others are to have."""
+        more = -(-room.slots // self.block_size) - held.num_blocks
+        to_end = sum(each.num_blocks(room.whole) - held.num_blocks for each in self.layers)
+        available = self.manager.num_available - room.headroom
+        fits = max(more, 0) * self.num_kv_cache_groups <= available - room.reserved
+        return fits and to_end <= available
 
     def _has_grown(self, held: Held, slots: int) -> None:
         held.num_blocks = max(held.num_blocks, -(-slots // self.block_size))
@@ -377,60 +402,3 @@ class KVCacheManager(Lookups):
         if self.publish_events is not None:
             self.publish_events()
         return True
-
-    # The step.
-
-    def new_step_starts(self) -> None:
-        """The scheduler plans a step."""
-        self._close_late_commits()
-        self._in_step = True
-        self._report.now_and_then()
-        if self.options.retention:
-            self.manager.set_time(time.monotonic())
-
-    def _close_late_commits(self) -> None:
-        """What was published since the last step was written by one that has run."""
-        if not self._committed_late or self._in_step:
-            return
-        plan = self.manager.take_copies()
-        if len(plan):  # copies are planned in steps alone; they would not run before the next
-            self.manager.copies_aborted(plan.ticket)
-            return
-        self.manager.copies_applied(plan.ticket)
-        self._committed_late = False
-
-    def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
-        """The copies to run before this step's forward.
-
-        No block has to be kept until it has run: what writes to one of them is launched after it.
-        """
-        plan = self.manager.take_copies()
-        self.manager.copies_applied(plan.ticket)
-        self._in_step = self._committed_late = False
-        for handle in self._leaving:
-            self.manager.free(handle)
-        self._leaving.clear()
-        return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
-
-    def take_new_block_ids(self) -> list[int]:
-        """Blocks handed out since the last call, where the workers zero them."""
-        ids, self._new_block_ids = self._new_block_ids, []
-        return ids
-
-    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Has the workers zero the request's blocks from a token on."""
-        if self._zeroes:
-            first = start_token // self.block_size
-            self._new_block_ids += self.manager.block_ids(self._held[request_id].handle, first)
-
-    def take_events(self) -> list[Any]:
-        """What became findable and what stopped being so, as vLLM's events."""
-        return self.block_pool.take_events()
-
-    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """None: there are no states, only keys and values."""
-        return {}
-
-    def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
-        """None: there are no states."""
-        return []

@@ -127,9 +127,9 @@ class Options:
             OptionError: A value out of bounds.
         """
         quotas = {namespace_of(salt, None): blocks for salt, blocks in self.quotas.items()}
+        decided = {"dedup": "append_only", **decided}
         try:
             return ManagerConfig(
-                dedup="append_only",
                 null_block=True,
                 early_commit=True,
                 eviction=self.eviction,

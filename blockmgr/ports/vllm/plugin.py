@@ -97,7 +97,7 @@ def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
     """The manager that the scheduler gets: ours, or vLLM's where ours is not up to it."""
-    from blockmgr.ports.vllm import manager, support  # noqa: PLC0415
+    from blockmgr.ports.vllm import hybrid, manager, support  # noqa: PLC0415
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
     differences = INTERFACE.differences()
@@ -112,7 +112,9 @@ def _manager(
         logger.warning(INTERFACE.warning(differences))
     # A step can preempt what it scheduled before it admits others, and sessions keep their blocks.
     max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
-    ours = manager.KVCacheManager(options, max_seqs, **arguments)
+    has_groups = len(arguments["kv_cache_config"].kv_cache_groups) > 1
+    kind = hybrid.HybridKVCacheManager if has_groups else manager.KVCacheManager
+    ours = kind(options, max_seqs, **arguments)
     config = ours.manager.config
     logger.info(
         "blockmgr manages the KV cache: %d blocks of %d tokens, eviction %s",
@@ -128,15 +130,27 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
 
     The engine makes its block hasher after the scheduler, if caching is on or a connector is.
     """
-    from blockmgr.ports.vllm import manager  # noqa: PLC0415
+    from blockmgr.ports.vllm import hybrid, manager  # noqa: PLC0415
 
     ours = scheduler.kv_cache_manager
     if not isinstance(ours, manager.KVCacheManager):
         return
+    if isinstance(ours, hybrid.HybridKVCacheManager):
+        scheduler._make_cached_request_data = _replacing(ours, scheduler._make_cached_request_data)
     if ours.enable_kv_cache_events:
         ours.publish_events = functools.partial(_publish_events, scheduler)
     elif scheduler.connector is None and not options.hash_requests:
         vllm_config.cache_config.enable_prefix_caching = False
+
+
+def _replacing(ours: Any, make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_and_replace(*arguments: Any, **named: Any) -> Any:
+        cached = make(*arguments, **named)
+        ours.replace_tables(cached)
+        return cached
+
+    return make_and_replace
 
 
 def _publish_events(scheduler: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+from blockmgr import FullAttention
+from blockmgr.ports.vllm.layers import group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -13,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["reasons_against"]
 
-FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
+LAYERS = {
+    "mamba": "layers with a recurrent state (Mamba) are not supported",
+    "sliding_window": "sliding windows that keep more than the window are not supported",
+}
 # They find blocks of the GPU by vLLM's hashes, or take some for themselves.
 CONNECTORS = {
     "SimpleCPUOffloadConnector": "finds blocks by vLLM's hashes",
@@ -31,24 +37,53 @@ def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, 
         arguments: What vLLM hands its own KV cache manager.
     """
     return [
-        *_of_groups(arguments),
+        *_of_groups(options, vllm_config, arguments),
         *_of_features(vllm_config, arguments),
         *_of_connectors(vllm_config.kv_transfer_config),
         *_of_options(options, vllm_config, arguments),
     ]
 
 
-def _of_groups(arguments: Mapping[str, Any]) -> Iterator[str]:
+def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
     groups = arguments["kv_cache_config"].kv_cache_groups
-    kinds = [get_kv_cache_spec_kind(group.kv_cache_spec) for group in groups]
-    if len(groups) != 1:
-        found = ", ".join(kind.value for kind in kinds) or "none"
-        yield f"the model has {len(groups)} groups of KV cache layers ({found}), not one"
-    for group, kind in zip(groups, kinds, strict=True):
-        if kind not in FULL:
-            yield f"layers of kind {kind.value} are not supported, only full attention"
+    found = [group_of(group.kv_cache_spec) for group in groups]
+    for group, layers in zip(groups, found, strict=True):
+        kind = get_kv_cache_spec_kind(group.kv_cache_spec)
+        if layers is None:
+            yield LAYERS.get(kind.value, f"layers of kind {kind.value} are not supported")
         elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
             yield "the model's KV cache cannot be shared by prefix"
+    if not groups:
+        yield "the model has no KV cache"
+    elif not any(isinstance(layers, FullAttention) for layers in found):
+        yield "no layers of the model have full attention"
+    if len({group.kv_cache_spec.block_size for group in groups}) > 1:
+        sizes = ", ".join(str(group.kv_cache_spec.block_size) for group in groups)
+        yield f"groups of layers have blocks of different sizes ({sizes} tokens)"
+    if len(groups) > 1:
+        for name, is_on in _not_with_groups(options, vllm_config, arguments):
+            if is_on:
+                yield f"{name} with several groups of KV cache layers"
+
+
+def _not_with_groups(
+    options: Options, vllm_config: Any, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, bool]]:
+    caching = arguments.get("enable_caching", True)
+    yield "--no-enable-prefix-caching does not work", not caching
+    yield "KV cache events do not work", arguments.get("enable_kv_cache_events", False)
+    yield "KV connectors do not work", vllm_config.kv_transfer_config is not None
+    yield "EAGLE and multi-token prediction do not work", arguments.get("use_eagle", False)
+    context = arguments.get("dcp_world_size", 1) > 1
+    yield "decode context parallelism does not work", context
+    yield "retention does not work", options.retention
+    yield "ghost_blocks do not work", options.ghost_blocks > 0
+    yield "quotas do not work", bool(options.quotas)
+    # Workers replace tables in which blocks were exchanged: those that run ahead cannot.
+    is_async = vllm_config.scheduler_config.async_scheduling
+    yield "--async-scheduling does not work (--no-async-scheduling turns it off)", is_async
+    runner = vllm_config.use_v2_model_runner
+    yield "model runner V2 does not work (VLLM_USE_V2_MODEL_RUNNER=0 turns it off)", runner
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,185 @@
+"""What models of several groups of layers need besides: windows and chunks beside full attention.
+
+Every group has a table of its own, and all take blocks from one pool. Workers keep tables that they
+append to. Where ``commit`` puts a cached block in place of one that they have, their table of the
+request is replaced: as vLLM does for a request that is preempted and scheduled again at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr.ports.vllm.blocks import GroupedBlocks
+from blockmgr.ports.vllm.manager import KVCacheManager
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from blockmgr import Match, Prompt
+    from blockmgr.ports.vllm.blocks import SomeBlocks
+    from blockmgr.ports.vllm.held import Held, Room
+
+__all__ = ["HybridKVCacheManager"]
+
+ROW = 0xFFFFFFFF  # of a handle
+
+
+class HybridKVCacheManager(KVCacheManager):
+    """``KVCacheManager`` for several groups, of which one has full attention."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._tables = [self.manager.group_table(g) for g in range(self.num_kv_cache_groups)]
+        self._replaced: set[str] = set()  # requests whose tables workers have to replace
+        self._whole_blocks_only = False  # for the rest of the step
+
+    def _grouping(self) -> dict[str, Any]:
+        return {"groups": tuple(each.group for each in self.layers), "dedup": "remap"}
+
+    def _no_blocks(self) -> GroupedBlocks:
+        return GroupedBlocks(self.manager, ([],) * self.num_kv_cache_groups)
+
+    # What is found.
+
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[SomeBlocks, int, int]:
+        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
+
+        The blocks are those of the first group with full attention; the others are not told before
+        they are taken.
+        """
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        prompt = self._prompt_of(request)
+        most = len(prompt) - 1
+        if max_cache_hit_length is not None and max_cache_hit_length < most:
+            most = max_cache_hit_length - max_cache_hit_length % self.block_size
+        found = self._match(prompt, 1, most)
+        whole = found.num_cached_tokens - found.num_partial_tokens
+        least = self.options.min_partial_tokens
+        partly = not self._whole_blocks_only and request.request_id not in self._whole_only
+        if found.num_partial_tokens and not partly:
+            found = self._match(prompt, 1, whole)
+        elif least and partly and not found.num_partial_tokens and whole + least <= most:
+            found = self._match(prompt, min(len(prompt), whole + self.block_size), most)
+        if not found.num_cached_tokens:
+            return self.empty_kv_cache_blocks, 0, 0
+        ids = [[0] * len(found.block_ids) for _ in self.layers]
+        ids[self.coordinator.full_attention_group_id] = found.block_ids.tolist()
+        return GroupedBlocks(self.manager, tuple(ids)), found.num_cached_tokens, 0
+
+    def _match(self, prompt: Prompt, num_slots: int, most: int) -> Match:
+        """Not with slots for all of a long prompt at once: windows would need as many blocks."""
+        return self.manager.match(
+            prompt, num_slots=num_slots, max_cached_tokens=most, watermark_blocks=0
+        )
+
+    def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> SomeBlocks:
+        """The leading blocks of a look-up, for so many tokens."""
+        if num_computed_tokens % self.block_size:
+            raise ValueError(
+                f"num_computed_tokens must be whole blocks of {self.block_size}, "
+                f"got {num_computed_tokens}"
+            )
+        leading: GroupedBlocks = blocks.first(num_computed_tokens // self.block_size)
+        return leading
+
+    # Growth.
+
+    def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
+        held = super()._admit(request, num_found, room)
+        if held is not None:
+            held.num_committed = num_found
+        return held
+
+    def _whole_fits(self, prompt: Prompt, room: Room, asked: dict[str, Any]) -> bool:
+        """As vLLM counts: windows hold no more at a time than a chunk and what it reads."""
+        slots = max(room.whole, room.slots)
+        available = self.manager.num_available - room.headroom
+        # Though all of it were new, the sources of a copy included.
+        most = sum(each.num_blocks(slots) + 1 for each in self.layers)
+        if most <= available:
+            return True
+        num_found = asked["match"].num_cached_tokens if "match" in asked else 0
+        idle = 0
+        if num_found:
+            idle = self._match(prompt, 1, num_found).num_idle_blocks
+        fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self.layers)
+        return fresh + idle <= available
+
+    def _grow(self, held: Held, request: Request, room: Room) -> bool:
+        if room.slots > held.num_slots and self.enable_caching:
+            # What was written by steps before this one; windows give back what is behind them.
+            self.manager.commit(held.handle, held.num_committed)
+            self._note_exchanges(held, request)
+        return super()._grow(held, request, room)
+
+    def _publish(self, held: Held, request: Request, num_computed: int) -> None:
+        if num_computed < held.next_full:
+            return
+        self.manager.commit(held.handle, num_computed)
+        held.num_committed = num_computed
+        held.next_full = num_computed - num_computed % self.block_size + self.block_size
+        self._committed_late |= not self._in_step
+        self._note_exchanges(held, request)
+
+    def _note_exchanges(self, held: Held, request: Request) -> None:
+        remaps = self.manager.take_remaps()
+        # A cached block may have got a window from this request, whose forward has yet to write it:
+        # no copy of this step may read it.
+        self._whole_blocks_only |= bool(remaps) and self._in_step
+        if remaps and any(remap.index < held.num_told for remap in remaps):
+            self._replaced.add(request.request_id)
+
+    def _blocks_from(self, held: Held, start: int) -> GroupedBlocks:
+        held.num_told = held.num_blocks
+        row = held.handle & ROW
+        ids = [table[row, start : held.num_blocks].tolist() for table in self._tables]
+        return GroupedBlocks(self.manager, tuple(ids))
+
+    def _ids_from(self, held: Held, start: int) -> list[int]:
+        row = held.handle & ROW
+        taken = [table[row, start : held.num_blocks] for table in self._tables]
+        return [block for ids in taken for block in ids[ids > 0].tolist()]
+
+    def replace_tables(self, cached: Any) -> None:
+        """Has workers replace the tables in which blocks were exchanged.
+
+        Args:
+            cached: vLLM's ``CachedRequestData`` of the step.
+        """
+        if not self._replaced:
+            return
+        for index, request in enumerate(cached.req_ids):
+            if request not in self._replaced:
+                continue
+            self._replaced.discard(request)
+            if request not in cached.resumed_req_ids:
+                cached.resumed_req_ids.add(request)
+                cached.new_block_ids[index] = self.get_block_ids(request)
+
+    # The step.
+
+    def new_step_starts(self) -> None:
+        """The scheduler plans a step."""
+        super().new_step_starts()
+        self._whole_blocks_only = False
+
+    # Release.
+
+    def free(self, request: Request) -> None:
+        """Gives the request's blocks back, the last to be evicted first."""
+        self._replaced.discard(request.request_id)
+        super().free(request)
+
+    # Tables.
+
+    def get_blocks(self, request_id: str) -> SomeBlocks:
+        """The request's blocks by group, those it found first."""
+        held = self._held.get(request_id)
+        if held is None:
+            return self.empty_kv_cache_blocks
+        row = held.handle & ROW
+        ids = [table[row, : held.num_blocks].tolist() for table in self._tables]
+        return GroupedBlocks(self.manager, tuple(ids))

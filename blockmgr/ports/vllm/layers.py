@@ -1,0 +1,83 @@
+"""Groups of layers: vLLM's specs as the groups of a ``BlockManager``, and what requests take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, iter_layer_specs
+
+from blockmgr import ChunkedAttention, FullAttention, SlidingWindow
+
+if TYPE_CHECKING:
+    from blockmgr.groups import Group
+
+__all__ = ["Layers", "group_of"]
+
+FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
+
+
+def group_of(spec: Any) -> Group | None:
+    """What the layers of a spec read; None if blockmgr has no group for it."""
+    kind = get_kv_cache_spec_kind(spec)
+    layers = list(iter_layer_specs(spec))
+    if kind in FULL:
+        return FullAttention()
+    if kind is KVCacheSpecKind.SLIDING_WINDOW:
+        widths = {layer.sliding_window for layer in layers}
+        more = any(layer.extra_retained_tokens for layer in layers)
+        return SlidingWindow(widths.pop()) if len(widths) == 1 and not more else None
+    if kind is KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION:
+        widths = {layer.attention_chunk_size for layer in layers}
+        return ChunkedAttention(widths.pop()) if len(widths) == 1 else None
+    return None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of one group.
+
+    Attributes:
+        spec: What vLLM says of them.
+        group: What they read.
+        block_size: Tokens a block.
+        most_blocks: Blocks that a request has at a time, however long it is; None for no limit.
+    """
+
+    spec: Any
+    group: Group
+    block_size: int
+    most_blocks: int | None
+
+    @classmethod
+    def of(cls, spec: Any, block_size: int, max_in_flight: int, max_model_len: int) -> Layers:
+        """The layers of a group that ``group_of`` knows."""
+        group = group_of(spec)
+        assert group is not None, "what has no group is refused at start-up"
+        most = None
+        if not isinstance(group, FullAttention):
+            most = max(
+                layer.max_admission_blocks_per_request(
+                    max_in_flight_tokens=max_in_flight, max_model_len=max_model_len
+                )
+                for layer in iter_layer_specs(spec)
+            )
+        return cls(spec, group, block_size, most)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request of so many tokens has at a time."""
+        whole = -(-num_tokens // self.block_size)
+        return whole if self.most_blocks is None else min(whole, self.most_blocks)
+
+    def num_fresh_blocks(self, num_tokens: int, num_found: int) -> int:
+        """Blocks that it takes beside those that it has found."""
+        passed = self._num_passed(num_found) // self.block_size
+        return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
+
+    def _num_passed(self, num_tokens: int) -> int:
+        """Leading tokens that the query after so many does not read."""
+        if isinstance(self.group, SlidingWindow):
+            return max(0, num_tokens - self.group.width + 1)
+        if isinstance(self.group, ChunkedAttention):
+            return num_tokens - num_tokens % self.group.width
+        return 0

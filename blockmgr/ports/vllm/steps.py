@@ -1,0 +1,94 @@
+"""The steps of vLLM's scheduler: where their planning begins and ends."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from blockmgr import BlockManager
+    from blockmgr.ports.vllm.blocks import Block, BlockPool
+    from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.options import Options
+    from blockmgr.ports.vllm.report import Report
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """What is told at the beginning of a step, and taken at its end: a part of the manager."""
+
+    manager: BlockManager
+    options: Options
+    block_pool: BlockPool
+    block_size: int
+    _held: dict[str, Held]
+    _report: Report
+    _zeroes: bool
+    _in_step: bool
+    _committed_late: bool
+    _leaving: list[int]
+    _new_block_ids: list[int]
+
+    def _ids_from(self, held: Held, start: int) -> list[int]:
+        """The ids of a request's blocks from the one of this number on."""
+        return self.manager.block_ids(held.handle, start)
+
+    def new_step_starts(self) -> None:
+        """The scheduler plans a step."""
+        self._close_late_commits()
+        self._in_step = True
+        self._report.now_and_then()
+        if self.options.retention:
+            self.manager.set_time(time.monotonic())
+
+    def _close_late_commits(self) -> None:
+        """What was published since the last step was written by one that has run."""
+        if not self._committed_late or self._in_step:
+            return
+        plan = self.manager.take_copies()
+        if len(plan):  # copies are planned in steps alone; they would not run before the next
+            self.manager.copies_aborted(plan.ticket)
+            return
+        self.manager.copies_applied(plan.ticket)
+        self._committed_late = False
+
+    def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
+        """The copies to run before this step's forward.
+
+        No block has to be kept until it has run: what writes to one of them is launched after it.
+        """
+        plan = self.manager.take_copies()
+        self.manager.copies_applied(plan.ticket)
+        self._in_step = self._committed_late = False
+        for handle in self._leaving:
+            self.manager.free(handle)
+        self._leaving.clear()
+        return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks handed out since the last call, where the workers zero them."""
+        ids, self._new_block_ids = self._new_block_ids, []
+        return ids
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        """Has the workers zero the request's blocks from a token on."""
+        if self._zeroes:
+            first = start_token // self.block_size
+            self._new_block_ids += self._ids_from(self._held[request_id], first)
+
+    def take_events(self) -> list[Any]:
+        """What became findable and what stopped being so, as vLLM's events."""
+        return self.block_pool.take_events()
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        """None: there are no states, only keys and values."""
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
+        """None: there are no states."""
+        return []

@@ -1,0 +1,78 @@
+"""Groups of layers of a model that is never loaded: what they read, and how vLLM names them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+
+__all__ = ["FULL", "Layers", "draw_layers"]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """One group.
+
+    Attributes:
+        kind: ``full``, ``window`` or ``chunk``.
+        width: Of the window or the chunk, in tokens.
+    """
+
+    kind: str
+    width: int = 0
+
+    def first_read(self, position: int) -> int:
+        """The first position that the query at this one reads."""
+        if self.kind == "window":
+            return max(0, position - self.width + 1)
+        return position - position % self.width if self.kind == "chunk" else 0
+
+    def as_vllm_has_it(self, block_size: int) -> Any:
+        """Its spec."""
+        common: dict[str, Any] = {
+            "block_size": block_size,
+            "num_kv_heads": 1,
+            "head_size": 1,
+            "dtype": torch.float32,
+        }
+        if self.kind == "window":
+            return SlidingWindowSpec(sliding_window=self.width, **common)
+        if self.kind == "chunk":
+            return ChunkedLocalAttentionSpec(attention_chunk_size=self.width, **common)
+        return FullAttentionSpec(**common)
+
+
+FULL = (Layers("full"),)
+
+
+def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
+    """Groups as models have them: one reads everything, one or several a part.
+
+    Not windows of one token: there vLLM's own manager finds nothing.
+    """
+    if kind == "full":
+        return FULL
+    width = rng.choice([rng.randint(2, 3 * block_size), block_size * rng.randint(1, 6), 33])
+    few = [Layers(kind, width) for _ in range(rng.choice([1, 1, 2, 5]))]
+    groups = [*FULL, *few]
+    if rng.random() < 0.2:
+        groups.append(Layers("full"))
+    if rng.random() < 0.3:  # the first is not the one that reads everything
+        groups.reverse()
+    return tuple(groups)
+
+
+def group_specs(layers: tuple[Layers, ...], block_size: int) -> list[KVCacheGroupSpec]:
+    """The groups of vLLM's ``KVCacheConfig``."""
+    return [
+        KVCacheGroupSpec([f"layer {number}"], each.as_vllm_has_it(block_size))
+        for number, each in enumerate(layers)
+    ]

@@ -1,0 +1,300 @@
+"""The vLLM port with several groups of layers, on stand-ins for vLLM's modules."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockmgr.ports.vllm import Options
+from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, serve, spec
+
+FULL = spec()
+WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
+CHUNK = spec(KINDS.CHUNKED_LOCAL_ATTENTION, attention_chunk_size=8)
+MAMBA = spec(KINDS.MAMBA)
+VLLM = {
+    "kv_transfer_config": None,
+    "use_v2_model_runner": False,
+    "scheduler_config": SimpleNamespace(async_scheduling=False),
+}
+TOKENS = list(range(1, 20))
+
+
+def reasons(
+    *specs: Any, said: dict[str, Any] | None = None, options: Any = None, **arguments: Any
+) -> list[str]:
+    support = importlib.import_module("blockmgr.ports.vllm.support")
+    given = {
+        "kv_cache_config": layout(*specs),
+        "hash_block_size": SIZE,
+        "scheduler_block_size": SIZE,
+        "max_model_len": 64,
+    }
+    config = SimpleNamespace(**{**VLLM, **(said or {})})
+    found: list[str] = support.reasons_against(
+        Options.read(options or {}), config, {**given, **arguments}
+    )
+    return found
+
+
+def run(manager: Any, served: Any, num_tokens: int) -> Any:
+    """A step that computes so many tokens of a request, and what it was given."""
+    manager.new_step_starts()
+    blocks = manager.allocate_slots(served, num_tokens)
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens += num_tokens
+    return blocks
+
+
+def cached(*names: str) -> Any:
+    """A ``CachedRequestData`` that has nothing new for these requests."""
+    return SimpleNamespace(
+        req_ids=list(names), new_block_ids=[None] * len(names), resumed_req_ids=set()
+    )
+
+
+@pytest.mark.parametrize("specs", [(FULL, WINDOW), (CHUNK, FULL), (WINDOW, FULL, WINDOW, CHUNK)])
+def test_windows_and_chunks_beside_full_attention_are_supported(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    assert reasons(*specs) == []
+
+
+@pytest.mark.parametrize(
+    ("specs", "reason"),
+    [
+        ((FULL, MAMBA), "recurrent state"),
+        ((WINDOW,), "no layers of the model have full attention"),
+        ((WINDOW, CHUNK), "no layers of the model have full attention"),
+        ((FULL, spec(block_size=8)), "blocks of different sizes (4, 8 tokens)"),
+        (
+            (FULL, spec(KINDS.SLIDING_WINDOW, sliding_window=6, extra_retained_tokens=1)),
+            "keep more than the window",
+        ),
+    ],
+)
+def test_groups_that_are_not_supported_are_refused_by_name(
+    vllm: None, specs: tuple[Any, ...], reason: str
+) -> None:
+    [found] = reasons(*specs)
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"enable_caching": False}, "--no-enable-prefix-caching"),
+        ({"enable_kv_cache_events": True}, "KV cache events"),
+        ({"use_eagle": True}, "EAGLE"),
+        ({"dcp_world_size": 2}, "decode context parallelism"),
+        ({"options": {"retention": True}}, "retention"),
+        ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
+        ({"options": {"quotas": {"a": 16}}}, "quotas"),
+        ({"said": {"use_v2_model_runner": True}}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (
+            {"said": {"scheduler_config": SimpleNamespace(async_scheduling=True)}},
+            "--no-async-scheduling",
+        ),
+    ],
+)
+def test_what_does_not_go_together_with_groups_is_refused_by_name(
+    vllm: None, change: dict[str, Any], reason: str
+) -> None:
+    [found] = reasons(FULL, WINDOW, **change)
+    assert reason in found
+    assert "with several groups" in found
+    assert not [line for line in reasons(FULL, **change) if "several groups" in line]
+
+
+def test_a_window_gives_its_blocks_back_and_shows_block_0_there(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    served = request("a", TOKENS)
+    first = run(manager, served, 16).get_block_ids()
+    assert [len(ids) for ids in first] == [4, 4]
+    assert len({*first[0], *first[1]}) == 8
+    run(manager, served, 3)
+    full, window = manager.get_block_ids("a")
+    assert full[:4] == first[0]
+    # The query at 16 reads 11 to 16, so blocks 0 and 1 are behind the window.
+    assert window[:4] == [0, 0, *first[1][2:]]
+    assert manager.manager.num_available == 32 - 5 - 3
+
+
+def test_what_a_step_adds_comes_by_group(vllm: None) -> None:
+    manager = make(WINDOW, FULL, CHUNK)
+    served = request("a", TOKENS)
+    run(manager, served, 16)
+    added = run(manager, served, 3).get_block_ids()
+    assert [len(ids) for ids in added] == [1, 1, 1]
+    assert added == tuple(ids[4:] for ids in manager.get_block_ids("a"))
+    assert [len(ids) for ids in manager.get_block_ids_for_computed_tokens("a", 9)] == [3, 3, 3]
+
+
+def test_a_prompt_is_found_as_far_as_every_group_serves(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    serve(manager, TOKENS)
+    again = request("again", [*TOKENS[:17], 90, 91])
+    blocks, found, boundary = manager.get_computed_blocks(again)
+    assert (found, boundary) == (16, 0)
+    assert [len(ids) for ids in blocks.get_block_ids()] == [4, 4]
+    assert manager.allocate_slots(again, 3, found, blocks) is not None
+    full, window = manager.get_block_ids("again")
+    assert full[:4] == blocks.get_block_ids()[0]
+    assert window[:2] == [0, 0]
+    assert all(window[2:])
+    assert manager.get_computed_blocks(request("less", TOKENS), 15)[1] == 12
+
+
+def test_a_part_of_a_block_is_copied_in_every_group(vllm: None) -> None:
+    manager = make(FULL, WINDOW, min_partial_tokens=1)
+    serve(manager, TOKENS)
+    again = request("again", [*TOKENS[:18], 90, 91])
+    blocks, found, _ = manager.get_computed_blocks(again)
+    assert found == 18
+    manager.new_step_starts()
+    assert manager.allocate_slots(again, 2, found, blocks) is not None
+    copies, kept = manager.take_kv_cache_block_copies()
+    assert (len(copies), kept) == (2, [])
+    tables = manager.get_block_ids("again")
+    assert {copy.destination for copy in copies} == {table[4] for table in tables}
+
+
+def test_no_copy_reads_what_a_request_of_the_same_step_has_yet_to_write(vllm: None) -> None:
+    manager = make(FULL, CHUNK, num_blocks=19, min_partial_tokens=1)
+    first, other = request("first", TOKENS[:13]), request("other", list(range(50, 74)))
+    run(manager, first, 9)
+    run(manager, first, 4)  # leaves its first chunk, which the other one drives out
+    run(manager, other, 24)
+    manager.free(other)
+    again, part = request("again", TOKENS[:7]), request("part", [*TOKENS[:3], 90, 91])
+    manager.new_step_starts()
+    assert manager.get_computed_blocks(again)[1] == 0
+    assert manager.allocate_slots(again, 7) is not None
+    assert manager.get_computed_blocks(part)[1] == 0
+    manager.take_kv_cache_block_copies()
+    manager.new_step_starts()
+    assert manager.get_computed_blocks(part)[1] == 3
+
+
+def test_a_table_in_which_a_block_was_exchanged_is_sent_whole_and_once(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    first, second = request("first", TOKENS), request("second", TOKENS)
+    second.skip_reading_prefix_cache = True
+    run(manager, first, 19)
+    run(manager, second, 6)
+    before = manager.get_block_ids("second")
+    run(manager, second, 6)
+    after = manager.get_block_ids("second")
+    assert after[0][1] != before[0][1]
+    step = cached("first", "second")
+    manager.replace_tables(step)
+    assert step.resumed_req_ids == {"second"}
+    assert step.new_block_ids == [None, after]
+    manager.replace_tables(step := cached("first", "second"))
+    assert step == cached("first", "second")
+
+
+def test_a_request_that_ends_is_not_sent_again(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    first, second = request("first", TOKENS), request("second", TOKENS)
+    second.skip_reading_prefix_cache = True
+    run(manager, first, 19)
+    run(manager, second, 6)
+    run(manager, second, 6)
+    manager.free(second)
+    second.num_computed_tokens = 0
+    run(manager, second, 6)
+    manager.replace_tables(step := cached("second"))
+    assert step == cached("second")
+
+
+def test_a_prompt_fits_whose_windows_hold_a_part_of_it_at_a_time(vllm: None) -> None:
+    tokens = list(range(1, 49))
+    manager = make(FULL, WINDOW, num_blocks=22, max_in_flight_tokens=SIZE)
+    served = request("a", tokens)
+    manager.new_step_starts()
+    # 12 blocks of full attention, and 4 of the window: what it reads, and a chunk.
+    assert manager.allocate_slots(served, SIZE, full_sequence_must_fit=True) is not None
+    manager.free(served)
+    less = make(FULL, WINDOW, num_blocks=15, max_in_flight_tokens=SIZE)
+    less.new_step_starts()
+    assert less.allocate_slots(served, SIZE, full_sequence_must_fit=True) is None
+    assert less.manager.num_available == 14
+
+
+@pytest.mark.parametrize(("watermark", "fits"), [(0, True), (1, True), (3, False)])
+def test_blocks_that_are_found_and_idle_count_where_a_whole_prompt_must_fit(
+    vllm: None, watermark: int, fits: bool
+) -> None:
+    manager = make(FULL, WINDOW, num_blocks=21, max_in_flight_tokens=SIZE)
+    served = request("a", list(range(1, 41)))
+    run(manager, served, 40)
+    manager.free(served)
+    manager.watermark_blocks = watermark
+    again = request("again", [*served._all_token_ids[:33], *range(60, 91)])
+    blocks, found, _ = manager.get_computed_blocks(again)
+    assert found == 32
+    manager.new_step_starts()
+    # Of 20 blocks, 8 and 2 are found and idle, and full attention takes 8 more.
+    taken = manager.allocate_slots(again, SIZE, found, blocks, full_sequence_must_fit=True)
+    assert (taken is not None) == fits
+
+
+def test_blocks_that_a_request_still_takes_are_counted_by_group(vllm: None) -> None:
+    manager = make(FULL, WINDOW, max_in_flight_tokens=SIZE)
+    run(manager, request("a", TOKENS), 8)
+
+    def needed(name: str, num_tokens: int, capped: bool) -> int:
+        none = manager.empty_kv_cache_blocks.blocks
+        count: int = manager.coordinator.get_num_blocks_to_allocate(
+            name, num_tokens, none, 0, 0, 0, num_tokens, apply_admission_cap=capped
+        )
+        return count
+
+    assert (needed("a", 40, False), needed("b", 40, False)) == (16, 20)
+    assert (needed("a", 40, True), needed("b", 40, True)) == (10, 14)
+    assert manager.coordinator.full_attention_group_id == 0
+    assert make(CHUNK, FULL).coordinator.full_attention_group_id == 1
+
+
+def test_workers_zero_the_new_blocks_of_every_group(vllm: None) -> None:
+    manager = make(FULL, WINDOW, zeroes=True)
+    served = request("a", TOKENS)
+    run(manager, served, 16)
+    assert sorted(manager.take_new_block_ids()) == sorted(chain(*manager.get_block_ids("a")))
+    run(manager, served, 3)
+    new = [ids[4] for ids in manager.get_block_ids("a")]
+    assert sorted(manager.take_new_block_ids()) == sorted(new)
+
+
+def test_blocks_of_several_groups_come_as_a_list_for_each(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    run(manager, request("a", TOKENS), 19)
+    blocks = manager.get_blocks("a")
+    assert blocks.get_block_ids(group_ids=[1, 0]) == tuple(reversed(blocks.get_block_ids()))
+    assert blocks.new_empty().get_block_ids(allow_none=True) is None
+    assert blocks.new_empty().get_block_ids() == ([], [])
+    both = manager.truncate_computed_blocks(blocks, 8) + manager.truncate_computed_blocks(blocks, 4)
+    assert [len(ids) for ids in both.get_block_ids()] == [3, 3]
+    last = [ids[4] for ids in blocks.get_block_ids()]
+    assert blocks.get_unhashed_block_ids_all_groups() == [[block] for block in last]
+    with pytest.raises(ValueError, match="whole blocks"):
+        manager.truncate_computed_blocks(blocks, 3)
+    with pytest.raises(ValueError, match="several groups"):
+        blocks.get_unhashed_block_ids()
+    assert [block.is_null for block in blocks.blocks[1]] == [False] * 5
+    assert manager.get_num_common_prefix_blocks("a") == [0, 0]
+
+
+def test_the_cache_is_reset_once_nobody_uses_it(vllm: None) -> None:
+    manager = make(FULL, WINDOW)
+    served = request("a", TOKENS)
+    run(manager, served, 19)
+    assert not manager.reset_prefix_cache()
+    manager.free(served)
+    assert manager.reset_prefix_cache()
+    assert manager.get_computed_blocks(request("b", TOKENS))[1] == 0

@@ -1,0 +1,140 @@
+"""Stand-ins for vLLM's modules, with as much in them as the port imports."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from blockmgr.ports.vllm import Options
+
+__all__ = ["KINDS", "SIZE", "layout", "make", "request", "serve", "spec", "stand_ins"]
+
+SIZE = 4
+NAMES = ("FULL_ATTENTION", "MLA_ATTENTION", "SLIDING_WINDOW", "CHUNKED_LOCAL_ATTENTION", "MAMBA")
+KINDS = SimpleNamespace(**{name: SimpleNamespace(value=name.lower()) for name in NAMES})
+
+
+class Copy(NamedTuple):
+    """A ``KVCacheBlockCopy``."""
+
+    source: int
+    destination: int
+
+
+def spec(kind: Any = KINDS.FULL_ATTENTION, block_size: int = SIZE, **more: Any) -> Any:
+    """What vLLM says of a group of layers."""
+
+    def most(*, max_in_flight_tokens: int, max_model_len: int) -> int:
+        width = more.get("sliding_window") or more.get("attention_chunk_size") or 0
+        return -(-min(width + max_in_flight_tokens, max_model_len) // block_size) + 1
+
+    named = {"extra_retained_tokens": 0, "max_admission_blocks_per_request": most, **more}
+    return SimpleNamespace(kind=kind, block_size=block_size, **named)
+
+
+class Stats:
+    reset = False
+
+    def record(self, **named: int) -> None:
+        pass
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm.logger": {"init_logger": lambda name: None},
+    "vllm.distributed": {},
+    "vllm.distributed.kv_events": dict.fromkeys(
+        ("MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored")
+    ),
+    "vllm.v1": {},
+    "vllm.v1.core": {},
+    "vllm.v1.core.kv_cache_utils": {
+        "KVCacheBlockCopy": Copy,
+        "generate_block_hash_extra_keys": None,
+        "maybe_convert_block_hash": None,
+        "to_event_extra_keys": None,
+    },
+    "vllm.v1.kv_cache_interface": {
+        "KVCacheSpecKind": KINDS,
+        "get_kv_cache_spec_kind": lambda spec: spec.kind,
+        "iter_layer_specs": lambda spec: (spec,),
+    },
+    "vllm.v1.metrics": {},
+    "vllm.v1.metrics.stats": {"PrefixCacheStats": Stats},
+    "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
+}
+OURS = ("events", "hybrid", "layers", "lookups", "manager", "naming", "report", "steps", "support")
+
+
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules by the names of vLLM's, with as much in them as the port imports."""
+    ours = [f"blockmgr.ports.vllm.{name}" for name in OURS] + ["tests.engines.conformance"]
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        parent, _, child = name.rpartition(".")
+        monkeypatch.delattr(importlib.import_module(parent), child, raising=False)
+    for name, names in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield
+    for name in ours:
+        sys.modules.pop(name, None)
+
+
+def layout(*specs: Any, num_blocks: int = 33) -> Any:
+    """A ``KVCacheConfig``; by default of one group of full attention."""
+    groups = [SimpleNamespace(kv_cache_spec=each) for each in specs or (spec(),)]
+    return SimpleNamespace(
+        num_blocks=num_blocks, kv_cache_groups=groups, needs_kv_cache_zeroing=False
+    )
+
+
+def make(
+    *specs: Any,
+    num_blocks: int = 33,
+    use_eagle: bool = False,
+    max_in_flight_tokens: int | None = None,
+    zeroes: bool = False,
+    **options: Any,
+) -> Any:
+    """The port's manager for these groups."""
+    name, kind = ("hybrid", "HybridKVCacheManager") if specs else ("manager", "KVCacheManager")
+    module = importlib.import_module(f"blockmgr.ports.vllm.{name}")
+    config = layout(*specs, num_blocks=num_blocks)
+    config.needs_kv_cache_zeroing = zeroes
+    return getattr(module, kind)(
+        Options.read(options),
+        16,
+        kv_cache_config=config,
+        max_model_len=64,
+        max_in_flight_tokens=max_in_flight_tokens,
+        scheduler_block_size=SIZE,
+        hash_block_size=SIZE,
+        use_eagle=use_eagle,
+    )
+
+
+def request(name: str, tokens: list[int]) -> Any:
+    """A ``Request``."""
+    return SimpleNamespace(
+        request_id=name, _all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=0,
+        num_prompt_tokens=len(tokens), num_output_placeholders=0, skip_reading_prefix_cache=False,
+        cache_salt=None, lora_request=None, mm_features=[], prompt_embeds=None, resumable=False,
+        status=1, sampling_params=None, num_preemptions=0,
+    )  # fmt: skip
+
+
+def serve(manager: Any, tokens: list[int]) -> None:
+    """A request that computes them all and ends."""
+    served = request("first", tokens)
+    manager.new_step_starts()
+    assert manager.allocate_slots(served, len(tokens)) is not None
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens = len(tokens)
+    manager.free(served)
