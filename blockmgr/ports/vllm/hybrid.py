@@ -31,7 +31,6 @@ class HybridKVCacheManager(KVCacheManager):
         super().__init__(*arguments, **named)
         self._tables = [self.manager.group_table(g) for g in range(self.num_kv_cache_groups)]
         self._replaced: set[str] = set()  # requests whose tables workers have to replace
-        self._whole_blocks_only = False  # for the rest of the step
 
     def _grouping(self) -> dict[str, Any]:
         return {"groups": tuple(each.group for each in self.layers), "dedup": "remap"}
@@ -58,7 +57,7 @@ class HybridKVCacheManager(KVCacheManager):
         found = self._match(prompt, 1, most)
         whole = found.num_cached_tokens - found.num_partial_tokens
         least = self.options.min_partial_tokens
-        partly = not self._whole_blocks_only and request.request_id not in self._whole_only
+        partly = request.request_id not in self._whole_only
         if found.num_partial_tokens and not partly:
             found = self._match(prompt, 1, whole)
         elif least and partly and not found.num_partial_tokens and whole + least <= most:
@@ -126,9 +125,6 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _note_exchanges(self, held: Held, request: Request) -> None:
         remaps = self.manager.take_remaps()
-        # A cached block may have got a window from this request, whose forward has yet to write it:
-        # no copy of this step may read it.
-        self._whole_blocks_only |= bool(remaps) and self._in_step
         if remaps and any(remap.index < held.num_told for remap in remaps):
             self._replaced.add(request.request_id)
 
@@ -158,13 +154,6 @@ class HybridKVCacheManager(KVCacheManager):
             if request not in cached.resumed_req_ids:
                 cached.resumed_req_ids.add(request)
                 cached.new_block_ids[index] = self.get_block_ids(request)
-
-    # The step.
-
-    def new_step_starts(self) -> None:
-        """The scheduler plans a step."""
-        super().new_step_starts()
-        self._whole_blocks_only = False
 
     # Release.
 
