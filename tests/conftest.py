@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in QUICK:
             item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish() -> None:
+    # Libraries and tests, a million objects, live as long as the process: no search for garbage
+    # has to pass them.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or the interpreter would not take them down, and nanobind call them leaked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
