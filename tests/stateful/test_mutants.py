@@ -14,6 +14,7 @@ MODELLED = [profile for profile in PROFILES if profile != "huge"]
 MET_BY = {
     "DoesNotCollapseOnAbort": "aborts",
     "DropsCopiesOnAbort": "aborts",
+    "MergesIntoPromises": "admission",
     "TakesOverPartsOfTails": "admission",
     "TakesOverTailsInUse": "swarm",
     "TruncateLeavesPromoted": "multi_tenant",
