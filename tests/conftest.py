@@ -43,6 +43,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m quick``, folders without quick tests are not even imported: torch takes seconds."""
+    here = Path(__file__).parent
+    if config.option.markexpr != "quick" or here not in collection_path.parents:
+        return None
+    folder = here / collection_path.relative_to(here).parts[0]
+    return True if folder.is_dir() and folder.name not in QUICK else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
