@@ -365,7 +365,7 @@ def spells_options(call: Callable[P, None]) -> Callable[P, None]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default={} if isinstance(field.default, Quotas) else field.default,
             annotation=field.type,
         )
         for field in fields(ManagerConfig)
