@@ -5,7 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
-__all__ = ["MOST", "extras_pairs", "integer", "milliseconds", "positive", "real", "text", "whole"]
+__all__ = [
+    "MOST",
+    "extras_pairs",
+    "integer",
+    "is_number",
+    "milliseconds",
+    "positive",
+    "real",
+    "text",
+    "whole",
+]
 
 MOST = 2**31 - 1
 """Bound of numbers that nothing else bounds."""
@@ -29,6 +39,17 @@ def integer(name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]  # what it refuses is the point
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
+
+
+def is_number(value: object) -> bool:
+    """Whether it stands for one number, and not for several: NumPy's arrays have both methods.
+
+    Runs nothing of the value's own, which may be a list that overrides anything.
+    """
+    kinds = type(value).__mro__
+    return any("__index__" in vars(kind) for kind in kinds) and not any(
+        "__len__" in vars(kind) for kind in kinds
+    )
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -102,13 +102,13 @@ class CompiledPoolCalls:
     """``make_writable(block, num_tokens)``"""
 
     promote: Callable[[int, Ints, int, bytes, bytes], int]
-    """``promote(block, tokens, parent, namespace, extras)``"""
+    """``promote(block, tokens, parent, namespace, extras)``: of one block."""
 
     promote_chain: Callable[
         [Ints, Ints, int, bytes, tuple[tuple[int, bytes], ...] | None], npt.NDArray[np.int32]
     ]
-    """``promote_chain(blocks, tokens, parent, namespace, extras)``; extras are pairs of a block and
-    its bytes, or None."""
+    """``promote_chain(blocks, tokens, parent, namespace, extras)``: ``promote`` of several; extras
+    are pairs of a block and its bytes, or None."""
 
     release: Callable[[Ints], None]
     """``release(blocks)``"""

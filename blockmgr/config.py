@@ -13,7 +13,7 @@ from blockmgr.arguments import integer, whole
 from blockmgr.groups import checked_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from blockmgr.groups import Group
     from blockmgr.policy import PolicyFactory
@@ -365,22 +365,38 @@ def spells_options(call: Callable[P, None]) -> Callable[P, None]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
+            default={} if isinstance(field.default, Quotas) else field.default,
             annotation=field.type,
         )
         for field in fields(ManagerConfig)
         if field.name not in {*taken, "num_blocks", "block_size"}
     ]
-    names = [*taken, *(each.name for each in options)]
+    checked = names_nearest(call, [*taken, *(each.name for each in options)])
+    checked.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return checked
+
+
+def names_nearest(
+    call: Callable[P, None], names: Collection[str] | None = None
+) -> Callable[P, None]:
+    """An ``__init__`` that refuses an option that does not exist with the nearest one that does.
+
+    Args:
+        call: The ``__init__``.
+        names: Of its options; those of its signature if None.
+    """
+    known = list(inspect.signature(call).parameters if names is None else names)
 
     @functools.wraps(call)
     def checked(*args: P.args, **given: P.kwargs) -> None:
         for name in given:
-            if name not in names:
-                near = get_close_matches(name, names, n=1)
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"{type(args[0]).__name__} has no option {name!r}{hint}")
         call(*args, **given)
 
-    checked.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return checked
+
+
+ManagerConfig.__init__ = names_nearest(ManagerConfig.__init__)  # type: ignore[method-assign]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as IntSequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
-from blockmgr.arguments import extras_pairs, whole
+from blockmgr.arguments import extras_pairs, is_number, whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.changes import CompiledPoolCalls
-from blockmgr.config import ManagerConfig
+from blockmgr.config import ManagerConfig, names_nearest
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError
 from blockmgr.manager_events import EventCalls
@@ -73,7 +73,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
     >>> pool = BlockPool(num_blocks=4, block_size=2)
     >>> first, second = pool.take(2).tolist()
-    >>> pool.promote_chain([first, second], [1, 2, 3, 4]).tolist() == [first, second]
+    >>> pool.promote([first, second], [1, 2, 3, 4]).tolist() == [first, second]
     True
     >>> pool.release([first, second])
     >>> pool.find([1, 2, 3, 4, 5]).tolist() == [first, second], pool.num_idle
@@ -106,6 +106,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
     _instead = "make another pool, whose blocks are its own"
 
+    @names_nearest
     def __init__(
         self,
         num_blocks: int,
@@ -283,41 +284,18 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """
         return self._core.find(tokens, parent, namespace, extras_pairs(extras))
 
+    @overload
     def promote(
         self,
-        block: int,
+        blocks: int,
         tokens: Ints,
         *,
         parent: int = -1,
         namespace: bytes = b"",
         extras: bytes = b"",
-    ) -> int:
-        """Makes a held block findable: its K/V is written, or will be before it is read.
-
-        If an identical block is cached, in use or idle, the caller's reference moves to that one.
-
-        Args:
-            block: A block with a reference of the caller's, not waiting for a copy.
-            tokens: The ``block_size`` tokens it holds.
-            parent: The cached block it continues; -1 if it begins a prompt.
-            namespace: Whose cache, if it begins a prompt.
-            extras: Bytes, beyond its tokens, that change its K/V; at most 1024.
-
-        Returns:
-            The block to use from here on: the same, or its twin.
-
-        Raises:
-            BlockStateError: The block is not held; it is cached with another content, or waits
-                for a copy; or the parent is not cached.
-            ValueError: A value out of its bounds, a namespace beside a parent, or a block of
-                another share than the namespace's or the parent's.
-            TypeError: A value of the wrong type.
-
-        Cost: One digest, unless the twin was the last one matched or promoted there.
-        """
-        return self._core.promote(block, tokens, parent, namespace, extras)
-
-    def promote_chain(
+    ) -> int: ...
+    @overload
+    def promote(
         self,
         blocks: Ints,
         tokens: Ints,
@@ -325,28 +303,56 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         parent: int = -1,
         namespace: bytes = b"",
         extras: Mapping[int, bytes] | None = None,
-    ) -> npt.NDArray[np.int32]:
-        """``promote`` for blocks that continue one another, all or nothing.
+    ) -> npt.NDArray[np.int32]: ...
+    def promote(
+        self,
+        blocks: int | Ints,
+        tokens: Ints,
+        *,
+        parent: int = -1,
+        namespace: bytes = b"",
+        extras: bytes | Mapping[int, bytes] | None = None,
+    ) -> int | npt.NDArray[np.int32]:
+        """Makes held blocks findable: their K/V is written, or will be before it is read.
+
+        Takes one block, or several that continue one another: all or nothing. Where an identical
+        block is cached, in use or idle, the caller's reference moves to that one.
 
         Args:
-            blocks: ``[n]``, distinct, each with a reference of the caller's.
-            tokens: ``[n * block_size]``.
+            blocks: A block, or ``[n]`` distinct ones, each with a reference of the caller's and not
+                waiting for a copy.
+            tokens: ``[n * block_size]``: what they hold.
             parent: The cached block that the first one continues; -1 if it begins a prompt.
             namespace: Whose cache, if the first one begins a prompt.
-            extras: Further keys, 1 to 1024 bytes each, by block of the chain.
+            extras: Bytes, 1 to 1024, that change K/V beyond the tokens: those of the one block, or
+                of several by their place among them.
 
         Returns:
-            ``int32[n]`` on the host, owned by the caller: the blocks to use from here on.
+            The block to use from here on: the same, or its twin. For several, ``int32[n]`` on the
+            host, owned by the caller.
 
         Raises:
-            BlockStateError: As ``promote``.
+            BlockStateError: A block is not held; it is cached with another content, or waits
+                for a copy; or the parent is not cached.
             ValueError: Blocks repeated, as many tokens as do not fill them, a value out of its
-                bounds, or a namespace beside a parent.
+                bounds, a namespace beside a parent, or a block of another share than the
+                namespace's or the parent's.
             TypeError: A value of the wrong type.
 
         Cost: O(blocks), one digest for each that becomes findable.
+
+        >>> pool = BlockPool(num_blocks=4, block_size=2)
+        >>> one, *two = pool.take(3).tolist()
+        >>> pool.promote(one, [1, 2])
+        0
+        >>> pool.promote(two, [3, 4, 5, 6], parent=one, extras={1: b"image"})
+        array([1, 2], dtype=int32)
         """
-        return self._core.promote_chain(blocks, tokens, parent, namespace, extras_pairs(extras))
+        if is_number(blocks):
+            own = b"" if extras is None else extras
+            return self._core.promote(blocks, tokens, parent, namespace, own)
+        pairs = extras_pairs(cast("Mapping[int, bytes] | None", extras))
+        return self._core.promote_chain(blocks, tokens, parent, namespace, pairs)
 
     def evict(self, n: int, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Takes the next ``n`` idle blocks in the eviction order, whether or not any are free.
@@ -476,46 +482,74 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """Copies planned and not taken."""
         return self._core.num_pending_copies()
 
-    def ref_count(self, block: int) -> int:
-        """References to a block.
+    @overload
+    def ref_count(self, blocks: int) -> int: ...
+    @overload
+    def ref_count(self, blocks: Ints) -> npt.NDArray[np.int64]: ...
+    def ref_count(self, blocks: int | Ints) -> int | npt.NDArray[np.int64]:
+        """References to a block, or to each of several.
 
-        Raises:
-            ValueError: The block is out of range.
-        """
-        return self._core.ref_count(block)
+        Args:
+            blocks: A block, or several.
 
-    def ref_counts(self, blocks: Ints) -> npt.NDArray[np.int64]:
-        """References to each block: ``int64[len(blocks)]`` on the host, owned by the caller.
+        Returns:
+            An int; for several, ``int64[len(blocks)]`` on the host, owned by the caller.
 
         Raises:
             ValueError: A block is out of range.
+            TypeError: Neither a block nor several.
+
+        >>> pool = BlockPool(num_blocks=4, block_size=2)
+        >>> block = int(pool.take(1)[0])
+        >>> pool.ref_count(block), pool.ref_count([block, 3])
+        (1, array([1, 0]))
         """
+        if is_number(blocks):
+            return self._core.ref_count(blocks)
         return self._core.ref_counts(blocks)
 
-    def is_cached(self, block: int) -> bool:
-        """Whether the block is cached.
+    @overload
+    def is_cached(self, blocks: int) -> bool: ...
+    @overload
+    def is_cached(self, blocks: Ints) -> npt.NDArray[np.bool_]: ...
+    def is_cached(self, blocks: int | Ints) -> bool | npt.NDArray[np.bool_]:
+        """Whether a block is cached, or each of several.
 
-        Raises:
-            ValueError: The block is out of range.
-        """
-        return self._core.is_cached(block)
+        Args:
+            blocks: A block, or several.
 
-    def are_cached(self, blocks: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each is cached: ``bool[len(blocks)]`` on the host, owned by the caller.
+        Returns:
+            A bool; for several, ``bool[len(blocks)]`` on the host, owned by the caller.
 
         Raises:
             ValueError: A block is out of range.
+            TypeError: Neither a block nor several.
         """
+        if is_number(blocks):
+            return self._core.is_cached(blocks)
         return self._core.are_cached(blocks)
 
-    def are_idle(self, blocks: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each is idle: ``bool[len(blocks)]`` on the host.
+    @overload
+    def is_idle(self, blocks: int) -> bool: ...
+    @overload
+    def is_idle(self, blocks: Ints) -> npt.NDArray[np.bool_]: ...
+    def is_idle(self, blocks: int | Ints) -> bool | npt.NDArray[np.bool_]:
+        """Whether a block is idle, or each of several.
 
-        To acquire such a block makes one fewer available.
+        To acquire an idle block makes one fewer available.
+
+        Args:
+            blocks: A block, or several.
+
+        Returns:
+            A bool; for several, ``bool[len(blocks)]`` on the host, owned by the caller.
 
         Raises:
             ValueError: A block is out of range.
+            TypeError: Neither a block nor several.
         """
+        if is_number(blocks):
+            return bool(self._core.are_idle((blocks,))[0])
         return self._core.are_idle(blocks)
 
     def waits_for_copy(self, block: int) -> bool:

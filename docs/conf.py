@@ -2,6 +2,7 @@
 
 from importlib.metadata import version as _version
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 project = "blockmgr"
@@ -56,6 +57,14 @@ def _keep_whole(  # noqa: PLR0917  (the signature is autodoc's)
         lines[0:0] = ["..", ""]
 
 
+def _one_dash(app: Sphinx, document: nodes.document) -> None:
+    # Sphinx writes two between a parameter and its description.
+    for text in list(document.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" \u2013 "))
+
+
 def setup(app: Sphinx) -> None:
-    """Hook into autodoc, before napoleon's own hook."""
+    """Hook into autodoc, before napoleon's own hook, and into pages that were read."""
     app.connect("autodoc-process-docstring", _keep_whole, priority=400)
+    app.connect("doctree-read", _one_dash)

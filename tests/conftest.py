@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,11 +43,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m quick``, folders without quick tests are not even imported: torch takes seconds."""
+    here = Path(__file__).parent
+    if config.option.markexpr != "quick" or here not in collection_path.parents:
+        return None
+    folder = here / collection_path.relative_to(here).parts[0]
+    return True if folder.is_dir() and folder.name not in QUICK else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in QUICK:
             item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish() -> None:
+    # Libraries and tests, a million objects, live as long as the process: no search for garbage
+    # has to pass them.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or the interpreter would not take them down, and nanobind call them leaked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -69,7 +69,7 @@ def prompt_of_core(num_blocks: int) -> Callable[[], Call]:
     def build() -> Call:
         pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
         tokens = Prompts().draw(num_blocks * BLOCK_SIZE).tolist()
-        pool.release(pool.promote_chain(pool.take(num_blocks), tokens))
+        pool.release(pool.promote(pool.take(num_blocks), tokens))
 
         def call() -> None:
             found = pool.find(tokens).tolist()
@@ -96,7 +96,7 @@ def fork_of_core(num_blocks: int) -> Callable[[], Call]:
         pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
         blocks = pool.take(num_blocks)
         tokens = Prompts().draw(num_blocks * BLOCK_SIZE)
-        table = pool.promote_chain(blocks, tokens).tolist()
+        table = pool.promote(blocks, tokens).tolist()
 
         def call() -> None:
             child = table.copy()

@@ -35,7 +35,7 @@ def chained(num_tokens: int, page_size: int) -> tuple[BlockPool, Prompt]:
     """A pool with the same chain."""
     pool, prompt = BlockPool(NUM_SLOTS // page_size, page_size), Prompts().draw(num_tokens)
     blocks = pool.take(num_tokens // page_size)
-    pool.promote_chain(blocks, prompt)
+    pool.promote(blocks, prompt)
     pool.release(blocks)
     return pool, prompt
 
@@ -129,7 +129,7 @@ def life_of_core(n: int, page_size: int) -> Build:
         def call() -> None:
             blocks = pool.take(n // page_size)
             pool.find(prompt)
-            pool.promote_chain(blocks, prompt)
+            pool.promote(blocks, prompt)
             pool.release(blocks)
             pool.forget(pool.num_idle)
 

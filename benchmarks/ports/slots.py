@@ -55,7 +55,7 @@ def chained(num_tokens: int) -> tuple[BlockPool, list[int]]:
     for _ in range(min(NUM_SLOTS, CAPACITY // num_tokens)):
         prompt = prompts.draw(num_tokens).tolist()
         blocks = pool.take(num_tokens)
-        blocks = pool.promote_chain(blocks, prompt)  # two prompts may have the same prefix
+        blocks = pool.promote(blocks, prompt)  # two prompts may have the same prefix
         pool.release(blocks)
     return pool, prompt
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import click
 
-from blockmgr.lab.report import print_environment
+from blockmgr.lab.report import environment, print_environment
 
 __all__ = ["doctor"]
 
 
 @click.command(short_help="Print versions and devices for a bug report.")
-def doctor() -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+def doctor(*, json_wanted: bool) -> None:
     """Print versions, extras and devices for a bug report."""
-    print_environment(sys.stdout)
+    if json_wanted:
+        click.echo(json.dumps(dict(environment()), indent=2))
+    else:
+        print_environment(sys.stdout)

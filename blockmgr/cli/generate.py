@@ -17,6 +17,7 @@ from rich.table import Table
 
 from blockmgr import __version__
 from blockmgr.cli.common import WrongInput, one_line_errors, repeat_command
+from blockmgr.cli.demo_words import WORDS
 from blockmgr.cli.options import debug_option
 from blockmgr.errors import BlockMgrError, MissingExtraError, UnsupportedModelError
 
@@ -97,26 +98,28 @@ def generate(
 ) -> None:
     """Continue PROMPTS with the model in MODEL_DIR, and print what sharing saved.
 
-    With --demo there is no MODEL_DIR; its model reads bytes, and its text has no meaning.
+    With --demo there is no MODEL_DIR. Its model is not trained: it reads bytes and writes words
+    that have no meaning, and --check is on.
     """
     if not demo and len(words) < 2:
         raise click.UsageError("give a MODEL_DIR and at least one PROMPT, or --demo", ctx)
     if settings["beams"] and (settings["temperature"] or settings["n"] > settings["beams"]):
         raise click.UsageError("--beams takes no --temperature, and returns --n of its beams", ctx)
+    checked = check or demo
     with one_line_errors(ctx, show_traceback=debug):
         engine, encode, decode = _demo(settings) if demo else _load(words[0], settings)
-        _say_what_is_ignored(engine, settings, check=check)
+        _say_what_is_ignored(engine, settings, check=checked)
         texts = (words or DEMO_PROMPTS) if demo else words[1:]
         tokens = [encode(text) for text in texts]
         found = _run(engine, tokens, settings)
-        differing = _differing(engine, tokens, found, settings) if check else []
+        differing = _differing(engine, tokens, found, settings) if checked else []
     report = engine.report()
     if json_wanted:
-        _print_json(texts, found, report, decode)
+        _print_json(texts, found, report, decode, equal=not differing if checked else None)
     else:
         _print_text(texts, found, decode)
         _print_report(report, sys.stdout)
-    if check:
+    if checked:
         click.echo(f"equal to model.generate: {'no' if differing else 'yes'}", err=True)
     command = repeat_command(ctx, ("seed",), {}, leave_out=("words", "debug"))
     # A prompt may begin with a dash; what follows the two dashes is no option.
@@ -224,7 +227,11 @@ def _demo(
     options = _engine_options(settings)
     options["num_blocks"] = options["num_blocks"] or 4096
     engine = Engine(model, **options)
-    return engine, lambda text: list(text.encode()), lambda tokens: " ".join(map(str, tokens))
+    return (
+        engine,
+        lambda text: list(text.encode()),
+        lambda tokens: " ".join(WORDS[t] for t in tokens),
+    )
 
 
 def _say_what_is_ignored(engine: Engine, settings: dict[str, Any], *, check: bool) -> None:
@@ -344,6 +351,8 @@ def _print_json(
     found: list[Generation],
     report: EngineReport,
     decode: Callable[[list[int]], str],
+    *,
+    equal: bool | None,
 ) -> None:
     counts = {name: value for name, value in asdict(report).items() if not name.endswith("_s")}
     results = [
@@ -354,7 +363,9 @@ def _print_json(
         }
         for text, generation in zip(texts, found, strict=True)
     ]
-    document = {"report": counts, "results": results}
+    document: dict[str, Any] = {"report": counts, "results": results}
+    if equal is not None:
+        document["equal_to_model_generate"] = equal
     click.echo(json.dumps(document, indent=2, sort_keys=True))
 
 

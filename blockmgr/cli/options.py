@@ -52,7 +52,9 @@ def trace_options(command: F) -> F:
         click.option(
             "--workload",
             type=click.Choice(sorted(NAMES)),
-            help=f"Replay a generated workload.  [default: {DEFAULT_WORKLOAD}]",
+            metavar="NAME",
+            help="Replay a generated workload: "
+            f"{', '.join(sorted(NAMES))}.  [default: {DEFAULT_WORKLOAD}]",
         ),
         click.option(
             "--tokens-per-id",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +30,7 @@ __all__ = ["report"]
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
 # Where files lie and how many processes there were is no part of what they show: the same report
 # gives the same bytes.
-NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs"})
+NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs", "json_wanted"})
 PLACES: Final = 6
 
 
@@ -80,6 +81,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     type=click.IntRange(min=1),
     help="Number of processes.  [default: one a CPU]",
 )
+@click.option("--json", "json_wanted", is_flag=True, help="Print the numbers of the page as JSON.")
 @debug_option
 @click.pass_context
 def report(
@@ -97,6 +99,7 @@ def report(
     policies: tuple[str, ...],
     seed: int,
     jobs: int | None,
+    json_wanted: bool,
     debug: bool,
     **settings: Any,
 ) -> None:
@@ -131,7 +134,8 @@ def report(
                 command=command,
                 advance=advance,
             )
-        click.echo(gathered.summary)
+        numbers = json.dumps(page.data_of(gathered), indent=2, sort_keys=True)
+        click.echo(numbers if json_wanted else gathered.summary)
         click.echo(Provenance(command=command, seed=seed).line, err=True)
         with telling(output):
             page.save_report(gathered, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -34,7 +35,7 @@ from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.block_map import block_map, check_path, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.report import Provenance
+from blockmgr.lab.report import Provenance, json_text
 
 if TYPE_CHECKING:
     from blockmgr.lab.study import Capacity
@@ -84,6 +85,7 @@ STYLES: Final = {
     metavar="FILE",
     help="Draw a map into a .html or .svg instead of printing text.",
 )
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 @debug_option
 @click.pass_context
 def show(
@@ -98,6 +100,7 @@ def show(
     step: int | None,
     at: Fraction | None,
     output: Path | None,
+    json_wanted: bool,
     debug: bool,
     **settings: Any,
 ) -> None:
@@ -108,6 +111,8 @@ def show(
     found = chosen_source(ctx, source, trace_path, workload)
     if step is not None and at is not None:
         raise click.UsageError("--step and --at exclude each other", ctx)
+    if output is not None and json_wanted:
+        raise click.UsageError("--output and --json exclude each other", ctx)
     with one_line_errors(ctx, show_traceback=debug):
         if output is not None:
             check_path(output, inputs=found.files)
@@ -150,6 +155,9 @@ def _print_or_draw(
     provenance = Provenance(
         command=repeat_command(ctx, ALWAYS_REPEATED, chosen), seed=ctx.params["seed"]
     )
+    if ctx.params["json_wanted"]:
+        click.echo(json_text({"trace": trace, **_numbers(moment)}, provenance))
+        return
     if output is None:
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
@@ -161,6 +169,30 @@ def _print_or_draw(
     click.echo(provenance.line, err=True)
     with telling(output):
         save_block_map(shown, output)
+
+
+def _numbers(moment: Moment) -> dict[str, object]:
+    """The moment for other programs: the states of all blocks, and the sequences."""
+    manager = moment.manager
+    states = Counter(BlockState(state).name.lower() for state in manager.blocks().state.tolist())
+    sequences = [
+        {
+            "name": name,
+            "num_tokens": manager.sequence(handle).num_tokens,
+            "num_cached_tokens": manager.sequence(handle).num_cached_tokens,
+            "block_ids": manager.block_ids(handle),
+        }
+        for handle, name in moment.names.items()
+    ]
+    return {
+        "step": moment.step,
+        "time_ms": moment.time_ms,
+        "waiting_requests": moment.waiting,
+        "hit_rate": manager.stats().hit_rate,
+        "num_blocks": manager.config.num_blocks,
+        "blocks_by_state": dict(states),
+        "sequences": sequences,
+    }
 
 
 def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextIO) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field, is_dataclass
+from dataclasses import astuple, dataclass, field, is_dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +50,7 @@ class World:
         self.ticket = manager.take_copies().ticket
         self.pool = BlockPool(16, 4, retention=True, max_pinned_blocks=8, ghost_blocks=4)
         self.held = self.pool.take(6).tolist()
-        self.pool.promote_chain(self.held[:2], LONG[:8])
+        self.pool.promote(self.held[:2], LONG[:8])
         idle = self.pool.take(1).tolist()
         self.pool.promote(idle[0], [50, 51, 52, 53])
         self.pool.release(idle)
@@ -101,6 +101,8 @@ class Role:
 
     plain: Values
     or_none: bool = False
+    or_kinds: frozenset[str] = frozenset()
+    """Kinds that are right as well, and mean something else."""
 
 
 def role(kind: str) -> Callable[[Any], Role]:
@@ -126,11 +128,13 @@ class Call:
         return function(*arguments.values()) if self.by_position else function(**arguments)
 
 
-def method(target: str, of: str, **roles: Role) -> Call:
-    """A method of what the world keeps under this name."""
+def method(target: str, of: str, variant: str = "", **roles: Role) -> Call:
+    """A method of what the world keeps under this name; a variant takes other roles."""
     owner, call = of.split(".")
     private = hasattr(_core, owner)
-    return Call(of, lambda w: getattr(getattr(w, target), call), roles, by_position=private)
+    return Call(
+        f"{of}{variant}", lambda w: getattr(getattr(w, target), call), roles, by_position=private
+    )
 
 
 def _parts(tokens: Any, namespace: Any, extras: Any) -> Any:
@@ -148,6 +152,10 @@ high = other(Priority.HIGH)
 held = ints(lambda w: w.held[2:5])
 kept = ints(lambda w: w.kept)
 off = other(False)
+SEVERAL: Final = ", several"
+"""Of a method that takes one block as well."""
+one_block = replace(number(lambda w: w.held[1]), or_kinds=frozenset({"list", "array"}))
+blocks = replace(held, or_kinds=frozenset({"int"}))
 
 
 def or_none(plain: int) -> Role:
@@ -325,15 +333,16 @@ CALLS: Final = (
     method(
         "pool",
         "BlockPool.promote",
-        block=number(lambda w: w.held[3]),
+        blocks=number(lambda w: w.held[3]),
         tokens=ints(LONG[:4]),
         parent=number(lambda w: w.held[1]),
         namespace=own,
-        extras=name(b"k"),
+        extras=replace(name(b"k"), or_none=True),
     ),
     method(
         "pool",
-        "BlockPool.promote_chain",
+        "BlockPool.promote",
+        SEVERAL,
         blocks=ints(lambda w: w.held[3:5]),
         tokens=ints(list(range(60, 68))),
         parent=number(lambda w: w.held[1]),
@@ -349,11 +358,12 @@ CALLS: Final = (
     method("pool", "BlockPool.copies_aborted", ticket=number(lambda w: w.pool_ticket)),
     *(
         method("pool", f"BlockPool.{call}", block=number(lambda w: w.held[1]))
-        for call in ("ref_count", "is_cached", "waits_for_copy", "generation", "parent", "tokens")
+        for call in ("waits_for_copy", "generation", "parent", "tokens")
     ),
     *(
-        method("pool", f"BlockPool.{call}", blocks=held)
-        for call in ("ref_counts", "are_cached", "are_idle")
+        method("pool", f"BlockPool.{call}", variant, blocks=role)
+        for call in ("ref_count", "is_cached", "is_idle")
+        for variant, role in (("", one_block), (SEVERAL, blocks))
     ),
     method("pool", "BlockPool.children", parent=number(lambda w: w.held[0]), namespace=own),
     method("pool", "BlockPool.idle_blocks", most=number(1)),
@@ -399,6 +409,10 @@ ELSEWHERE: Final = {
     "Core.group_slots": "BlockManager.slot_mapping",
     "Core.view_pin": "BlockManager.pinned",
     "Core.reuse_counts": "BlockManager.hit_rate_curve",
+    "PoolCore.promote_chain": "BlockPool.promote",
+    "PoolCore.ref_counts": "BlockPool.ref_count",
+    "PoolCore.are_cached": "BlockPool.is_cached",
+    "PoolCore.are_idle": "BlockPool.is_idle",
     "PoolCore.view_pin": "BlockPool.pinned",
     "PoolCore.reuse_counts": "BlockPool.hit_rate_curve",
     "PoolCore.level": "BlockPool.priority",

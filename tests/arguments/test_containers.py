@@ -80,7 +80,8 @@ def faults(
     done, expected = outcome(call, parameter, None)
     assert done == SAME, f"{call.name} does not do with plain numbers: {expected}"
     for kind in kinds:
-        if kind.name == "None" and call.roles[parameter].or_none:
+        role = call.roles[parameter]
+        if (kind.name == "None" and role.or_none) or kind.name in role.or_kinds:
             continue
         try:
             done, result = outcome(call, parameter, kind)

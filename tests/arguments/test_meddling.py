@@ -54,7 +54,7 @@ def test_an_array_may_be_resized_while_another_argument_is_read() -> None:
 
     blocks = np.array(world.held[3:5])
     given = [resizing(blocks), *range(2, 9)]
-    assert len(world.pool.promote_chain(blocks, given)) == 2  # type: ignore[arg-type]
+    assert len(world.pool.promote(blocks, given)) == 2  # type: ignore[arg-type]
     world.pool.check_invariants()
 
 
@@ -222,9 +222,9 @@ def test_a_batch_longer_than_there_are_rows_is_refused_unread() -> None:
 def test_a_chain_longer_than_the_pool_is_refused_unread() -> None:
     pool = World().pool
     with pytest.raises(ValueError, match="blocks must be distinct, so at most 16"):
-        pool.promote_chain(Unread(17), Unread(68))  # type: ignore[arg-type]
+        pool.promote(Unread(17), Unread(68))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens must fill the blocks, 8 of them"):
-        pool.promote_chain([3, 4], Unread(2**62))  # type: ignore[arg-type]
+        pool.promote([3, 4], Unread(2**62))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens must fill the blocks, 4 of them"):
         pool.promote(3, Unread(5))  # type: ignore[arg-type]
 

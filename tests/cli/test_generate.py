@@ -19,9 +19,10 @@ pytest.importorskip("transformers", reason="generate runs a transformers model")
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig
 
+from blockmgr.cli.demo_words import WORDS as DEMO_WORDS
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
-
 
 WORDS = ("<unk>", "a", "block", "is", "what", "who", "may", "write", "to", "it")
 SHORT = ("generate", "--demo", "--max-new-tokens", "6")
@@ -65,13 +66,19 @@ def model_dir(tmp_path: Path) -> Path:
     ids=str,
 )
 def test_the_demo_says_what_generate_says(run: Run, how: tuple[object, ...]) -> None:
-    result = run(*SHORT, "--check", *how)
+    result = run(*SHORT, *how)
     assert result.exit_code == 0, result.stderr
     assert "equal to model.generate: yes" in result.stderr
+    said = [line for line in result.stdout.splitlines()[:-8] if line and not line.startswith(">")]
+    assert {word for line in said for word in line.split()} <= set(DEMO_WORDS)
     assert result.stdout.count("> You are a helpful assistant.") == 3
     report = dict(line.rsplit(maxsplit=1) for line in result.stdout.splitlines()[-8:])
     assert int(report["found in the cache"]) > 0
     assert int(report["blocks at the peak"]) < int(report["without sharing"])
+
+
+def test_each_token_of_the_demo_has_a_word_of_its_own() -> None:
+    assert len(DEMO_WORDS) == len(set(DEMO_WORDS)) == 256
 
 
 WRONG: dict[str, Callable[[list[int]], list[int]]] = {
@@ -168,7 +175,7 @@ def test_a_model_directory_gives_text(run: Run, model_dir: Path) -> None:
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "> who may write to it"
-    assert set(lines[1].split()) <= set(WORDS)
+    assert set(lines[1].split()) <= set(DEMO_WORDS)
 
 
 def test_wrong_commands_and_wrong_input(run: Run, tmp_path: Path) -> None:

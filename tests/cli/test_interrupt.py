@@ -84,11 +84,16 @@ def as_in_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def interrupted(tmp_path: Path, where: str, moment: str) -> tuple[int, bytes]:
+def interrupted(
+    tmp_path: Path,
+    where: str,
+    moment: str,
+    words: tuple[str, ...] = (*SWEEP, "--capacities", "10%,20%", "--jobs", "2"),
+) -> tuple[int, bytes]:
     (tmp_path / "sitecustomize.py").write_text(HOOK.format(where=where, moment=moment))
     paths = [str(tmp_path), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     done = subprocess.run(
-        [sys.executable, "-m", "blockmgr", *SWEEP, "--capacities", "10%,20%", "--jobs", "2"],
+        [sys.executable, "-m", "blockmgr", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         start_new_session=True,
@@ -118,6 +123,15 @@ def test_processes_of_a_sweep_add_nothing_when_all_are_interrupted(
     tmp_path: Path, moment: str
 ) -> None:
     assert interrupted(tmp_path, "worker", moment) == (130, b"error: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "moment", ["blockmgr.stress.run", "blockmgr.stress.run:stress", "multiprocessing.pool:imap"]
+)
+def test_so_does_a_stress_that_is_interrupted(tmp_path: Path, moment: str) -> None:
+    jobs = "2" if "pool" in moment else "1"
+    words = ("stress", "--ops", "1000000", "--jobs", jobs, "--out", os.devnull)
+    assert interrupted(tmp_path, "command", moment, words) == (130, b"error: interrupted\n")
 
 
 def test_a_sweep_that_is_interrupted_leaves_no_process_at_work() -> None:

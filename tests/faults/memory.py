@@ -3,18 +3,21 @@
 ``_testcapi.set_nomemory`` makes the interpreter's own allocators fail from one allocation to
 another. Each call is made with its first allocation failing, with its second, and so on until it
 completes; each time with that allocation alone and with all from there on. In between memory is
-back, and the world must be what it was. Every call has a process of its own.
+back, and the world must be what it was. Every call has a fork of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tests.faults.calls import CALLS, NATIVE_CALLS, Call
 
@@ -126,30 +129,75 @@ def run(call: Call) -> Report:
     return report
 
 
-def run_apart(name: str) -> Report:
-    """The same in a process of its own, which may die of it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.memory", "--one", name],
-        capture_output=True,
-        text=True,
-        check=False,  # a process that died is an answer
-    )
-    if done.returncode:
-        return Report(broken=[f"died with {done.returncode}: {done.stderr[-500:]}"])
-    return Report(**json.loads(done.stdout.splitlines()[-1]))
+def run_in_fork(name: str) -> Report:
+    """The same in a fork of this process, which may die of it."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if not child:
+            os.dup2(errors.fileno(), 2)
+            code = 1
+            try:
+                json.dump(asdict(run(ALL_CALLS[name])), out)
+                out.flush()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        errors.seek(0)
+        if code:
+            return Report(broken=[f"died with {code}: {errors.read()[-500:]}"])
+        return Report(**json.load(out))
+
+
+class Apart:
+    """A process that has imported everything once, and forks for each call.
+
+    Not the one that runs the tests: it has threads, and a fork of it would have their locks.
+    """
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.memory", "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def run(self, name: str) -> Report:
+        """Every point of the call of this name."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        return Report(**json.loads(self._process.stdout.readline()))
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+
+def serve() -> None:
+    """Answer a name a line with a report a line."""
+    for line in sys.stdin:
+        print(json.dumps(asdict(run_in_fork(line.rstrip("\n")))), flush=True)
 
 
 def main(arguments: list[str]) -> int:
     if not AVAILABLE:
         print("this interpreter has no _testcapi.set_nomemory")
         return 2
-    if arguments[:1] == ["--one"]:
-        print(json.dumps(asdict(run(ALL_CALLS[arguments[1]]))))
+    gc.collect()
+    gc.freeze()  # what is imported is not garbage: each search for leaks can pass it over
+    if arguments == ["--serve"]:
+        serve()
         return 0
     total = Report()
     print(f"{'call':24} {'points':>7} {'refused':>8} {'completed':>10} {'broken':>7}")
     for name in arguments or ALL_CALLS:
-        report = run_apart(name)
+        report = run_in_fork(name)
         print(
             f"{name:24} {report.points:7} {report.refused:8} {report.completed:10} "
             f"{len(report.broken):7}",

@@ -43,7 +43,7 @@ def _refs(manager: BlockManager) -> list[int]:
 
 
 def _pool_refs(pool: BlockPool) -> list[int]:
-    return pool.ref_counts(range(pool.num_blocks - pool.capacity, pool.num_blocks)).tolist()
+    return pool.ref_count(range(pool.num_blocks - pool.capacity, pool.num_blocks)).tolist()
 
 
 # nano-vllm.

@@ -13,7 +13,7 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.core.__main__ import CORE as SOURCES
@@ -61,24 +61,24 @@ class Workshop:
         }
         self._objects = {path: run.result() for path, run in compiled.items()}
 
-    def check_clean(self, ops: int, seeds: Iterable[int], mutants: Iterable[Mutant]) -> None:
-        """Raises unless the core as it is passes what the mutants are to fail, in far less time."""
+    def check_clean(self, calls: Mapping[tuple[str, int], int]) -> None:
+        """Raises unless the core as it is passes what the mutants failed, in far less time.
+
+        Args:
+            calls: By profile and seed, the most after which a bug was found.
+        """
         program = self._folder / "clean"
         self._link(self._objects.values(), program)
-        longest: dict[str, int] = {}
-        for m in mutants:
-            longest[m.profile] = max(longest.get(m.profile, 0), ops * m.times)
         runs = {
-            (profile, seed): self._pool.submit(stress, program, calls, seed, profile)
-            for profile, calls in longest.items()
-            for seed in seeds
+            (profile, seed): self._pool.submit(stress, program, most, seed, profile)
+            for (profile, seed), most in calls.items()
         }
         for which, run in runs.items():
-            calls = run.result()
-            if calls == ENDLESS:
+            violation = run.result()
+            if violation == ENDLESS:
                 raise ValueError(f"{which} makes fewer than {LEAST_CALLS:,} calls a second")
-            if calls is not None:
-                raise ValueError(f"{which} finds a violation without a bug, call {calls}")
+            if violation is not None:
+                raise ValueError(f"{which} finds a violation without a bug, call {violation}")
 
     def calls_until_found(
         self, mutant: Mutant, ops: int, seeds: Iterable[int]

@@ -78,11 +78,11 @@ class PoolMachine(RuleBasedStateMachine):
         pool, model = self.pool, self.model
         pool.check_invariants()
         blocks = list(model.refs)
-        assert pool.ref_counts(blocks).tolist() == [model.refs[b] for b in blocks]
+        assert pool.ref_count(blocks).tolist() == [model.refs[b] for b in blocks]
         assert [b for b in blocks if pool.is_cached(b)] == sorted(model.keys)
-        assert pool.are_cached(blocks).tolist() == [b in model.keys for b in blocks]
+        assert pool.is_cached(blocks).tolist() == [b in model.keys for b in blocks]
         assert pool.idle_blocks().tolist() == model.idle
-        assert pool.are_idle(blocks).tolist() == [b in model.idle for b in blocks]
+        assert pool.is_idle(blocks).tolist() == [b in model.idle for b in blocks]
         waiting = {c.destination for c in [*model.pending, *(model.flight or ())]}
         assert [b for b in blocks if pool.waits_for_copy(b)] == sorted(waiting)
         assert pool.num_pending_copies == len(model.pending)
@@ -181,7 +181,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(any_held)
     @rule(index=which, tokens=token_lists, node=which, namespace=namespaces, keys=extras)
-    def promote_chain(
+    def promote(
         self, index: int, tokens: list[int], node: int, namespace: bytes, keys: bytes
     ) -> None:
         held = list(dict.fromkeys(self.held()))
@@ -191,7 +191,7 @@ class PoolMachine(RuleBasedStateMachine):
         parent = self.a_node(node)
         added = {0: keys} if keys and blocks else {}
         name = namespace if parent == -1 else b""
-        self.both("promote_chain", blocks, tokens, parent=parent, namespace=name, extras=added)
+        self.both("promote", blocks, tokens, parent=parent, namespace=name, extras=added)
         if parent == -1:
             self.looked_for = [*self.looked_for[-2:], (tokens, name, added)]
         self.look_again()
@@ -210,9 +210,7 @@ class PoolMachine(RuleBasedStateMachine):
             parent = found[-1] if found else -1
             name = b"" if found else namespace
             rest = tokens[len(found) * size :]
-            blocks += self.both(
-                "promote_chain", fresh, rest, parent=parent, namespace=name, extras={}
-            )
+            blocks += self.both("promote", fresh, rest, parent=parent, namespace=name, extras={})
         if ends:
             self.both("release", blocks[:: -1 if ends == 1 else 1])
         self.looked_for = [*self.looked_for[-2:], (tokens, namespace, {})]
@@ -230,7 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
             name = b"" if isinstance(key.parent, int) else key.parent
             added = {0: key.extras} if key.extras else {}
             options = {"parent": parent, "namespace": name, "extras": added}
-            self.both("promote_chain", [own], list(key.tokens), **options)
+            self.both("promote", [own], list(key.tokens), **options)
 
     @precondition(any_held)
     @rule(index=which, num_tokens=st.integers(0, 3))
@@ -307,7 +305,7 @@ class PoolMachine(RuleBasedStateMachine):
     def promote_anything(
         self, blocks: list[int], tokens: list[int], parent: int, namespace: bytes
     ) -> None:
-        self.both("promote_chain", blocks, tokens, parent=parent, namespace=namespace, extras={})
+        self.both("promote", blocks, tokens, parent=parent, namespace=namespace, extras={})
 
     @rule(block=st.integers(-1, 8), num_tokens=st.integers(-1, 4))
     def write_to_anything(self, block: int, num_tokens: int) -> None:

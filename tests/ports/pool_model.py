@@ -178,7 +178,7 @@ class PoolModel:
     def block(self, tokens: list[int], i: int) -> tuple[int, ...]:
         return tuple(tokens[i * self.block_size : (i + 1) * self.block_size])
 
-    def promote_chain(
+    def promote(
         self,
         blocks: list[int],
         tokens: list[int],

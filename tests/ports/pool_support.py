@@ -28,4 +28,4 @@ def refused(pool: BlockPool, error: type[Exception], match: str | None = None) -
 def cache(pool: BlockPool, tokens: list[int], **options: Any) -> list[int]:
     """Blocks held by the caller, with these tokens, cached."""
     blocks = pool.take(len(tokens) // pool.block_size)
-    return pool.promote_chain(blocks, tokens, **options).tolist()
+    return pool.promote(blocks, tokens, **options).tolist()

@@ -27,7 +27,7 @@ def test_taken_blocks_are_distinct_and_held_once(make_pool: MakePool) -> None:
     pool = make_pool(8)
     blocks = pool.take(5)
     assert len(set(blocks.tolist())) == 5
-    assert pool.ref_counts(blocks).tolist() == [1] * 5
+    assert pool.ref_count(blocks).tolist() == [1] * 5
     assert (pool.num_free, pool.num_used, pool.num_available) == (3, 5, 3)
 
 
@@ -88,7 +88,7 @@ def test_blocks_may_come_as_any_integers(make_pool: MakePool) -> None:
     blocks = pool.take(3)
     for same in (blocks, blocks.astype(np.int64), tuple(blocks.tolist()), blocks.tolist()):
         pool.acquire(same)
-    assert pool.ref_counts(blocks).tolist() == [5] * 3
+    assert pool.ref_count(blocks).tolist() == [5] * 3
     for _ in range(5):
         pool.release(blocks)
 
@@ -185,17 +185,17 @@ def test_a_chain_continues_below_the_twin_of_its_beginning(make_pool: MakePool) 
     pool = make_pool()
     cached = cache(pool, [1, 2, 3, 4])
     own = pool.take(3).tolist()
-    result = pool.promote_chain(own, [1, 2, 3, 4, 5, 6]).tolist()
+    result = pool.promote(own, [1, 2, 3, 4, 5, 6]).tolist()
     assert result == [*cached, own[2]]
     assert pool.parent(own[2]) == cached[1]
-    assert pool.ref_counts(own).tolist() == [0, 0, 1]
+    assert pool.ref_count(own).tolist() == [0, 0, 1]
 
 
 def test_promoting_again_changes_nothing(make_pool: MakePool) -> None:
     pool = make_pool()
     blocks = cache(pool, [1, 2, 3, 4])
     before = fingerprint(pool)
-    assert pool.promote_chain(blocks, [1, 2, 3, 4]).tolist() == blocks
+    assert pool.promote(blocks, [1, 2, 3, 4]).tolist() == blocks
     assert fingerprint(pool) == before
 
 
@@ -257,7 +257,7 @@ def test_a_block_that_waits_for_a_copy_gives_way_to_its_twin(make_pool: MakePool
 def test_without_a_prefix_cache_nothing_is_found_or_kept(make_pool: MakePool) -> None:
     pool = make_pool(prefix_caching=False)
     blocks = pool.take(2).tolist()
-    assert pool.promote_chain(blocks, [1, 2, 3, 4]).tolist() == blocks
+    assert pool.promote(blocks, [1, 2, 3, 4]).tolist() == blocks
     assert pool.find([1, 2, 3, 4]).tolist() == []
     assert not pool.is_cached(blocks[0])
     pool.release(blocks)
@@ -365,7 +365,7 @@ def test_a_shared_block_is_copied_before_it_is_written(make_pool: MakePool) -> N
     assert pool.make_writable(block, 3) == block
     pool.acquire([block])
     fresh = pool.make_writable(block, 3)
-    assert pool.ref_counts([block, fresh]).tolist() == [1, 1]
+    assert pool.ref_count([block, fresh]).tolist() == [1, 1]
     assert [tuple(copy) for copy in pool.take_copies()] == [(block, fresh, 3)]
     assert pool.make_writable(block, 3) == block  # the last sharer writes in place
 

@@ -24,7 +24,7 @@ def busy_pool(digest: Any) -> BlockPool:
     """Block 0 and its child 1 cached and held, 2 held, 3 cached and idle, 4 to 7 free."""
     pool = BlockPool(8, 2, digest=digest)
     pool.take(4)
-    pool.promote_chain([0, 1], [1, 2, 3, 4])
+    pool.promote([0, 1], [1, 2, 3, 4])
     pool.promote(3, [7, 7])
     pool.release([3])
     return pool
@@ -101,22 +101,22 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
         "extras must be 0 to 1024 bytes long, got 1025",
     ),
     "promote a block twice": (
-        lambda p: p.promote_chain([2, 2], [5, 5, 6, 6]),
+        lambda p: p.promote([2, 2], [5, 5, 6, 6]),
         ValueError,
         "blocks must be distinct, got 2 twice",
     ),
     "promote a chain with a free block": (
-        lambda p: p.promote_chain([2, 5], [5, 5, 6, 6]),
+        lambda p: p.promote([2, 5], [5, 5, 6, 6]),
         BlockStateError,
         "block 5",
     ),
     "promote a chain with a block of another": (
-        lambda p: p.promote_chain([2, 0], [5, 5, 1, 2]),
+        lambda p: p.promote([2, 0], [5, 5, 1, 2]),
         BlockStateError,
         "block 0",
     ),
     "extras past the chain": (
-        lambda p: p.promote_chain([2], [5, 5], extras={1: b"x"}),
+        lambda p: p.promote([2], [5, 5], extras={1: b"x"}),
         ValueError,
         r"extras index must be in \[0, 1\), got 1",
     ),
@@ -135,9 +135,9 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
     "references of no block": (lambda p: p.ref_count(8), ValueError, r"block must be in \[0, 8\)"),
     "state of no block": (lambda p: p.is_cached(-1), ValueError, "got -1"),
     "generation of no block": (lambda p: p.generation(8), ValueError, "got 8"),
-    "references of some": (lambda p: p.ref_counts([0, 9]), ValueError, "got 9 at index 1"),
-    "states of some": (lambda p: p.are_cached([0, 9]), ValueError, "got 9 at index 1"),
-    "idleness of some": (lambda p: p.are_idle([0, 9]), ValueError, "got 9 at index 1"),
+    "references of some": (lambda p: p.ref_count([0, 9]), ValueError, "got 9 at index 1"),
+    "states of some": (lambda p: p.is_cached([0, 9]), ValueError, "got 9 at index 1"),
+    "idleness of some": (lambda p: p.is_idle([0, 9]), ValueError, "got 9 at index 1"),
     "copies into no block": (lambda p: p.waits_for_copy(8), ValueError, "got 8"),
     "a ticket never taken": (lambda p: p.copies_applied(1), TicketError, "was never taken"),
 }
@@ -182,9 +182,9 @@ def test_a_digest_that_fails_leaves_no_trace() -> None:
     cache_size = pool.memory_usage()
     fail = True
     with refused(pool, RuntimeError, "out of order"):
-        pool.promote_chain(blocks, [1] * 6, namespace=b"x", extras={0: b"y"})
+        pool.promote(blocks, [1] * 6, namespace=b"x", extras={0: b"y"})
     fail = False
-    assert pool.promote_chain(blocks, [1] * 6).tolist() == blocks
+    assert pool.promote(blocks, [1] * 6).tolist() == blocks
     assert pool.memory_usage() >= cache_size
 
 

@@ -71,11 +71,11 @@ def test_evicted_pages_are_the_callers_and_in_no_tree(eviction: Any) -> None:
             continue
         if len(free) < 6:
             free += cache.evict(2).tolist()
-        assert not cache.pool.are_cached(free).any()
-        assert cache.pool.ref_counts(free).tolist() == [1] * len(free)
+        assert not cache.pool.is_cached(free).any()
+        assert cache.pool.ref_count(free).tolist() == [1] * len(free)
         cache.insert_prefix([first], [free.pop(0)])
         cache.check_integrity()
-    assert sorted([*free, *np.flatnonzero(cache.pool.are_cached(range(12)))]) == list(range(12))
+    assert sorted([*free, *np.flatnonzero(cache.pool.is_cached(range(12)))]) == list(range(12))
 
 
 def test_an_eviction_that_is_cut_short_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_an_eviction_that_is_cut_short_loses_no_page(monkeypatch: pytest.MonkeyP
             cache.evict(2)
     assert len(cache.evict(1)) == 2
     assert len(cache.evict(2)) == 2
-    assert not cache.pool.are_cached(range(4)).any()
+    assert not cache.pool.is_cached(range(4)).any()
 
 
 def test_a_match_that_is_locked_is_a_find_of_all_its_pages() -> None:

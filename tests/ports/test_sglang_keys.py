@@ -75,7 +75,7 @@ def test_two_prompts_share_exactly_the_pages_that_are_equal(
     pool = BlockPool(16, page_size)
     prompt = prompt_of(key(one), page_size)
     pages = pool.take(len(prompt.tokens) // page_size)
-    pool.promote_chain(pages, prompt.tokens, extras=prompt.extras)
+    pool.promote(pages, prompt.tokens, extras=prompt.extras)
     asked = prompt_of(key(other), page_size)
     found = pool.find(asked.tokens, extras=asked.extras)
     same = 0
@@ -92,14 +92,14 @@ def test_the_rest_of_a_prompt_continues_what_comes_before_it(
     prompt = prompt_of(key(tokens), page_size)
     pages = pool.take(len(prompt.tokens) // page_size)
     split = min(split, len(pages))
-    pool.promote_chain(
+    pool.promote(
         pages[:split],
         prompt.tokens[: split * page_size],
         extras={page: e for page, e in (prompt.extras or {}).items() if page < split} or None,
     )
     rest = prompt.after(split, page_size)
     parent = int(pages[split - 1]) if split else -1
-    pool.promote_chain(pages[split:], rest.tokens, parent=parent, extras=rest.extras)
+    pool.promote(pages[split:], rest.tokens, parent=parent, extras=rest.extras)
     assert pool.find(prompt.tokens, extras=prompt.extras).tolist() == pages.tolist()
 
 

@@ -264,7 +264,7 @@ def of_aphrodite() -> World:
                 if table.device is device
                 for block in table.run.held()
             )
-            counts = pool.ref_counts(range(pool.num_blocks)).tolist()
+            counts = pool.ref_count(range(pool.num_blocks)).tolist()
             wrong += [
                 f"block {b} of {device} has {n} references and {held[b]} owners"
                 for b, n in enumerate(counts)

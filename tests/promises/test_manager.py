@@ -395,7 +395,7 @@ def test_what_a_pool_finds_can_be_acquired_and_holds_those_tokens() -> None:
         pool, rng, _ = build_pool(seed)
         tokens = [rng.randrange(3) for _ in range(4)]
         found = pool.find(tokens)
-        before, idle = pool.num_available, pool.are_idle(found)
+        before, idle = pool.num_available, pool.is_idle(found)
         pool.acquire(found)
         assert (
             np.concatenate([pool.tokens(int(b)) for b in found] or [[]]).tolist()

@@ -13,7 +13,8 @@ import pytest
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.errors import TraceFormatError
-from blockmgr.stress import __main__ as command
+from blockmgr.stress import __main__ as program
+from blockmgr.stress import command
 from blockmgr.stress.model import ModelManager
 from blockmgr.stress.profiles import PROFILES
 from blockmgr.stress.run import Failure, Plan, stress
@@ -56,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def run(*args: str, manager: Any = BlockManager) -> int:
         monkeypatch.setattr(command, "Plan", functools.partial(Plan, manager=manager))
-        return command.main(list(args))
+        return program.main(list(args))
 
     return run
 

@@ -240,7 +240,7 @@ def test_without_a_prefix_cache_there_are_no_events() -> None:
 def test_a_pool_has_events_too() -> None:
     pool = BlockPool(4, 2, events=True)
     blocks = pool.take(2).tolist()
-    pool.promote_chain(blocks, [1, 2, 3, 4], namespace=b"n")
+    pool.promote(blocks, [1, 2, 3, 4], namespace=b"n")
     pool.release(blocks)
     pool.evict(1)
     assert told(pool.take_events()) == [("STORED", 2), ("REMOVED", 1)]

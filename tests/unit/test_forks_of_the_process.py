@@ -81,7 +81,7 @@ in_child(manager.check_invariants)
 """
 
 FORK_AROUND_A_POOL = """
-worker = threading.Thread(target=pool.promote_chain, args=(blocks, [1, 2, 3, 4]))
+worker = threading.Thread(target=pool.promote, args=(blocks, [1, 2, 3, 4]))
 worker.start()
 inside.wait()
 
@@ -134,7 +134,7 @@ def handler(number, frame):
 signal.signal(signal.SIGINT, handler)
 calls = {
     "manager": (manager, lambda: manager.commit(handle, 5), lambda: manager.free(handle)),
-    "pool": (pool, lambda: pool.promote_chain(blocks, [1, 2, 3, 4]), lambda: pool.release(blocks)),
+    "pool": (pool, lambda: pool.promote(blocks, [1, 2, 3, 4]), lambda: pool.release(blocks)),
 }
 owner, long_call, call = calls[sys.argv[1]]
 worker = threading.Thread(target=long_call)

@@ -103,7 +103,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.VllmDigest("0")  # vLLM's seed is no secret
     yield BlockManager(8, 2, digest=KeyedDigest(SALT)).config
     pool = BlockPool(8, 2)
-    pool.promote_chain(pool.take(2), PROMPT[:4], namespace=SALT)
+    pool.promote(pool.take(2), PROMPT[:4], namespace=SALT)
     yield pool
     yield manager.explain([*PROMPT, 1, 2], namespace=SALT)
     yield from manager.explain([*PROMPT, 1, 2], namespace=SALT).misses
@@ -320,4 +320,4 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "forget",
         "acquire_prefix",
     }
-    assert takes <= tried | {"retain_prefix", "promote", "promote_chain"}
+    assert takes <= tried | {"retain_prefix", "promote"}

@@ -278,7 +278,7 @@ def test_a_pool_gives_each_namespace_its_own_blocks() -> None:
         pool.promote(mine[0], [1, 2])
     pool.promote(mine[0], [1, 2], namespace=A)
     with pytest.raises(ValueError, match="at index 1"):
-        pool.promote_chain([mine[1], other[0]], [3, 4, 5, 6], parent=mine[0])
+        pool.promote([mine[1], other[0]], [3, 4, 5, 6], parent=mine[0])
     moved = pool.make_writable(other[0], 0)
     pool.release([moved, *mine])
     assert pool.evict(1, namespace=A).tolist() == [mine[0]]
@@ -357,7 +357,7 @@ def test_a_pool_tells_its_policy_of_what_a_request_has_found_and_not_of_forks() 
 
     pool = BlockPool(4, 2, eviction=Counting)
     blocks = pool.take(2).tolist()
-    pool.promote_chain(blocks, [1, 2, 3, 4])
+    pool.promote(blocks, [1, 2, 3, 4])
     pool.acquire(blocks, found=False)
     assert hits == []
     pool.acquire(blocks)
@@ -390,15 +390,15 @@ def test_a_prompt_longer_than_the_pool_counts_as_looked_up_whole() -> None:
 
 def test_a_chain_of_no_blocks_teaches_a_policy_nothing() -> None:
     pool = BlockPool(64, 1, eviction="adaptive")
-    pool.promote_chain(pool.take(4), [1, 2, 3, 4])
+    pool.promote(pool.take(4), [1, 2, 3, 4])
     before = fingerprint(pool)
-    assert pool.promote_chain([], []).tolist() == []
+    assert pool.promote([], []).tolist() == []
     assert fingerprint(pool) == before
 
 
 def test_a_pin_says_what_it_covers_and_what_is_left() -> None:
     pool = BlockPool(4, 2, retention=True, max_pinned_blocks=4)
-    chain = pool.promote_chain(pool.take(3), [1, 2, 3, 4, 5, 6])
+    chain = pool.promote(pool.take(3), [1, 2, 3, 4, 5, 6])
     pin = pool.pin(int(chain[-1]))
     pool.release(chain)
     assert pool.pinned(pin) == Pin(3, 3)

@@ -94,3 +94,10 @@ def test_help_shows_every_option_with_type_and_default() -> None:
             assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
     assert "**options" not in text.partition("Methods defined here")[0].splitlines()[2]
     assert BlockManager(8, 4, eviction="arc").config.eviction == "arc"
+
+
+@pytest.mark.parametrize("of", [BlockManager, BlockPool, ManagerConfig])
+def test_whatever_takes_options_names_the_nearest(of: type) -> None:
+    with pytest.raises(TypeError) as caught:
+        of(num_blocks=8, block_size=4, evicton="lru")
+    assert str(caught.value) == f"{of.__name__} has no option 'evicton'; did you mean 'eviction'?"

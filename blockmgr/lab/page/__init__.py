@@ -26,7 +26,7 @@ except ImportError as error:
     raise MissingExtraError("plot", "drawing a report") from error
 
 from blockmgr.lab.page.facts import Outcome, Report, gather, num_steps
-from blockmgr.lab.page.html import as_html
+from blockmgr.lab.page.html import as_html, data_of
 from blockmgr.lab.page.picture import save_picture
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Report",
     "as_html",
     "check_path",
+    "data_of",
     "gather",
     "num_steps",
     "save_picture",

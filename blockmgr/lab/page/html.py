@@ -20,7 +20,7 @@ from blockmgr.lab.page.words import duration
 if TYPE_CHECKING:
     from blockmgr.lab.page.facts import Report
 
-__all__ = ["as_html"]
+__all__ = ["as_html", "data_of"]
 
 WIDE: Final = 860
 NARROW: Final = 358
@@ -48,7 +48,7 @@ def as_html(report: Report) -> str:
     _add_footer(body, report)
     # What a screen reader says of a point is its label; this is for the eye.
     add(body, "div", "", id="told", aria_hidden="true", hidden="hidden")
-    add(body, "script", script_data(_data(report)), type="application/json", id="data")
+    add(body, "script", script_data(data_of(report)), type="application/json", id="data")
     add(body, "script", SCRIPT)
     return document(root, html=True)
 
@@ -156,7 +156,7 @@ def _add_footer(body: ET.Element, report: Report) -> None:
         add(line, "code", report.command)
 
 
-def _data(report: Report) -> dict[str, object]:
+def data_of(report: Report) -> dict[str, object]:
     """The numbers of the page, for other tools."""
     return {
         "trace": report.trace,

@@ -79,7 +79,7 @@ class Move:
         self._arrivals = [self._arrival(runs, brought) for runs in sequences]
         found = sorted({block for arrival in self._arrivals for block in arrival.found})
         num_fresh = sum(arrival.num_fresh for arrival in self._arrivals)
-        self.num_taken = num_fresh + int(destination.pool.are_idle(found).sum())
+        self.num_taken = num_fresh + int(destination.pool.is_idle(found).sum())
         self.num_held = num_fresh + len(found)
 
     def _arrival(self, runs: list[Run], brought: set[int]) -> _Arrival:

@@ -143,7 +143,7 @@ class RunPlans:
         pool = self._pool
         available = pool.num_available
         if n + len(found) > available:
-            needed = n + pool.are_idle(found).tolist().count(True)
+            needed = n + pool.is_idle(found).tolist().count(True)
             if needed > available:
                 raise NoFreeBlocksError(needed, available)
         if found:
@@ -155,7 +155,7 @@ class RunPlans:
         """Blocks that a sequence of these tokens takes from those available."""
         found = self._find(tokens, -1, extra_hash)
         num_blocks = -(-len(tokens) // self._size)
-        return num_blocks - len(found) + int(self._pool.are_idle(found).sum())
+        return num_blocks - len(found) + int(self._pool.is_idle(found).sum())
 
     def add_cached(self, run: Run, tokens: tuple[int, ...]) -> list[Change]:
         """Puts the cached block with these tokens into an empty run: what is asked most.

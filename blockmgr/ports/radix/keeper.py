@@ -123,7 +123,7 @@ class PageKeeper:
             return
         if len(np.unique(pages)) != len(pages) or np.isin(pages, apart_from).any():
             raise ValueError(f"indices must name a page once, got pages {pages.tolist()} again")
-        not_owned = (self._pool.ref_counts(pages) != 1) | self._pool.are_cached(pages)
+        not_owned = (self._pool.ref_count(pages) != 1) | self._pool.is_cached(pages)
         if not_owned.any():
             page = int(pages[np.argmax(not_owned)])
             state = "in the tree" if self._pool.is_cached(page) else "free already"

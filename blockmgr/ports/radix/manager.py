@@ -167,7 +167,7 @@ class CacheManager(PageKeeper):
             TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
-        in_tree = self._pool.are_cached(pages)
+        in_tree = self._pool.is_cached(pages)
         if 1 in in_tree.tobytes():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
         self._pool.release(pages)

@@ -194,8 +194,8 @@ class RadixTree:
         for handle, count in self._locks.items():
             locks[handle.node.page] = locks.get(handle.node.page, 0) + count
         every = np.arange(self.pool.num_blocks)
-        cached = np.flatnonzero(self.pool.are_cached(every))
-        counts = dict(zip(cached.tolist(), self.pool.ref_counts(cached).tolist(), strict=True))
+        cached = np.flatnonzero(self.pool.is_cached(every))
+        counts = dict(zip(cached.tolist(), self.pool.ref_count(cached).tolist(), strict=True))
         if wrong := tuple(
             f"page {page} has {counts.get(page, 0)} references and {locks.get(page, 0)} locks"
             for page in sorted(counts.keys() | locks.keys())

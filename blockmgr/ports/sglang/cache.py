@@ -231,7 +231,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
     def all_values_flatten(self) -> torch.Tensor:
         """``int64[n]`` on the device: every slot that is cached."""
         every = np.arange(self.pool.num_blocks, dtype=np.int32)
-        return self.path_device_indices(Node(every[self.pool.are_cached(every)], 0))
+        return self.path_device_indices(Node(every[self.pool.is_cached(every)], 0))
 
     def pretty_print(self) -> None:
         """Says how full the cache is."""
@@ -253,9 +253,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
     ) -> None:
         parent = int(found[-1]) if len(found) else -1
         namespace = b"" if len(found) else rest.namespace
-        self.pool.promote_chain(
-            own, rest.tokens, parent=parent, namespace=namespace, extras=rest.extras
-        )
+        self.pool.promote(own, rest.tokens, parent=parent, namespace=namespace, extras=rest.extras)
         self.pool.release(own)
 
     def _node(self, pages: npt.NDArray[np.int32]) -> Node:

@@ -289,7 +289,7 @@ class PrefixCacheManager:
                 f"{num_tokens} tokens do not fit a cache of {self._pool.num_blocks} tokens"
             )
         needed = num_tokens - len(path)
-        room = self._pool.num_available - int(np.count_nonzero(self._pool.are_idle(path)))
+        room = self._pool.num_available - int(np.count_nonzero(self._pool.is_idle(path)))
         if needed > room:
             raise OutOfBlocksError(needed, room)
 
@@ -334,7 +334,7 @@ class PrefixCacheManager:
     def _pins(self, slot: int, start: int) -> bool:
         """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
         path = self._path(self._contents[slot])[start:]
-        return bool(self._pool.ref_counts(path)[self._slot_of[path] == slot].any())
+        return bool(self._pool.ref_count(path)[self._slot_of[path] == slot].any())
 
     def _shrinking(self, slot: int, keep: int) -> list[Change]:
         """The slot holds no more than this many of its tokens; others answer for the rest."""
