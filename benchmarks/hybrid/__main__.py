@@ -60,9 +60,11 @@ def _vllm() -> tuple[Any, str]:
     except ImportError as error:
         return _no_others, f"vLLM left out, cannot be imported: {error}"
 
+    hashes: dict[tuple[int, bytes], list[bytes]] = {}
+
     def make(shape: Shape, pages: int) -> Iterator[tuple[Side, str, int]]:
         for setting in settings_of(shape):
-            yield Vllm(shape, pages, setting), str(setting), setting.unit or shape.page
+            yield Vllm(shape, pages, setting, hashes), str(setting), setting.unit or shape.page
 
     return make, f"vLLM {VERSION}"
 
@@ -80,6 +82,14 @@ def _show(cell: dict[str, Any]) -> None:
     print(f"{head}: {'; '.join(shown) or 'too small for the largest prompt'}", flush=True)
 
 
+def _save(result: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Writes what there is, after each cell: a run takes an hour."""
+    about = result["machine"]
+    number = about["versions"].get("blockmgr", "unknown")
+    path = arguments.results / f"{machine_name(about)}-{number}-hybrid.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Replays every cell, prints them, writes the result."""
     arguments = _arguments()
@@ -88,7 +98,14 @@ def main() -> None:
     started = time.perf_counter()
     theirs, peer = _vllm()
     print(peer, flush=True)
-    result: dict[str, Any] = {"cells": [], "worlds": []}
+    result: dict[str, Any] = {
+        "command": repeat_command("benchmarks.hybrid"),
+        "machine": machine(),
+        "peer": peer,
+        "requests": arguments.requests,
+        "cells": [],
+        "worlds": [],
+    }
     for world in worlds.WORLDS:
         row = worlds.compare(world, with_vllm=theirs is not _no_others)
         result["worlds"].append(row)
@@ -97,25 +114,18 @@ def main() -> None:
         prompts = prompts_of(path, arguments.requests)
         for name in arguments.shapes:
             found = cells(
-                path.name, prompts, SHAPES[name], theirs, arguments.evictions, arguments.percents
+                path.name,
+                prompts,
+                SHAPES[name],
+                theirs,
+                evictions=arguments.evictions,
+                percents=arguments.percents,
             )
             for cell in found:
                 result["cells"].append(cell)
                 _show(cell)
-    if arguments.print:
-        return
-    about = machine()
-    result |= {
-        "command": repeat_command("benchmarks.hybrid"),
-        "machine": about,
-        "peer": peer,
-        "requests": arguments.requests,
-        "seconds": round(time.perf_counter() - started),
-    }
-    number = about["versions"].get("blockmgr", "unknown")
-    path = arguments.results / f"{machine_name(about)}-{number}-hybrid.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+                if not arguments.print:
+                    _save(result | {"seconds": round(time.perf_counter() - started)}, arguments)
 
 
 if __name__ == "__main__":

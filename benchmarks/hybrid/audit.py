@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from xxhash import xxh3_128_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from benchmarks.hybrid.prompts import Prompt
     from benchmarks.hybrid.shapes import Shape
@@ -21,39 +21,37 @@ class Side(Protocol):
     def run(self, prompt: Prompt) -> tuple[int, list[int]] | None:
         """Tokens found, and where forwards ended; ``None`` if the prompt does not fit."""
 
-    def find(self, prompt: Prompt) -> int:
-        """Tokens that this prompt would find, with nothing changed."""
+    def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
+        """Of these numbers of tokens, those that a prompt would find which parts there."""
 
     def num_cached(self) -> int:
         """Pages with content."""
 
 
 def needed_pages(
-    side: Side, shape: Shape, ends: Iterable[tuple[Prompt, int]], unit: int = 1
+    side: Side, shape: Shape, stopped: Iterable[tuple[Prompt, Sequence[int]]], unit: int = 1
 ) -> int:
-    """Pages of what can still be found: those that the boundaries among ``ends`` need.
+    """Pages of what can still be found: those that boundaries need.
 
-    A boundary is found by asking for a prompt that goes on behind it. A page that several need
-    counts once; one that ends inside a page has that page for itself.
+    A page that several need counts once; one that a boundary ends in has a copy of its own.
 
     Args:
         side: The manager, which is not changed.
         shape: What it holds.
-        ends: Prompts, and a number of tokens after which a forward has stopped.
+        stopped: Prompts, each with the numbers of tokens after which a forward has stopped.
         unit: Boundaries are looked for at multiples of it alone.
     """
     attention: set[bytes] = set()
     windows: set[bytes] = set()
     states: set[bytes] = set()
-    for prompt, stop in ends:
-        end = min(stop, len(prompt) - 1) // unit * unit
-        if not end or side.find(prompt[: end + 1]) != end:
-            continue
-        pages = _paths(prompt[:end], shape.page)
-        attention.update(pages)
-        if shape.num_windows:
-            windows.update(pages[max(0, end - shape.width + 1) // shape.page :])
-        states.add(pages[-1])
+    for prompt, stops in stopped:
+        ends = sorted({stop // unit * unit for stop in stops} - {0})
+        for end in side.live_ends(prompt, ends):
+            pages = _paths(prompt[:end], shape.page)
+            attention.update(pages)
+            if shape.num_windows:
+                windows.update(pages[max(0, end - shape.width + 1) // shape.page :])
+            states.add(pages[-1])
     return len(attention) + shape.num_windows * len(windows) + shape.num_states * len(states)
 
 

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.hybrid.prompts import NO_TOKEN
 from benchmarks.hybrid.shapes import MAX_BATCHED_TOKENS
 from blockmgr import BlockManager, BlockState, NeverFitsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.hybrid.prompts import Prompt
     from benchmarks.hybrid.shapes import Shape
 
@@ -59,9 +62,14 @@ class Ours:
     def _resolve_copies(self) -> None:
         self.manager.copies_applied(self.manager.take_copies().ticket)
 
-    def find(self, prompt: Prompt) -> int:
-        """Tokens that this prompt would find, with nothing changed."""
-        return self.manager.match(prompt).num_cached_tokens
+    def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
+        """Of these numbers of tokens, those that a prompt would find which parts there."""
+        parting = [np.append(prompt[:end], NO_TOKEN) for end in ends]
+        return [
+            end
+            for end, tokens in zip(ends, parting, strict=True)
+            if self.manager.match(tokens).num_cached_tokens == end
+        ]
 
     def num_cached(self) -> int:
         """Pages with content that prompts can find."""

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     Prompt = npt.NDArray[np.uint32]
 
-__all__ = ["Unbounded", "prompts_of", "unbounded"]
+__all__ = ["NO_TOKEN", "Unbounded", "prompts_of", "unbounded"]
 
 UNIT = 64
+NO_TOKEN = np.uint32(2**32 - 2)  # no prompt has it
 
 
 def prompts_of(path: str | Path, num_requests: int) -> list[Prompt]:

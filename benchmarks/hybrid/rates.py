@@ -48,7 +48,7 @@ def replay(side: Side, setting: str, shape: Shape, prompts: Sequence[Prompt], un
     """All prompts through a manager, one at a time."""
     start = time.process_time()
     query = hit = refused = 0
-    stopped: list[tuple[Prompt, int]] = []
+    stopped: list[tuple[Prompt, list[int]]] = []
     for prompt in prompts:
         query += len(prompt)
         result = side.run(prompt)
@@ -56,8 +56,7 @@ def replay(side: Side, setting: str, shape: Shape, prompts: Sequence[Prompt], un
             refused += 1
             continue
         hit += result[0]
-        stopped += [(prompt, end) for end in result[1]]
-        stopped.append((prompt, len(prompt) - 1))
+        stopped.append((prompt, [*result[1], len(prompt) - 1]))
     seconds = time.process_time() - start
     cached = side.num_cached()
     needed = needed_pages(side, shape, stopped, unit)
@@ -71,6 +70,7 @@ def cells(
     prompts: Sequence[Prompt],
     shape: Shape,
     theirs: Callable[[Shape, int], Iterator[tuple[Side, str, int]]],
+    *,
     evictions: Sequence[str] = ("lru",),
     percents: Sequence[int] = PERCENTS,
 ) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ class Shape:
         num_states: Groups with a recurrent state, one page each.
         unit: A finer ``prefix_match_unit`` for vLLM; 0 where it has no use for one. Also the fewest
             tokens that we take from a part of a page.
-        layers: What the groups are made of.
+        layers: The model, and its layers of each kind.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("window 1,024", 64, 5, 1024, 0, 0, "Gemma-3-12B: 8 layers of full attention, 40 of a window of 1,024"),
-        Shape("state page 544", 544, 0, 0, 3, 16, "Qwen3-Next-80B: 12 layers of full attention, 36 of a state"),
-        Shape("state page 2,096", 2096, 0, 0, 4, 16, "Nemotron-3-Nano: 6 layers of full attention, 23 of a state"),
+        Shape("window 1,024", 64, 5, 1024, 0, 0, "Gemma-3-12B: 8 full, 40 with a window"),
+        Shape("state page 544", 544, 0, 0, 3, 16, "Qwen3-Next-80B: 12 full, 36 with a state"),
+        Shape("state page 2,096", 2096, 0, 0, 4, 16, "Nemotron-3-Nano: 6 full, 23 with a state"),
     )
-}  # fmt: skip
+}

@@ -26,7 +26,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.request import Request
+from xxhash import xxh3_128_digest
 
+from benchmarks.hybrid.prompts import NO_TOKEN
 from benchmarks.hybrid.shapes import MAX_BATCHED_TOKENS
 from blockmgr import ChunkedAttention, RecurrentState, SlidingWindow
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from benchmarks.hybrid.prompts import Prompt
     from benchmarks.hybrid.shapes import Shape
     from blockmgr.groups import Group
+
+Hashes = dict[tuple[int, bytes], list[bytes]]
+"""Of prompts that were there before, by unit and digest."""
 
 __all__ = ["VERSION", "Setting", "Vllm", "VllmManager", "settings_of"]
 
@@ -113,11 +118,12 @@ class VllmManager:
         self.num_requests = 0
         # What _mamba_block_aligned_split reads of a scheduler: no drafts, no state saved inside a
         # chunk.
+        finer = unit < size and self.manager.coordinator.enable_partial_hash_hits
         self._scheduler: Any = SimpleNamespace(
             cache_config=SimpleNamespace(block_size=size),
             block_size=size,
             hash_block_size=unit,
-            mamba_partial_cache_hit=unit < size and self.manager.coordinator.enable_partial_hash_hits,
+            mamba_partial_cache_hit=finer,
             mamba_has_prefill_checkpoint_blocks=False,
             mamba_prefill_checkpoint_alignment=None,
             mamba_shared_prefix_checkpoint=False,
@@ -127,12 +133,13 @@ class VllmManager:
             scheduler_config=SimpleNamespace(long_prefill_token_threshold=0),
         )  # fmt: skip
 
-    def request(self, tokens: Sequence[int]) -> Any:
-        """A request that has computed nothing."""
+    def request(self, tokens: Sequence[int], hashes: Sequence[bytes] | None = None) -> Any:
+        """A request that has computed nothing; ``hashes`` are those of its tokens, if known."""
         self.num_requests += 1
+        hasher = self.hasher if hashes is None else lambda _: list(hashes)
         return Request(
             str(self.num_requests), list(tokens), SamplingParams(max_tokens=1 << 16), None,
-            block_hasher=self.hasher,
+            block_hasher=hasher,
         )  # fmt: skip
 
     def look_up(self, request: Any) -> tuple[Any, int]:
@@ -166,14 +173,33 @@ class VllmManager:
 
 
 class Vllm:
-    """Prompts of a shape through it."""
+    """Prompts of a shape through it.
 
-    def __init__(self, shape: Shape, num_pages: int, setting: Setting) -> None:
+    Args:
+        shape: Of the model.
+        num_pages: Of the pool.
+        setting: Of vLLM.
+        hashes: Kept from one pool to the next: to make them takes longer than all the rest.
+    """
+
+    def __init__(
+        self, shape: Shape, num_pages: int, setting: Setting, hashes: Hashes | None = None
+    ) -> None:
         self.side = VllmManager(shape.groups, shape.page, num_pages, setting)
+        self.unit = setting.unit or shape.page
+        self.hashes: Hashes = {} if hashes is None else hashes
+
+    def _request(self, prompt: Prompt, *more: int) -> Any:
+        """A request for a prompt, and tokens behind it that fill no unit."""
+        key = (self.unit, xxh3_128_digest(prompt.tobytes()))
+        request = self.side.request([*prompt.tolist(), *more], self.hashes.get(key))
+        if not more:
+            self.hashes[key] = list(request.block_hashes)
+        return request
 
     def run(self, prompt: Prompt) -> tuple[int, list[int]] | None:
         """Tokens found, and where its chunks ended; ``None`` if there are too few pages for it."""
-        request = self.side.request(prompt.tolist())
+        request = self._request(prompt)
         blocks, found = self.side.look_up(request)
         ends: list[int] = []
         while request.num_computed_tokens < len(prompt):
@@ -188,14 +214,11 @@ class Vllm:
         self.side.free(request)
         return found, ends
 
-    def find(self, prompt: Prompt) -> int:
-        """Tokens that this prompt would find, with nothing changed."""
-        return self.side.look_up(self.side.request(prompt.tolist()))[1]
-
-    def live(self, prompt: Prompt) -> set[int]:
-        """The pages that this prompt would read or copy."""
-        blocks, _ = self.side.look_up(self.side.request(prompt.tolist()))
-        return {block.block_id for group in blocks.blocks for block in group if not block.is_null}
+    def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
+        """Of these numbers of tokens, those that a prompt would find which parts there."""
+        request = self._request(prompt, int(NO_TOKEN))
+        find = self.side.manager.get_computed_blocks
+        return [end for end in ends if find(request, end)[1] == end]
 
     def num_cached(self) -> int:
         """Pages with content that prompts could find by their keys."""
