@@ -233,6 +233,7 @@ class Stream:
             if by == "ours" and not self.ours.evicts:
                 raise Unexplained(f"ours has no room: {request}")
             self.differences[f"refused by {by}"] += 1
+            self._note(request)  # the other side may have computed it
             for side in (self.ours, self.theirs):
                 self._drop(side, request)
             return
