@@ -165,9 +165,20 @@ class ModelManager(ModelAdmission):
                 else:
                     seq.tables[group][unit] = twin
             seq.promoted += 1
-            if self.serves(prefix):
-                self.stamps.setdefault(prefix, next(self.clock))
+            self.note_passing(seq, prefix)
             self.settle()
+
+    def note_passing(self, seq: Seq, prefix: Prefix) -> None:
+        """A unit is findable. If the prefix is a boundary, and neither a state nor a stop made it
+        one, it goes before all that are not just passed."""
+        several = len(self.kinds) > 1 and not self.recurrent()
+        passes = several and len(prefix[1]) not in seq.named
+        if not passes:
+            self.passed.pop(prefix, None)
+        if self.serves(prefix) and prefix not in self.stamps:
+            self.stamps[prefix] = next(self.clock)
+            if passes:
+                self.passed[prefix] = None
 
     def keep_state(self, seq: Seq) -> None:
         """At a stop the state becomes findable, and the sequence goes on in a copy (rule 9)."""
@@ -292,6 +303,7 @@ class ModelManager(ModelAdmission):
         child.settled, child.written, child.moves = parent.settled, parent.written, parent.moves
         child.computed, child.cached = parent.computed, parent.cached
         child.promoted, child.stops = parent.promoted, set(parent.stops)
+        child.named = set(parent.named)
         for group, block in states.items():
             [state] = parent.tables[group]
             assert state is not None
@@ -375,21 +387,23 @@ class ModelManager(ModelAdmission):
         """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
         if self.promises(seq):
             raise WrongStep
-        self.keep_end(seq)
+        if not self.keep_end(seq):
+            self.passed.pop(seq.prefix(seq.promoted * self.size), None)
         seq.tables = [[] for _ in self.kinds]
         path = seq.prefix(seq.computed)
         self.touch(path)
 
-    def keep_end(self, seq: Seq) -> None:
-        """The state where it stands, and the tokens of a unit that is not full."""
+    def keep_end(self, seq: Seq) -> bool:
+        """The state where it stands, and the tokens of a unit that is not full; whether a tail is
+        new."""
         prefix, unit = seq.prefix(seq.computed), seq.computed // self.size
         rest = seq.computed % self.size
         if not seq.computed or (self.recurrent() and not seq.stands):
-            return
+            return False
         if seq.promoted < unit or (rest and not rest >= self.min_partial_tokens > 0):
-            return
+            return False
         if self.found_at(prefix) is not None:
-            return
+            return False
         ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
         if rest:
             ends += [
@@ -401,12 +415,13 @@ class ModelManager(ModelAdmission):
             if taken:
                 continue
             if not self.may_be_given(block):
-                return
+                return False
         self.branches.discard(prefix)
         for group, block in ends:
             if self.find((group, prefix)) is None:
                 assert block is not None
                 block.content = (group, prefix)
+        return rest > 0
 
     def preempt(self, handle: int) -> None:
         seq = self.running(handle)
@@ -414,6 +429,7 @@ class ModelManager(ModelAdmission):
             self.give_back(seq)
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
+            seq.named.clear()
             seq.preempted = True
 
     def free(self, handle: int) -> None:

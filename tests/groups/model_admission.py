@@ -156,12 +156,10 @@ class ModelAdmission(ModelSteps):
         return most + len(self.recurrent())
 
     def stops_of(self, seq: Seq) -> set[int]:
-        """Where a state is worth keeping (rule 11): the last unit of the prompt that can be served,
-        and the end of what full attention has of it, where prompts have parted, which may be within
-        a unit (rule 16). A window may have gone there; the forward brings it back."""
-        states = self.recurrent()
-        if not states:
-            return set()
+        """Where prompts may go on, and a state is worth keeping (rule 11): the last unit of the
+        prompt that can be served, and the end of what full attention has of it, where prompts
+        diverge, which may be within a unit (rule 16). A window may have gone there; the forward
+        brings it back."""
         last = (len(seq.tokens) - 1) // self.size * self.size
         full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
         asked = full or [g for g, _ in self.attention()]
@@ -171,7 +169,8 @@ class ModelAdmission(ModelSteps):
             return all(map(self.find, needed))
 
         deepest = next(filter(served, range(last, 0, -self.size)), 0)
-        return {last, self.shared_within(seq, deepest, asked) or deepest or last} - {0}
+        within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
+        return {last, within or deepest or last} - {0}
 
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of what the prompt has in common with a unit after the deepest one; 0: none."""
@@ -217,7 +216,9 @@ class ModelAdmission(ModelSteps):
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False
         self.settle_at(seq, plan.cached)
-        seq.stops = {stop for stop in stops if stop > plan.cached}
+        stops = {stop for stop in stops if stop > plan.cached}
+        seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
+        self.passed.pop(seq.prefix(plan.cached), None)  # prompts do go on from it
 
     def settle_at(self, seq: Seq, length: int) -> None:
         """Its forward begins here; the forward of another one may have yet to write some of it."""

@@ -79,6 +79,9 @@ class Seq:
     """Leading units of which every group has decided whose block is findable."""
 
     stops: set[int] = field(default_factory=set)
+    named: set[int] = field(default_factory=set)
+    """Without states: where prompts may go on, so that boundaries there are not just passed."""
+
     """Where a forward should stop, so that a state can be kept there."""
 
     stands: bool = True
@@ -121,6 +124,7 @@ class ModelPool:
         self.flight: list[Copy] = []
         self.held: list[Block] = []  # within a call
         self.stamps: dict[Prefix, int] = {}
+        self.passed: dict[Prefix, None] = {}
         self.levels: dict[Prefix, int] = {}
         """Of boundaries that somebody wants kept longer, or less long; 0 of all others."""
 
@@ -236,6 +240,7 @@ class ModelPool:
         self.pending = [copy for copy in self.pending if copy.destination in holders]
         self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
         self.levels = {p: level for p, level in self.levels.items() if p in self.stamps}
+        self.passed = {p: None for p in self.passed if p in self.stamps}
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
         for block in self.idle_blocks():
             if block.content not in needed:
@@ -266,11 +271,15 @@ class ModelPool:
         return len(found)
 
     def next_victim(self, share: bytes | None) -> Prefix:
-        """The lowest level first; in it the oldest path first, and the deepest boundary of it;
-        paths in use last.
+        """Where nothing has a level, the oldest of those that sequences only passed, whatever it
+        frees. Else the lowest level first; in it the oldest path first, and the deepest boundary of
+        it; paths in use last.
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """
+        passed = [p for p in self.passed if self.share(p[0]) == share]
+        if passed and not self.levels:
+            return passed[0]
         idle = {block.content for block in self.evictable(share)}
         candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
 

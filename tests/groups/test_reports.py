@@ -5,8 +5,6 @@ What vLLM finds in the same worlds is measured by ``benchmarks/hybrid``.
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.hybrid.ours import Ours
 from benchmarks.hybrid.worlds import WORLDS, found_by
 
@@ -32,7 +30,6 @@ def test_a_prefix_that_is_sent_again_with_fresh_tokens_behind_it_is_found_each_t
     assert found(42948) == (11, 11 * 12288)
 
 
-@pytest.mark.xfail(reason="windows are kept at every page end alike, so that whole paths go")
 def test_sessions_that_take_turns_find_their_prefix_with_windows_in_a_pool_of_modest_size() -> None:
     prompts, tokens = found(48435)
     assert prompts >= 8

@@ -414,17 +414,39 @@ def test_an_idle_state_is_taken_over_where_there_is_no_room_for_a_copy() -> None
 
 
 def test_a_boundary_is_evicted_with_all_that_only_it_needs() -> None:
-    size = 1
-    world = World(208, size, FULL, SlidingWindow(4))
+    world = World(208, 1, FULL, SlidingWindow(4))
     prompt = list(range(100))
     world.serve(prompt)
     manager = world.manager
     assert manager.match([*prompt, 0]) == 100
     taken = manager.admit([500 + i for i in range(10)])  # some of the idle ones have to go
-    found = manager.match([*prompt, 0])
-    assert 85 <= found < 100
+    assert manager.match([*prompt, 0]) == 100  # what was only passed goes first
+    assert manager.match(prompt[:8]) < 7
     assert not manager.violations()
     manager.free(taken)
+    taken = manager.admit([500 + i for i in range(60)])
+    assert manager.match([*prompt, 0]) < 100
+    assert not manager.violations()
+    manager.free(taken)
+
+
+def test_windows_are_kept_where_prompts_continue() -> None:
+    """Ends of prompts and of sequences, and where prompts diverge: each takes one window."""
+    world = World(200, 4, FULL, SlidingWindow(8))
+    manager = world.manager
+    prompt = list(range(100))
+    handle = manager.admit(prompt)
+    world.compute(handle, 100)
+    manager.append(handle, list(range(200, 221)))
+    world.compute(handle, 121)
+    manager.free(handle)
+    world.serve([*range(42), *[7] * 40])  # diverges at 40
+    assert manager.match([*range(42), *[8] * 40]) == 40
+    world.serve([500 + i for i in range(300)])  # what was only passed is gone
+    assert manager.match(prompt) == 96
+    assert manager.match([*prompt, *range(200, 230)]) == 120
+    assert manager.match([*range(42), *[8] * 40]) == 40
+    assert manager.match([*range(62), *[8] * 40]) == 40
 
 
 @pytest.mark.specification_alone

@@ -521,6 +521,36 @@ GROUPS = tuple(
             "  if (is_needed(g, n)) {\n",
         ),
         (
+            "what_was_only_passed_stays_like_the_rest",
+            "sequences/group_keeping.cc",
+            "      if (passes) groups_->set_passed(t[i]);\n",
+            "",
+        ),
+        (
+            "the_end_of_a_sequence_was_only_passed",
+            "sequences/group_keeping.cc",
+            "  if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);\n",
+            "  (void)last, (void)tails;\n",
+        ),
+        (
+            "where_prompts_diverge_was_only_passed",
+            "sequences/group_keeping.cc",
+            "        !num_states_ && std::find(stops.begin(), stops.end(), end) == stops.end();\n",
+            "        !num_states_ && stops[0] != end;\n",
+        ),
+        (
+            "what_is_found_was_only_passed",
+            "sequences/group_admission.cc",
+            "  if (end >= 0) groups_->clear_passed(end);  // prompts do continue from it\n",
+            "",
+        ),
+        (
+            "a_boundary_that_is_gone_was_passed",
+            "places/group_places.cc",
+            "  unlink(n);\n  clear_passed(n);\n",
+            "  unlink(n);\n",
+        ),
+        (
             "explains_with_the_number_of_the_core",
             "sequences/explain.cc",
             "      if (groups_->cached(g, chain[unit]) < 0) return in_engine(g);\n",

@@ -17,12 +17,16 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
       units_(static_cast<std::size_t>(nodes.count)),
       facts_(static_cast<std::size_t>(nodes.count)),
       owners_(static_cast<std::size_t>(nodes.count)),
-      links_(static_cast<std::size_t>(nodes.count + num_partitions)) {
+      links_(static_cast<std::size_t>(nodes.count + num_partitions)),
+      passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
   for (const Group& each : groups_) {
     parts_.emplace_back(static_cast<std::size_t>(nodes.count));
     reach_.emplace_back(static_cast<std::size_t>(each.recurrent() ? 0 : nodes.count));
   }
-  for (int i = 0; i < num_partitions; ++i) ring::clear(links_.data(), nodes.count + i);
+  for (int i = 0; i < num_partitions; ++i) {
+    ring::clear(links_.data(), nodes.count + i);
+    ring::clear(passed_.data(), nodes.count + i);
+  }
 }
 
 void GroupPlaces::set_part(int g, NodeId n, NodeId part) noexcept {
@@ -76,8 +80,21 @@ std::int32_t GroupPlaces::computed_reach(int g, NodeId n) const {
   return least <= unit(n) ? least : kNever;
 }
 
+void GroupPlaces::set_passed(NodeId n) noexcept {
+  if (is_passed(n)) return;
+  facts_[static_cast<std::size_t>(n)] |= kPassed;
+  ring::insert_before(passed_.data(), n, nodes_.count + pool_.partition_of(n));
+}
+
+void GroupPlaces::clear_passed(NodeId n) noexcept {
+  if (!is_passed(n)) return;
+  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kPassed);
+  ring::remove(passed_.data(), n);
+}
+
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
+  clear_passed(n);
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kBoundary);
   for (int g = 0; g < num_groups(); ++g)
     group(g).recurrent() ? drop_if_unneeded(g, n) : refresh(g, n);
@@ -146,6 +163,13 @@ bool GroupPlaces::frees_something(NodeId n) const {
 }
 
 void GroupPlaces::evict_one(int partition) noexcept {
+  const NodeId end = nodes_.count + partition;
+  if (const NodeId oldest = passed_[static_cast<std::size_t>(end)].next; oldest != end) {
+    pool_.count_evicted(partition);
+    remove_boundary(oldest);
+    prune(oldest);
+    return;
+  }
   if (!pool_.partition(partition).idle.empty()) {
     prune(pool_.evict_next(partition));
     return;
@@ -201,7 +225,8 @@ void GroupPlaces::unlink(NodeId n) noexcept {
 }
 
 std::size_t GroupPlaces::memory() const {
-  std::size_t total = units_.bytes() + facts_.bytes() + owners_.bytes() + links_.bytes();
+  std::size_t total = units_.bytes() + facts_.bytes() + owners_.bytes() + links_.bytes() +
+                      passed_.bytes();
   for (const auto& column : parts_) total += column.bytes();
   for (const auto& column : reach_) total += column.bytes();
   return total;
@@ -215,17 +240,26 @@ std::vector<std::string> GroupPlaces::violations() const {
   const auto is_node = [&](NodeId n) {
     return nodes_.block(n) != kNoBlock && nodes_[n].keyed() && !Pool::is_part(nodes_[n]);
   };
-  std::vector<bool> linked(static_cast<std::size_t>(nodes_.count));
-  for (int i = 0; i < pool_.num_partitions(); ++i) {
-    const NodeId sentinel = nodes_.count + i;
-    for (NodeId n = links_[static_cast<std::size_t>(sentinel)].next; n != sentinel;
-         n = links_[static_cast<std::size_t>(n)].next) {
-      if (n < 0 || n >= nodes_.count || linked[static_cast<std::size_t>(n)]) {
-        broken.push_back("the ring of boundaries in use is not linked right");
-        return broken;
+  const auto members = [&](const ZeroedArray<Links>& links, std::vector<bool>& found) {
+    for (int i = 0; i < pool_.num_partitions(); ++i) {
+      const NodeId sentinel = nodes_.count + i;
+      for (NodeId n = links[static_cast<std::size_t>(sentinel)].next; n != sentinel;
+           n = links[static_cast<std::size_t>(n)].next) {
+        if (n < 0 || n >= nodes_.count || found[static_cast<std::size_t>(n)]) return false;
+        found[static_cast<std::size_t>(n)] = true;
       }
-      linked[static_cast<std::size_t>(n)] = true;
     }
+    return true;
+  };
+  std::vector<bool> linked(static_cast<std::size_t>(nodes_.count));
+  std::vector<bool> passed(static_cast<std::size_t>(nodes_.count));
+  if (!members(links_, linked)) {
+    broken.push_back("the ring of boundaries in use is not linked right");
+    return broken;
+  }
+  if (!members(passed_, passed)) {
+    broken.push_back("the ring of passed boundaries is not linked right");
+    return broken;
   }
   int num_found = 0;
   for (NodeId n = 0; n < nodes_.count; ++n) {
@@ -233,6 +267,9 @@ std::vector<std::string> GroupPlaces::violations() const {
     const bool is_linked = linked[static_cast<std::size_t>(n)];
     expect(is_linked == static_cast<bool>(facts_[static_cast<std::size_t>(n)] & kLinked),
            name + " is in the ring of boundaries, or is not");
+    expect(passed[static_cast<std::size_t>(n)] == is_passed(n) &&
+               (!is_passed(n) || (is_node(n) && is_boundary(n))),
+           name + " is in the ring of passed boundaries, or is not");
     if (!is_node(n)) {
       expect(!is_linked, name + " is a boundary in use and not cached");
     } else {

@@ -7,8 +7,13 @@
 //
 // A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts
-// boundaries: the oldest path's deepest first, as the pool orders idle nodes; then, of those that
-// running sequences have passed, the one that came into use last.
+// boundaries: first the oldest of those that a sequence only passed; then the oldest path's deepest,
+// as the pool orders idle nodes; then, of those that running sequences have passed, the one that
+// came into use last.
+//
+// With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
+// each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
+// of a sequence, and from where prompts diverge. All others are *passed* boundaries.
 //
 // For each group and node, `reach` is the first unit that a boundary at or below the node reads.
 // The node's part is needed as long as this is not after the node's own unit.
@@ -92,6 +97,10 @@ class GroupPlaces {
 
   // All that its next query reads is cached. As the last one to come into use, if it is in use.
   void add_boundary(NodeId n) noexcept;
+  // Whether only the passing of a sequence made it one: it goes before all that are not.
+  bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
+  void set_passed(NodeId n) noexcept;
+  void clear_passed(NodeId n) noexcept;
   // It goes, for instance since what it needs becomes a sequence's own.
   void end_boundary(NodeId n) noexcept {
     if (is_boundary(n)) remove_boundary(n);
@@ -121,6 +130,7 @@ class GroupPlaces {
   static constexpr std::uint8_t kLinked = 2;
   static constexpr std::uint8_t kHasTails = 4;
   static constexpr std::uint8_t kBranch = 8;
+  static constexpr std::uint8_t kPassed = 16;
   static constexpr std::int32_t kNever = INT32_MAX;
 
   const ZeroedArray<NodeId>& parts(int g) const { return parts_[static_cast<std::size_t>(g)]; }
@@ -157,6 +167,8 @@ class GroupPlaces {
   // Boundaries whose node is used, in the order in which they came into use: a ring for each
   // partition, whose sentinel is past the last node.
   ZeroedArray<Links> links_;
+  // Passed boundaries likewise, the oldest first.
+  ZeroedArray<Links> passed_;
 };
 
 }  // namespace blockmgr

@@ -20,11 +20,21 @@ bool Sequences::serves(const Sequence& s, std::int64_t logical) const {
   return true;
 }
 
-// A new stretch of its path is findable: [from, num_chained).
+// A new stretch of its path is findable: [from, num_chained). States stand at few places anyway.
 void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
-  for (std::int64_t i = from; i < s.num_chained; ++i)
-    if (!groups_->is_boundary(t[i]) && serves(s, i)) groups_->add_boundary(t[i]);
+  const auto& stops = group_row(s).stops;
+  for (std::int64_t i = from; i < s.num_chained; ++i) {
+    const std::int64_t end = (i + 1) * config_.block_size;
+    const bool passes =
+        !num_states_ && std::find(stops.begin(), stops.end(), end) == stops.end();
+    if (groups_->is_boundary(t[i])) {
+      if (!passes) groups_->clear_passed(t[i]);
+    } else if (serves(s, i)) {
+      groups_->add_boundary(t[i]);
+      if (passes) groups_->set_passed(t[i]);
+    }
+  }
 }
 
 // Whether it stands where its forward was to stop; from here on it was there.
@@ -176,7 +186,10 @@ void Sequences::keep_end(Sequence& s) noexcept {
 // The sequence still has its blocks.
 void Sequences::leave_groups(Sequence& s) noexcept {
   if (s.state != Sequence::kRunning) return;
+  const std::int64_t tails = counters_.cached_tails;
   keep_end(s);
+  const NodeId last = s.num_chained ? table(s)[s.num_chained - 1] : kNoNode;
+  if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);
   drop_states(s);
   group_row(s).stops = {};
 }

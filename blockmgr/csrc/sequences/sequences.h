@@ -154,7 +154,8 @@ struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
-  std::array<std::int64_t, 2> stops{};  // where a forward should end, so that a state is kept; 0: none
+  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none.
+  std::array<std::int64_t, 2> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
 };
@@ -271,7 +272,9 @@ class Sequences : public Store {
   }
   GroupRow view_groups(Handle handle) const {
     const Sequence& s = view(handle);
-    return groups_ ? group_row(s) : GroupRow();
+    GroupRow row = groups_ ? group_row(s) : GroupRow();
+    if (!num_states_) row.stops = {};  // forwards need not end there
+    return row;
   }
   const ZeroedArray<std::int32_t>& shown_groups() const { return shown_groups_; }
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
