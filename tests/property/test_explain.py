@@ -166,6 +166,7 @@ def test_explain_says_what_a_recorder_of_everything_says() -> None:
         MissReason.CACHING_OFF,
         MissReason.TOO_LARGE,
         MissReason.NOT_REMEMBERED,
+        MissReason.GROUP,
     }
     assert set(told) == reachable
     assert min(told.values()) > 20  # each was put to the test, not met by chance

@@ -14,7 +14,7 @@ except ImportError as error:
 import numpy as np
 
 from blockmgr.kv import GroupedKVCache
-from blockmgr.ports.transformers.past import Past
+from blockmgr.ports.transformers.past import Past, past_argument
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -202,7 +202,7 @@ def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
         model(
             input_ids=tokens,
             position_ids=tokens + torch.arange(2, 4, device=device),
-            past_key_values=past,
+            **{past_argument(model): past},
             use_cache=True,
             paged_batch=_Echo(),
         )

@@ -26,7 +26,7 @@ from blockmgr.ports.transformers.forward import Forward, StateMemory, resumes
 from blockmgr.ports.transformers.interface import AttentionConfigs, attending
 from blockmgr.ports.transformers.kernels import choose_kernel
 from blockmgr.ports.transformers.parts import parts_of
-from blockmgr.ports.transformers.past import Past
+from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.trial import check_config, needs_of_model
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class PagedModel:
         if self._needs.asks_length:
             # What a token has to add to its place in the row to have its position.
             ahead = torch.from_numpy(batch.positions - np.arange(len(batch.tokens)))
-            arguments["past_key_values"] = Past(self.model.config, ahead.to(self.device))
+            arguments[past_argument(self.model)] = Past(self.model.config, ahead.to(self.device))
         outputs = torch.from_numpy(batch.outputs).to(self.device)
         return self._run(batch, 1, outputs, arguments)[0]
 
@@ -219,7 +219,7 @@ class PagedModel:
             # Of each sequence, the tokens at which one of them has its logits taken.
             row, column = np.divmod(part.outputs, count)
             columns = np.unique(column) if len(column) else np.array([count - 1])
-            arguments = {"use_cache": True, "past_key_values": past}
+            arguments = {"use_cache": True, past_argument(self.model): past}
             kept = torch.from_numpy(columns).to(self.device)
             found = self._run(part, len(part.query_lens), kept, arguments)
             states.store(part, past)

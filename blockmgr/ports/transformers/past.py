@@ -8,6 +8,7 @@ Source: ``Cache`` and ``LinearAttentionLayer`` of transformers 5.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.errors import MissingExtraError
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-__all__ = ["Past"]
+__all__ = ["Past", "past_argument"]
+
+
+def past_argument(model: torch.nn.Module) -> str:
+    """The name of the cache among the arguments of a model's forward.
+
+    transformers 5.24 calls ``cache`` what was ``past_key_values`` before.
+    """
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
 
 
 class _Attention(CacheLayerMixin):

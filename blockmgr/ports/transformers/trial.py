@@ -25,7 +25,7 @@ except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
 
 from blockmgr.ports.transformers.interface import TRIAL, AttentionConfigs, attending
-from blockmgr.ports.transformers.past import Past
+from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.try_out import HALF, TryOut
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _try_out(
         }
         if _needs_past(text):
             seen.past = Past(model.config, torch.zeros_like(tokens[0]))
-            arguments["past_key_values"] = seen.past
+            arguments[past_argument(model)] = seen.past
         else:
             # With a mask of the tokens, no layer looks for padding in tokens without values.
             arguments["attention_mask"] = torch.ones_like(tokens)
