@@ -14,7 +14,7 @@ std::int64_t GroupPlay::launched(const Seq& seq) const {
   return settled(seq);
 }
 
-// What was launched for it is nobody's any more.
+// The engine drops what it launched for this sequence.
 void GroupPlay::forget(const Seq& seq) {
   for (Step& step : uncommitted_)
     std::erase_if(step, [&](const Part& part) { return part.handle == seq.handle; });
@@ -70,7 +70,7 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
     const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(b));
-    // What is findable may be written again, for it is written with the same tokens.
+    // A findable block may be written again, because the tokens are the same.
     if (n >= 0 && core_.nodes()[n].keyed()) continue;
     for (const InFlight& step : fences_)
       EXPECT(!written[b] || !step.released[b],

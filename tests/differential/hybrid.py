@@ -49,7 +49,7 @@ VERDICTS = {
     "interior of a window": "ours: windows are kept at every page end while there is room; vLLM's "
     "interval 0 keeps them where a prompt ended or parted",
     "page end": "vLLM keeps a state at a page end that ours did not name: at each chunk end "
-    "(interval None), or where a prompt parted from attention that no state of ours still needed",
+    "(interval None), or where a prompt diverged from attention that none of our states needed",
     "unit end": "vLLM's finer unit keeps a state at the last unit of a prompt",
     "order of eviction": "the pool was full: the sides evict in different orders",
     "refused by theirs": "vLLM admits a prompt if all of it fits, ours if its first chunk does",

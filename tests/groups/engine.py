@@ -120,7 +120,7 @@ class Fences:
             units = slice(one.start // manager.size, -(-one.stop // manager.size))
             for table, kind in zip(one.tables, manager.kinds, strict=True):
                 written.update(table if isinstance(kind, RecurrentState) else table[units])
-        # What is findable may be written again, for it is written with the same tokens.
+        # A findable block may be written again, because the tokens are the same.
         written -= {block.id for block in manager.blocks if block.content is not None}
         for step in self.steps:
             early = written & step.released
@@ -220,7 +220,7 @@ class Engine:
         return next(stops, seq.settled)
 
     def forget(self, seq: Seq) -> None:
-        """What was launched for it is nobody's any more."""
+        """The engine drops what it launched for this sequence."""
         for step in self.uncommitted:
             step[:] = [entry for entry in step if entry[0] != seq.handle]
 
