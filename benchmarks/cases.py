@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from blockmgr import BlockManager
+from blockmgr import BlockManager, RecurrentState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
+
+    from blockmgr import Group
 
 __all__ = [
     "Admit",
@@ -26,6 +30,7 @@ __all__ = [
     "Match",
     "Prompts",
     "cache",
+    "num_tables",
     "touch",
 ]
 
@@ -66,13 +71,20 @@ class Prompts:
         return in_order
 
 
+def num_tables(groups: Sequence[Group]) -> int:
+    """Groups in which each unit of a sequence has a block; in the others, a sequence has one."""
+    return sum(not isinstance(group, RecurrentState) for group in groups) or 1
+
+
 def touch(manager: BlockManager) -> None:
     """Uses every block once, so that no page of the pool is touched first in a timed run."""
     size = manager.config.block_size
     most = manager.config.row_width
+    groups = manager.config.groups
+    states = sum(isinstance(group, RecurrentState) for group in groups)
     handles = []
-    while manager.num_available:
-        num_tokens = min(most, manager.num_available) * size
+    while (units := (manager.num_available - states) // num_tables(groups)) > 0:
+        num_tokens = min(most, units) * size
         handles.append(manager.admit(np.zeros(num_tokens, dtype=np.uint32)))
     for handle in reversed(handles):  # leaves the free queue in ascending order
         manager.free(handle)
@@ -96,6 +108,7 @@ class _Warm:
         num_blocks: int = POOL_BLOCKS,
         as_list: bool = False,
         eviction: str = "lru",
+        groups: Sequence[Group] = (),
     ) -> None:
         self.count = num_tokens // block_size
         self.manager = BlockManager(
@@ -104,9 +117,12 @@ class _Warm:
             max_seqs=16,
             max_blocks_per_seq=self.count + 1,
             eviction=eviction,
+            groups=groups,
+            null_block=bool(groups),
         )
         prompt = Prompts().draw(num_tokens + 1)
         cache(self.manager, prompt[:-1])
+        self._idle = self.manager.stats().idle_blocks
         # A list is what a tokenizer returns, an array what an engine that cares would keep.
         self.prompt: Any = prompt.tolist() if as_list else prompt
         self.handle: int | None = None
@@ -160,7 +176,7 @@ class Free(_Warm):
     def check(self) -> None:
         stats = self.manager.stats()
         assert stats.used_blocks == 0
-        assert stats.idle_blocks == self.count
+        assert stats.idle_blocks == self._idle >= self.count
 
 
 class ColdAdmit:
@@ -178,10 +194,16 @@ class ColdAdmit:
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
         eviction: str = "lru",
+        groups: Sequence[Group] = (),
     ) -> None:
         self.count = num_tokens // block_size
         self.evicting = evicting
-        self._eviction = eviction
+        self._options: dict[str, Any] = {
+            "eviction": eviction,
+            "groups": groups,
+            "null_block": bool(groups),
+        }
+        self._most_taken = (self.count + 1) * num_tables(groups)
         self._num_tokens = num_tokens
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
@@ -199,7 +221,7 @@ class ColdAdmit:
             block_size,
             max_seqs=num_blocks // self.count + 1,
             max_blocks_per_seq=self.count,
-            eviction=self._eviction,
+            **self._options,
         )
         touch(self.manager)
 
@@ -207,7 +229,7 @@ class ColdAdmit:
         if self._handle is not None:
             self.manager.free(self._handle)
             self._handle = None
-        if not self.evicting and self.manager.stats().free_blocks < self.count:
+        if not self.evicting and self.manager.stats().free_blocks < self._most_taken:
             self._build()
         self._prompt = self._prompts.draw(self._num_tokens)
 
@@ -221,7 +243,10 @@ class ColdAdmit:
         stats = self.manager.stats()
         assert stats.hit_tokens == stats.deduplicated_blocks == 0
         evicted = stats.evicted_blocks - self._evicted
-        assert evicted == (self._runs * self.count if self.evicting else 0)
+        if self._options["groups"]:  # a path goes with its end
+            assert (evicted > 0) == self.evicting
+        else:
+            assert evicted == (self._runs * self.count if self.evicting else 0)
 
 
 class DecodeStep:
@@ -241,14 +266,20 @@ class DecodeStep:
         num_blocks: int = POOL_BLOCKS,
         evicting: bool = False,
         eviction: str = "lru",
+        groups: Sequence[Group] = (),
     ) -> None:
         self.evicting = evicting
-        self._eviction = eviction
+        self._options: dict[str, Any] = {
+            "eviction": eviction,
+            "groups": groups,
+            "null_block": bool(groups),
+        }
         self._num_seqs = num_seqs
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
         # Half of the pool is handed out before the batch starts again with new prompts.
-        self._steps_of_a_batch = num_blocks // num_seqs * block_size // 2
+        units_of_a_sequence = num_blocks // num_tables(groups) // num_seqs
+        self._steps_of_a_batch = units_of_a_sequence * block_size // 2
         self._build()
         while evicting and self.manager.stats().free_blocks >= block_size:
             cache(self.manager, self._prompts.draw(block_size * block_size))
@@ -261,7 +292,7 @@ class DecodeStep:
             block_size,
             max_seqs=self._num_seqs,
             max_blocks_per_seq=num_blocks // self._num_seqs + 8,
-            eviction=self._eviction,
+            **self._options,
         )
         touch(self.manager)
 
@@ -293,7 +324,8 @@ class DecodeStep:
         filled = self._num_seqs // self._shape[1] * self._steps
         stats, before = self.manager.stats(), self._before
         assert stats.promoted_blocks - before.promoted_blocks == filled
-        assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
+        if not self._options["groups"]:  # else a path goes with its end
+            assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
         assert len(np.unique(self.slots)) == self._num_seqs
 
 
@@ -302,15 +334,27 @@ class Fork:
 
     count = 1
 
-    def __init__(self, num_blocks: int = 2048, num_children: int = 8, block_size: int = 16) -> None:
-        self._num_blocks = num_blocks
+    def __init__(
+        self,
+        num_blocks: int = 2048,
+        num_children: int = 8,
+        block_size: int = 16,
+        *,
+        groups: Sequence[Group] = (),
+    ) -> None:
         self._num_children = num_children
         self.manager = BlockManager(
-            2 * num_blocks, block_size, max_seqs=num_children + 1, max_blocks_per_seq=num_blocks
+            2 * (num_blocks + 1) * num_tables(groups),
+            block_size,
+            max_seqs=num_children + 1,
+            max_blocks_per_seq=num_blocks,
+            groups=groups,
+            null_block=bool(groups),
         )
         prompt = Prompts().draw(num_blocks * block_size)
         self.parent = self.manager.admit(prompt)
         self.manager.commit(self.parent, len(prompt))
+        self._used = self.manager.stats().used_blocks
         self.children: list[int] = []
 
     def prepare(self) -> None:
@@ -322,5 +366,7 @@ class Fork:
 
     def check(self) -> None:
         assert len(self.children) == self._num_children
-        assert self.manager.stats().used_blocks == self._num_blocks
+        states = sum(isinstance(group, RecurrentState) for group in self.manager.config.groups)
+        used = self._used + self._num_children * states
+        assert self.manager.stats().used_blocks == used
         self.prepare()

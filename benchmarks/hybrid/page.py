@@ -38,9 +38,11 @@ dash means that the pool is too small for the largest prompt, or was not measure
 one request at a time, in chunks of 8,192 tokens. Outputs are left out, because the traces do not
 have their tokens. Prompts are cut to whole ids of the trace.
 
-*Outside* is the share of cached pages that no prompt can find any more. *Unfilled* is the share of
-the cached bytes behind the last token of a page of attention. Both are taken at the end of a run;
-of several pools the table has the largest value.
+*Outside* is the share of cached pages that no prompt can find which goes on where a forward
+stopped. With windows, a pool also keeps those of places that prompts only passed, as long as there
+is room; a prompt that diverges there finds them, but they count as outside here. *Unfilled* is the
+share of the cached bytes behind the last token of a page of attention. Both are taken at the end of
+a run; of several pools the table has the largest value.
 """
 
 

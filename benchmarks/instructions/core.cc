@@ -97,6 +97,14 @@ Config pool_of(int num_blocks, const std::string& eviction = "lru") {
   return config;
 }
 
+// The same with two groups more, each of which needs blocks in the same pool.
+Config groups_of(Group::Kind kind, std::int64_t narrow, std::int64_t wide) {
+  Config config = pool_of(3 * kPoolBlocks);
+  config.groups = {{kind, narrow}, {kind, wide}};
+  config.null_block = true;
+  return config;
+}
+
 class World {
  public:
   explicit World(const Config& config) : core(config, std::make_unique<UncountedDigester>()) {}
@@ -107,9 +115,9 @@ class World {
     core.commit(handle, static_cast<std::int64_t>(tokens.size()));
     core.free(handle);
   }
-  // Leaves no block free: whatever is taken evicts.
+  // Leaves no block free: whatever is taken evicts. Of several groups, an eviction frees some more.
   void fill() {
-    while (core.pool().num_free())
+    while (core.groups() ? !evicted() : core.pool().num_free() > 0)
       cache(prompts.draw(std::min(core.pool().num_free(), kPromptBlocks) * kBlockSize));
   }
   std::int64_t evicted() const { return core.pool().num_evicted(); }
@@ -158,7 +166,12 @@ void count_misses(const Config& config, const std::string& which, bool evicting)
     } else {
       admit(), commit();
     }
-    require(world.evicted() - before == (evicting ? kPromptBlocks : 0), "not the evictions due");
+    const std::int64_t evicted = world.evicted() - before;
+    if (config.groups.empty()) {
+      require(evicted == (evicting ? kPromptBlocks : 0), "not the evictions due");
+    } else {
+      require((evicted > 0) == evicting, "not the evictions due");
+    }
     world.core.free(handle);
     if (evicting) continue;
     const Tokens other = world.prompts.draw(kPromptTokens);
@@ -196,6 +209,7 @@ void count_decode(const Config& config, const std::string& which, bool evicting)
     const std::int64_t used = world.core.pool().num_used();
     const std::int64_t evicted = world.evicted();
     count(which + name + ending, kBatch, "sequence", [&] { batch.step(); });
+    if (!config.groups.empty()) return;
     require(world.core.pool().num_used() - used == taken, "not the blocks due: " + name);
     require(world.evicted() - evicted == (evicting ? taken : 0), "not the evictions due: " + name);
   };
@@ -204,9 +218,9 @@ void count_decode(const Config& config, const std::string& which, bool evicting)
   step("decode, one in 16 takes a block", 4 * kBlockSize, kBlockSize, kBatch / kBlockSize);
 }
 
-void count_forks() {
+void count_forks(const Config& config, const std::string& which) {
   constexpr int kChildren = 8;
-  World world(pool_of(kPoolBlocks));
+  World world(config);
   const Tokens prompt = world.prompts.draw(kPromptTokens);
   const Handle parent = world.core.admit(prompt_of(prompt));
   world.core.commit(parent, kPromptTokens);
@@ -216,14 +230,14 @@ void count_forks() {
     for (const Handle child : children) world.core.free(child);
   };
   fork(), free();
-  count("fork", kChildren * kPromptBlocks, "block", fork);
-  count("free, a fork", kChildren * kPromptBlocks, "block", free);
+  count(which + "fork", kChildren * kPromptBlocks, "block", fork);
+  count(which + "free, a fork", kChildren * kPromptBlocks, "block", free);
 
   fork();
   const std::int64_t parents[kChildren] = {1, 1, 2, 2, 3, 3, 4, 4};
   const auto reparent = [&] { world.core.reparent(children, parents, kChildren); };
   reparent();
-  count("reparent, 8 beams", kChildren * kPromptBlocks, "block", reparent);
+  count(which + "reparent, 8 beams", kChildren * kPromptBlocks, "block", reparent);
 }
 
 void count_copies() {
@@ -412,7 +426,7 @@ int main() {
   count_misses(plain, "", true);
   count_decode(plain, "", false);
   count_decode(plain, "", true);
-  count_forks();
+  count_forks(plain, "");
   count_copies();
   count_many_prompts();
   count_short_sequences();
@@ -433,6 +447,18 @@ int main() {
   following.ghost_blocks = kPoolBlocks;
   count_hits(following, "ghost_blocks: ");
   count_misses(following, "ghost_blocks: ", true);
+  const Config windows = groups_of(Group::kWindow, 1024, 4096);
+  const Config states = groups_of(Group::kRecurrent, 0, 0);
+  for (const bool recurrent : {false, true}) {
+    const Config& config = recurrent ? states : windows;
+    const std::string which = recurrent ? "2 states: " : "2 windows: ";
+    count_hits(config, which);
+    count_misses(config, which, false);
+    count_misses(config, which, true);
+    count_decode(config, which, false);
+    count_decode(config, which, true);
+    count_forks(config, which);
+  }
   count_construction();
   return 0;
 }

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tests.groups import memory
 from tests.groups.memory import Prefix
 from tests.groups.model_admission import ModelAdmission
-from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep
+from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep, cut
 
 
 class ModelManager(ModelAdmission):
@@ -178,7 +178,14 @@ class ModelManager(ModelAdmission):
         if self.serves(prefix) and prefix not in self.stamps:
             self.stamps[prefix] = next(self.clock)
             if passes:
-                self.passed[prefix] = None
+                self.pass_by(prefix)
+
+    def pass_by(self, prefix: Prefix) -> None:
+        """Goes before what it continues, if that is just passed too: the deepest first."""
+        order = list(self.passed)
+        parent = cut(prefix, len(prefix[1]) - self.size)
+        order.insert(order.index(parent) if parent in self.passed else len(order), prefix)
+        self.passed = dict.fromkeys(order)
 
     def keep_state(self, seq: Seq) -> None:
         """At a stop the state becomes findable, and the sequence goes on in a copy (rule 9)."""

@@ -142,18 +142,38 @@ class ModelAdmission(ModelSteps):
 
     def best_plan(self, seq: Seq, num_slots: int) -> Plan | None:
         share = self.share(seq.namespace)
-        return next((plan for plan in self.plans(seq, num_slots) if self.fits(plan, share)), None)
+        plans = (p for p in self.plans(seq, num_slots) if self.may_fit(p, num_slots, share))
+        return next((plan for plan in plans if self.fits(plan, share)), None)
 
-    def peak(self, num_slots: int, num_tokens: int) -> int:
-        """The most blocks of a sequence that finds nothing, begins with so many slots, and then
-        takes as few as it can: what it needs at least, whatever its engine does (rule 14)."""
+    def may_fit(self, plan: Plan, num_slots: int, share: bytes | None) -> bool:
+        """Whether it fits into its share with nobody else in it."""
+        units = self.units(max(num_slots, plan.cached))
+        first = [self.first_unit(kind, plan.cached) for _, kind in self.attention()]
+        blocks = sum(units - unit for unit in first) + len(self.recurrent())
+        return blocks <= len(self.blocks_of(share))
+
+    def later_peak(self, num_slots: int, num_tokens: int) -> int:
+        """The most blocks of a sequence that has computed so many slots and then takes as few as
+        it can: what it needs at least, whatever its engine does (rule 14)."""
         kinds = [kind for _, kind in self.attention()]
-        most = len(kinds) * self.units(num_slots)
+        most = 0
         for position in range(num_slots, num_tokens):
             last = max(0, position - self.lookahead)
             units = self.units(position + 1)
             most = max(most, sum(units - self.first_unit(kind, last) for kind in kinds))
         return most + len(self.recurrent())
+
+    def peak(self, num_slots: int, num_tokens: int) -> int:
+        """The same of one that begins with so many slots and finds nothing."""
+        first = len(list(self.attention())) * self.units(num_slots) + len(self.recurrent())
+        return max(first, self.later_peak(num_slots, num_tokens))
+
+    def never_fits(self, seq: Seq, num_slots: int) -> bool:
+        """Behind what is found now; a prompt may need fewer slots where more is cached."""
+        share = self.share(seq.namespace)
+        if self.later_peak(num_slots, len(seq.tokens)) > len(self.blocks_of(share)):
+            return True
+        return not any(self.may_fit(p, num_slots, share) for p in self.plans(seq, num_slots))
 
     def stops_of(self, seq: Seq) -> set[int]:
         """Where prompts may go on, and a state is worth keeping (rule 11): the last unit of the
@@ -185,7 +205,7 @@ class ModelAdmission(ModelSteps):
     def place(self, seq: Seq, num_slots: int) -> None:
         """Gives a sequence its blocks, or raises and has done nothing."""
         share = self.share(seq.namespace)
-        if self.peak(num_slots, len(seq.tokens)) > len(self.blocks_of(share)):
+        if self.never_fits(seq, num_slots):
             raise NeverFits
         plan = self.best_plan(seq, num_slots)
         if plan is None:

@@ -271,9 +271,9 @@ class ModelPool:
         return len(found)
 
     def next_victim(self, share: bytes | None) -> Prefix:
-        """Where nothing has a level, the oldest of those that sequences only passed, whatever it
-        frees. Else the lowest level first; in it the oldest path first, and the deepest boundary of
-        it; paths in use last.
+        """Where nothing has a level, those that sequences only passed, whatever that frees: the
+        oldest path first, and of a path the deepest. Else the lowest level first; in it the oldest
+        path first, and the deepest boundary of it; paths in use last.
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """

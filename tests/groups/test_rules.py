@@ -421,7 +421,8 @@ def test_a_boundary_is_evicted_with_all_that_only_it_needs() -> None:
     assert manager.match([*prompt, 0]) == 100
     taken = manager.admit([500 + i for i in range(10)])  # some of the idle ones have to go
     assert manager.match([*prompt, 0]) == 100  # what was only passed goes first
-    assert manager.match(prompt[:8]) < 7
+    assert manager.match([*prompt[:90], 0]) < 90
+    assert manager.match(prompt[:8]) == 7  # the deepest of a path first
     assert not manager.violations()
     manager.free(taken)
     taken = manager.admit([500 + i for i in range(60)])

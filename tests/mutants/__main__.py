@@ -2,8 +2,9 @@
 
 A bug of the core is compiled into it, without Python (see ``tests.core``), and that is stressed
 from several seeds, each of which must find it. A bug of the Python layer is planted in a copy of
-the package, and its tests are run. A mutant that survives makes the exit code 1; so does one
-whose text the code no longer has.
+the package, and its tests are run. One of groups of layers meets the stress program first, and its
+tests only if that does not find it, for they need a build of the extension. A mutant that survives
+makes the exit code 1; so does one whose text the code no longer has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
@@ -35,7 +38,21 @@ def report(mutant: Mutant, result: Result) -> None:
     """One line; what a seed did not find shows as a dash."""
     words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
     counts = "  ".join(words.get(count) or f"{count:,}" for count in result)
-    print(f"{mutant.name:45} {'calls' if mutant in CORE else 'tests'} {counts}", flush=True)
+    # The last one of groups is that of the tests, where the stress program did not find it.
+    kind = "calls" if mutant in CORE else "calls, tests" if mutant in GROUPS else "tests"
+    print(f"{mutant.name:45} {kind} {counts}", flush=True)
+
+
+def stressed(workshop: Workshop, mutant: Mutant, ops: int, seeds: Iterable[int]) -> Result:
+    """Calls until an engine with groups of layers finds it; ``None`` for each seed in vain."""
+    if not mutant.file.endswith(".cc"):  # what includes it is compiled already
+        return (None,)
+    calls: list[int | None] = []
+    for seed in seeds:
+        calls += workshop.calls_until_found(replace(mutant, profile="groups"), ops, [seed])
+        if calls[-1] is not None:
+            break
+    return tuple(calls)
 
 
 def most_calls(found: dict[Mutant, Result], ops: int) -> dict[tuple[str, int], int]:
@@ -54,7 +71,11 @@ def most_calls(found: dict[Mutant, Result], ops: int) -> dict[tuple[str, int], i
 
 def summary(found: dict[Mutant, Result], seconds: float) -> int:
     """What was found after how many calls; the exit code."""
-    survivors = sorted(mutant.name for mutant, result in found.items() if None in result)
+    survivors = sorted(
+        mutant.name
+        for mutant, result in found.items()
+        if None in (result[-1:] if mutant in GROUPS else result)
+    )
     print(f"{len(found) - len(survivors)} of {len(found)} planted bugs found, {seconds:.0f} s")
     calls = [count for mutant, result in found.items() if mutant in CORE for count in result]
     known = [count for count in calls if count and count > 0]
@@ -106,7 +127,7 @@ def main() -> int:
         concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
     ):
         workshop = Workshop(Path(folder), args.cxx, pool)
-        if any(mutant in CORE for mutant in wanted):
+        if any(mutant in CORE or mutant in GROUPS for mutant in wanted):
             workshop.prepare()
         builds: queue.SimpleQueue[ExtensionBuild] = queue.SimpleQueue()
         if any(mutant in BUILT for mutant in wanted):
@@ -118,9 +139,14 @@ def main() -> int:
                 return workshop.calls_until_found(mutant, args.ops, seeds)
             if mutant in PYTHON:
                 return tests_that_find(mutant)
+            calls: Result = ()
+            if mutant in GROUPS:
+                calls = stressed(workshop, mutant, args.ops, seeds)
+                if calls[-1] is not None:
+                    return calls
             build = builds.get()
             try:
-                return build.tests_that_find(mutant)
+                return calls + build.tests_that_find(mutant)
             finally:
                 builds.put(build)
 

@@ -18,32 +18,32 @@ GROUPS = tuple(
         (
             "a_boundary_needs_its_last_unit_alone",
             "places/group_places.cc",
-            "a >= 0 && unit(a) >= first && reach(g, a) > first;",
-            "a == n && reach(g, a) > first;",
+            "a >= 0 && near(a) > end && any_reads(end, unit(a));",
+            "a == n && near(a) > end && any_reads(end, unit(a));",
         ),
         (
             "what_is_below_needs_nothing_here",
             "places/group_places.cc",
-            "    least = std::min(least, reach(g, child));\n",
+            "    least = std::min(least, near(child));\n",
             "    least = std::min(least, kNever);\n",
         ),
         (
             "a_window_outlives_its_boundary",
             "places/group_places.cc",
-            "    group(g).recurrent() ? drop_if_unneeded(g, n) : refresh(g, n);\n",
-            "    if (group(g).recurrent()) drop_if_unneeded(g, n);\n",
+            "  refresh(n);\n",
+            "",
         ),
         (
             "a_state_outlives_its_boundary",
             "places/group_places.cc",
-            "    group(g).recurrent() ? drop_if_unneeded(g, n) : refresh(g, n);\n",
-            "    if (!group(g).recurrent()) refresh(g, n);\n",
+            "    if (group(g).recurrent()) drop_if_unneeded(g, n);\n",
+            "",
         ),
         (
             "only_the_last_unit_of_a_window_goes",
             "places/group_places.cc",
-            "  for (; n >= 0; n = nodes_[n].parent) {\n    const std::int32_t now",
-            "  for (; n >= 0; n = kNoNode) {\n    const std::int32_t now",
+            "  for (; n >= 0 && !is_boundary(n); n = nodes_[n].parent) {",
+            "  for (; n >= 0 && !is_boundary(n); n = kNoNode) {",
         ),
         (
             "drops_a_part_that_is_used",
@@ -66,7 +66,7 @@ GROUPS = tuple(
         (
             "keeps_nodes_that_no_boundary_needs",
             "places/group_places.cc",
-            "  } else if (!is_boundary(b) && nodes_[b].first_child < 0) {",
+            "  } else if (!stays(b)) {",
             "  } else if (false) {",
         ),
         (
@@ -77,15 +77,15 @@ GROUPS = tuple(
         ),
         (
             "prunes_boundaries",
-            "places/group_places.cc",
-            "!nodes_.used(n) && !is_boundary(n) &&",
-            "!nodes_.used(n) &&",
+            "places/group_places.h",
+            "return is_boundary(n) || nodes_[n].first_child >= 0;",
+            "return nodes_[n].first_child >= 0;",
         ),
         (
             "prunes_what_continues",
-            "places/group_places.cc",
-            "         nodes_[n].first_child < 0) {\n    const NodeId parent",
-            "         true) {\n    const NodeId parent",
+            "places/group_places.h",
+            "return is_boundary(n) || nodes_[n].first_child >= 0;",
+            "return is_boundary(n);",
         ),
         (
             "a_boundary_outlives_its_node",
@@ -102,7 +102,7 @@ GROUPS = tuple(
         (
             "a_boundary_in_use_is_not_listed",
             "places/group_places.cc",
-            "  if (nodes_.used(n) || nodes_[n].fence) link(n);\n",
+            "  } else if (!is_passed(n) && (nodes_.used(n) || nodes_[n].fence)) {\n    link(n);\n",
             "",
         ),
         (
@@ -181,7 +181,7 @@ GROUPS = tuple(
         (
             "a_found_window_is_not_acquired",
             "sequences/group_admission.cc",
-            "      pool_.acquire(groups_->part(g, t[unit]));\n  }\n",
+            "      pool_.acquire_part(groups_->part(g, t[unit]));\n  }\n",
             "      ;\n  }\n",
         ),
         (
@@ -283,8 +283,8 @@ GROUPS = tuple(
         (
             "a_window_drops_a_unit_early",
             "sequences/group_steps.cc",
-            "    for (; first < due; ++first) {",
-            "    for (; first <= due; ++first) {",
+            "    for (; (first + 1) * std::int64_t{config_.block_size} <= read; ++first) {",
+            "    for (; first * std::int64_t{config_.block_size} <= read; ++first) {",
         ),
         (
             "a_window_forgets_the_drafts",
@@ -523,8 +523,8 @@ GROUPS = tuple(
         (
             "what_was_only_passed_stays_like_the_rest",
             "sequences/group_keeping.cc",
-            "      if (passes) groups_->set_passed(t[i]);\n",
-            "",
+            "      groups_->add_boundary(t[i], passes);\n",
+            "      groups_->add_boundary(t[i]);\n",
         ),
         (
             "the_end_of_a_sequence_was_only_passed",
@@ -547,14 +547,86 @@ GROUPS = tuple(
         (
             "a_boundary_that_is_gone_was_passed",
             "places/group_places.cc",
-            "  unlink(n);\n  clear_passed(n);\n",
-            "  unlink(n);\n",
+            "  clear_passed(n);\n  for",
+            "  for",
         ),
         (
             "explains_with_the_number_of_the_core",
             "sequences/explain.cc",
             "      if (groups_->cached(g, chain[unit]) < 0) return in_engine(g);\n",
             "      if (groups_->cached(g, chain[unit]) < 0) return g;\n",
+        ),
+        (
+            "puts_by_a_part_that_no_boundary_needs",
+            "sequences/group_parts.cc",
+            "  if (nodes_[m].keyed() && groups_->is_needed(g, node)) return",
+            "  if (nodes_[m].keyed()) return",
+        ),
+        (
+            "puts_by_a_part_that_others_use",
+            "places/pool.h",
+            "open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
+            "open_fence_ || debug_) return release(m);\n",
+        ),
+        (
+            "puts_by_a_part_that_a_step_reads",
+            "places/pool.h",
+            "open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
+            "debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
+        ),
+        (
+            "takes_a_part_from_no_queue",
+            "places/pool.h",
+            "    if (nodes_.used(m) || nodes_[m].fence) return acquire(m);\n",
+            "    if (nodes_.used(m)) return acquire(m);\n",
+        ),
+        (
+            "a_run_that_ends_at_no_boundary_stays",
+            "places/pool.cc",
+            "    if (groups_ && !groups_->stays(end)) [[unlikely]] break;\n",
+            "",
+        ),
+        (
+            "a_run_that_comes_out_of_use_stays_listed",
+            "places/pool.cc",
+            "groups_ && !open_fence_ && i < last; ++i) groups_->on_idle(table[i]);\n",
+            "groups_ && !open_fence_ && i < first; ++i) groups_->on_idle(table[i]);\n",
+        ),
+        (
+            "the_shallowest_of_a_path_goes_first",
+            "places/group_places.cc",
+            "follows ? parent : nodes_.count + partition);\n",
+            "nodes_.count + partition);\n  (void)follows;\n",
+        ),
+        (
+            "a_unit_before_is_always_a_boundary",
+            "sequences/group_keeping.cc",
+            "  const bool read_before = logical > 0 && groups_->is_boundary(t[logical - 1]);\n",
+            "  const bool read_before = logical > 0;\n",
+        ),
+        (
+            "drops_full_blocks_that_are_not_seen",
+            "sequences/group_keeping.cc",
+            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
+            "    if (nodes_.idle(child)) {\n",
+        ),
+        (
+            "keeps_tails_that_are_not_seen",
+            "sequences/group_keeping.cc",
+            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
+            "    if (false) {\n",
+        ),
+        (
+            "what_never_fits_is_judged_without_the_cache",
+            "sequences/group_admission.cc",
+            "    const bool may_fit = first_blocks(candidate, slots) <= most;\n",
+            "    const bool may_fit = first_blocks(Found(), slots) <= most;\n",
+        ),
+        (
+            "what_fits_behind_nothing_is_forgotten",
+            "sequences/group_admission.cc",
+            "    plan.never = plan.never && !may_fit;\n",
+            "    plan.never = !may_fit;\n",
         ),
     )
 )

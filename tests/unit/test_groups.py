@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from blockmgr import (
+    Admission,
     BlockManager,
     BlockState,
     ChunkedAttention,
     FullAttention,
     ManagerConfig,
+    NeverFitsError,
     OutOfBlocksError,
     RecurrentState,
     SlidingWindow,
@@ -435,3 +437,44 @@ def test_calls_that_do_not_know_of_groups_say_so(name: str, arguments: tuple[Any
 def test_options_are_kept_as_they_were_given() -> None:
     config = ManagerConfig(num_blocks=8, block_size=4, groups=iter(GROUPS), null_block=True)
     assert config.groups == tuple(GROUPS)
+
+
+def test_a_tail_that_no_look_up_sees_is_not_kept() -> None:
+    """A look-up within a block sees the 128 last children of a node."""
+    groups = [FullAttention(), RecurrentState()]
+    manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
+    prompts = [[1, 1, 100 + i] for i in range(300)]
+    for prompt in prompts:
+        handle = manager.admit(prompt)
+        for stop in sorted({*manager.stops(handle), len(prompt)}):
+            step(manager, handle, stop)
+        step(manager, handle, len(prompt))
+        manager.free(handle)
+    found = [manager.match([*prompt, 7]).num_cached_tokens == 3 for prompt in prompts]
+    assert found[-100:] == [True] * 100
+    assert manager.match([1, 1, 5]).num_cached_tokens == 2
+    # All that are kept are found, and the tail where they diverge.
+    assert manager.stats().cached_blocks == len(groups) * (sum(found) + 1)
+    manager.check_invariants()
+
+
+def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None:
+    """Windows have no blocks for what is found before them."""
+    manager = hybrid(1 + 32, groups=[FullAttention(), SlidingWindow(4)], debug=0)
+    prompt = list(range(80))
+    handle = manager.admit(prompt, num_slots=4)
+    for stop in range(4, 81, 4):
+        manager.reserve(handle, stop)
+        step(manager, handle, stop)
+    manager.free(handle)
+    longer = [*prompt, *range(100, 116)]
+    assert manager.can_admit([7] * 96, num_slots=96) is Admission.NEVER
+    with pytest.raises(NeverFitsError):
+        manager.admit([7] * 96, num_slots=96)
+    found = manager.match(longer, num_slots=96)
+    assert found.num_cached_tokens == 80
+    assert manager.can_admit(longer, num_slots=96) is Admission.NOW
+    handle = manager.admit(longer, num_slots=96)
+    step(manager, handle, 96)
+    manager.free(handle)
+    manager.check_invariants()

@@ -14,15 +14,14 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
       index_(index),
       pool_(pool),
       groups_(std::move(groups)),
+      near_(static_cast<std::size_t>(nodes.count)),
       units_(static_cast<std::size_t>(nodes.count)),
       facts_(static_cast<std::size_t>(nodes.count)),
       owners_(static_cast<std::size_t>(nodes.count)),
       links_(static_cast<std::size_t>(nodes.count + num_partitions)),
       passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
-  for (const Group& each : groups_) {
+  for (std::size_t g = 0; g < groups_.size(); ++g)
     parts_.emplace_back(static_cast<std::size_t>(nodes.count));
-    reach_.emplace_back(static_cast<std::size_t>(each.recurrent() ? 0 : nodes.count));
-  }
   for (int i = 0; i < num_partitions; ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
@@ -50,62 +49,76 @@ void GroupPlaces::unkeep(NodeId part) noexcept {
 void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
   units_[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(unit);
   facts_[static_cast<std::size_t>(n)] = 0;
-  for (int g = 0; g < num_groups(); ++g)
-    if (!group(g).recurrent()) reach(g, n) = kNever;
+  near(n) = kNever;
   const NodeId parent = nodes_[n].parent;
   if (nodes_[n].key_tokens < nodes_.block_size && parent >= 0)
     facts_[static_cast<std::size_t>(parent)] |= kHasTails;
 }
 
-void GroupPlaces::add_boundary(NodeId n) noexcept {
+bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
+  for (int g = 0; g < num_groups(); ++g)
+    if (!group(g).recurrent() && reads(g, length, unit)) return true;
+  return false;
+}
+
+void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
   std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
   if (!(facts & kBoundary)) {
     facts |= kBoundary;
-    for (int g = 0; g < num_groups(); ++g) {
-      if (group(g).recurrent()) continue;
-      const std::int32_t first = first_read(g, n);
-      for (NodeId a = n; a >= 0 && unit(a) >= first && reach(g, a) > first; a = nodes_[a].parent)
-        reach(g, a) = first;
-    }
+    const std::int64_t end = length(n);
+    for (NodeId a = n; a >= 0 && near(a) > end && any_reads(end, unit(a)); a = nodes_[a].parent)
+      near(a) = end;
   }
   unlink(n);
-  if (nodes_.used(n) || nodes_[n].fence) link(n);
+  if (passed) {
+    set_passed(n);
+  } else if (!is_passed(n) && (nodes_.used(n) || nodes_[n].fence)) {
+    link(n);
+  }
 }
 
-// The first unit that boundaries from this node down read; kNever if that is after the node.
-std::int32_t GroupPlaces::computed_reach(int g, NodeId n) const {
-  std::int32_t least = is_boundary(n) ? first_read(g, n) : kNever;
-  for (NodeId child = nodes_[n].first_child; child >= 0; child = nodes_[child].next_sibling)
-    least = std::min(least, reach(g, child));
-  return least <= unit(n) ? least : kNever;
+// The nearest boundary from this node down, if a query there reads the node's unit.
+std::int64_t GroupPlaces::computed_near(NodeId n) const {
+  std::int64_t least = is_boundary(n) ? length(n) : kNever;  // what is below is longer
+  for (NodeId child = least == kNever ? nodes_[n].first_child : kNoNode; child >= 0;
+       child = nodes_[child].next_sibling)
+    least = std::min(least, near(child));
+  return least != kNever && any_reads(least, unit(n)) ? least : kNever;
 }
 
 void GroupPlaces::set_passed(NodeId n) noexcept {
   if (is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] |= kPassed;
-  ring::insert_before(passed_.data(), n, nodes_.count + pool_.partition_of(n));
+  // In front of what it continues: so the eviction of either frees what it alone reads.
+  const NodeId parent = nodes_[n].parent;
+  const int partition = pool_.partition_of(n);
+  const bool follows = parent >= 0 && is_passed(parent) && pool_.partition_of(parent) == partition;
+  ring::insert_before(passed_.data(), n, follows ? parent : nodes_.count + partition);
 }
 
 void GroupPlaces::clear_passed(NodeId n) noexcept {
   if (!is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kPassed);
   ring::remove(passed_.data(), n);
+  if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);
 }
 
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
-  clear_passed(n);
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kBoundary);
+  clear_passed(n);
   for (int g = 0; g < num_groups(); ++g)
-    group(g).recurrent() ? drop_if_unneeded(g, n) : refresh(g, n);
+    if (group(g).recurrent()) drop_if_unneeded(g, n);
+  refresh(n);
 }
 
-void GroupPlaces::refresh(int g, NodeId n) noexcept {
-  for (; n >= 0; n = nodes_[n].parent) {
-    const std::int32_t now = computed_reach(g, n);
-    if (now == reach(g, n)) return;
-    reach(g, n) = now;
-    drop_if_unneeded(g, n);
+void GroupPlaces::refresh(NodeId n) noexcept {
+  for (; n >= 0 && !is_boundary(n); n = nodes_[n].parent) {
+    const std::int64_t now = computed_near(n);
+    if (now == near(n)) return;
+    near(n) = now;
+    for (int g = 0; g < num_groups(); ++g)
+      if (!group(g).recurrent()) drop_if_unneeded(g, n);
   }
 }
 
@@ -117,20 +130,20 @@ void GroupPlaces::drop_if_unneeded(int g, NodeId n) noexcept {
   pool_.forget_part(m);
 }
 
-// A boundary at or below the node that reads its part.
-NodeId GroupPlaces::reader_of(int g, NodeId n) const {
-  NodeId at = n;
-  while (!is_boundary(at) || first_read(g, at) > unit(n)) {
-    at = nodes_[at].first_child;
-    while (reach(g, at) > unit(n)) at = nodes_[at].next_sibling;
+// The nearest boundary at or below the node, one of whose parts is needed.
+NodeId GroupPlaces::reader_of(NodeId n) const {
+  const std::int64_t end = near(n);
+  while (!is_boundary(n) || length(n) != end) {
+    n = nodes_[n].first_child;
+    while (near(n) != end) n = nodes_[n].next_sibling;
   }
-  return at;
+  return n;
 }
 
 void GroupPlaces::lose_part(int g, NodeId n) noexcept {
   unkeep(part(g, n));
   while (is_needed(g, n)) {
-    const NodeId reader = reader_of(g, n);
+    const NodeId reader = reader_of(n);
     remove_boundary(reader);
     prune(reader);
   }
@@ -144,7 +157,7 @@ void GroupPlaces::before_unused(NodeId b) noexcept {
     if (part(g, n) == b && is_needed(g, n)) return;
     if (part(g, n) == b) clear_part(g, n);
     unkeep(b);
-  } else if (!is_boundary(b) && nodes_[b].first_child < 0) {
+  } else if (!stays(b)) {
     pool_.uncache(b);
   }
 }
@@ -155,7 +168,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
       if (is_idle(cached(g, n))) return true;
       continue;
     }
-    const std::int32_t first = first_read(g, n);
+    const std::int64_t first = first_unit(g, length(n));
     for (NodeId a = n; a >= 0 && unit(a) >= first; a = nodes_[a].parent)
       if (is_idle(cached(g, a))) return true;
   }
@@ -186,8 +199,7 @@ void GroupPlaces::evict_one(int partition) noexcept {
 }
 
 void GroupPlaces::prune(NodeId n) noexcept {
-  while (n >= 0 && nodes_[n].keyed() && !nodes_.used(n) && !is_boundary(n) &&
-         nodes_[n].first_child < 0) {
+  while (n >= 0 && nodes_[n].keyed() && !nodes_.used(n) && !stays(n)) {
     const NodeId parent = nodes_[n].parent;
     pool_.forget(n);
     n = parent;
@@ -225,10 +237,9 @@ void GroupPlaces::unlink(NodeId n) noexcept {
 }
 
 std::size_t GroupPlaces::memory() const {
-  std::size_t total = units_.bytes() + facts_.bytes() + owners_.bytes() + links_.bytes() +
-                      passed_.bytes();
+  std::size_t total = near_.bytes() + units_.bytes() + facts_.bytes() + owners_.bytes() +
+                      links_.bytes() + passed_.bytes();
   for (const auto& column : parts_) total += column.bytes();
-  for (const auto& column : reach_) total += column.bytes();
   return total;
 }
 
@@ -273,19 +284,16 @@ std::vector<std::string> GroupPlaces::violations() const {
     if (!is_node(n)) {
       expect(!is_linked, name + " is a boundary in use and not cached");
     } else {
-      expect(is_linked == (is_boundary(n) && !nodes_.idle(n)),
+      expect(is_linked == (is_boundary(n) && !is_passed(n) && !nodes_.idle(n)),
              name + " is a boundary in use, and the ring has it not, or the other way round");
       expect(nodes_.used(n) || is_boundary(n) || nodes_[n].first_child >= 0,
              name + " is idle, and no boundary needs it");
       const NodeId parent = nodes_[n].parent;
       expect(unit(n) == (parent < 0 ? 0 : unit(parent) + 1), name + " counts as another unit");
     }
+    if (!is_node(n)) continue;
+    expect(near(n) == computed_near(n), name + " has another nearest boundary");
     for (int g = 0; g < num_groups(); ++g) {
-      if (is_node(n) && !group(g).recurrent()) {
-        expect(reach(g, n) == computed_reach(g, n),
-               name + " is reached from another unit of group " + std::to_string(g));
-      }
-      if (!is_node(n)) continue;
       const NodeId m = cached(g, n);
       num_found += m >= 0;
       if (m < 0) {

@@ -15,8 +15,9 @@
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
 // of a sequence, and from where prompts diverge. All others are *passed* boundaries.
 //
-// For each group and node, `reach` is the first unit that a boundary at or below the node reads.
-// The node's part is needed as long as this is not after the node's own unit.
+// For each node, `near` is the length of the shortest prefix that ends at a boundary at or below the
+// node, as long as the next query there reads the node's unit in some group of attention. Longer
+// prefixes read later units, so this one tells which parts of the node are needed.
 #pragma once
 
 #include <cstdint>
@@ -96,10 +97,9 @@ class GroupPlaces {
   }
 
   // All that its next query reads is cached. As the last one to come into use, if it is in use.
-  void add_boundary(NodeId n) noexcept;
-  // Whether only the passing of a sequence made it one: it goes before all that are not.
+  // passed: only the passing of a sequence made it one, so it goes before all that are not.
+  void add_boundary(NodeId n, bool passed = false) noexcept;
   bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
-  void set_passed(NodeId n) noexcept;
   void clear_passed(NodeId n) noexcept;
   // It goes, for instance since what it needs becomes a sequence's own.
   void end_boundary(NodeId n) noexcept {
@@ -114,9 +114,17 @@ class GroupPlaces {
   // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
   void prune(NodeId n) noexcept;
 
+  // Whether an idle node stays, by what is cached below it or what ends there.
+  bool stays(NodeId n) const { return is_boundary(n) || nodes_[n].first_child >= 0; }
+  // Whether the node's part stays when its use ends.
+  bool is_needed(int g, NodeId n) const {
+    return group(g).recurrent() ? is_boundary(n)
+                                : near(n) != kNever && reads(g, near(n), unit(n));
+  }
+
   // Told by the pool, of nodes.
   void on_used(NodeId n) noexcept {
-    if (is_boundary(n)) link(n);
+    if ((facts_[static_cast<std::size_t>(n)] & (kBoundary | kPassed)) == kBoundary) link(n);
   }
   void on_idle(NodeId n) noexcept { unlink(n); }
   void on_uncached(NodeId n) noexcept;
@@ -131,25 +139,22 @@ class GroupPlaces {
   static constexpr std::uint8_t kHasTails = 4;
   static constexpr std::uint8_t kBranch = 8;
   static constexpr std::uint8_t kPassed = 16;
-  static constexpr std::int32_t kNever = INT32_MAX;
+  static constexpr std::int64_t kNever = INT64_MAX / 2;
 
   const ZeroedArray<NodeId>& parts(int g) const { return parts_[static_cast<std::size_t>(g)]; }
-  std::int32_t& reach(int g, NodeId n) const {
-    return reach_[static_cast<std::size_t>(g)][static_cast<std::size_t>(n)];
+  std::int64_t& near(NodeId n) const { return near_[static_cast<std::size_t>(n)]; }
+  // Whether the query after so many tokens reads this unit, or one before it.
+  bool reads(int g, std::int64_t length, std::int64_t unit) const {
+    return group(g).first_read(length) < (unit + 1) * nodes_.block_size;
   }
-  // Of a boundary: the first unit that it reads in the group.
-  std::int32_t first_read(int g, NodeId n) const {
-    return static_cast<std::int32_t>(first_unit(g, length(n)));
-  }
-  std::int32_t computed_reach(int g, NodeId n) const;
-  bool is_needed(int g, NodeId n) const {
-    return group(g).recurrent() ? is_boundary(n) : reach(g, n) <= unit(n);
-  }
+  bool any_reads(std::int64_t length, std::int64_t unit) const;
+  std::int64_t computed_near(NodeId n) const;
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }
   bool frees_something(NodeId n) const;
-  NodeId reader_of(int g, NodeId n) const;
+  NodeId reader_of(NodeId n) const;
+  void set_passed(NodeId n) noexcept;
   void remove_boundary(NodeId n) noexcept;
-  void refresh(int g, NodeId n) noexcept;
+  void refresh(NodeId n) noexcept;
   void drop_if_unneeded(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
@@ -159,15 +164,15 @@ class GroupPlaces {
   Pool& pool_;
   std::vector<Group> groups_;
   int num_cached_ = 0;
-  std::vector<ZeroedArray<NodeId>> parts_;        // by group, then node: the part, plus 1
-  std::vector<ZeroedArray<std::int32_t>> reach_;  // likewise; of attention only
+  std::vector<ZeroedArray<NodeId>> parts_;  // by group, then node: the part, plus 1
+  ZeroedArray<std::int64_t> near_;
   ZeroedArray<std::int32_t> units_;
   ZeroedArray<std::uint8_t> facts_;
   ZeroedArray<std::uint8_t> owners_;  // the group of a record, plus 1
-  // Boundaries whose node is used, in the order in which they came into use: a ring for each
-  // partition, whose sentinel is past the last node.
+  // Boundaries whose node is used and that are not just passed, in the order in which they came into
+  // use: a ring for each partition, whose sentinel is past the last node.
   ZeroedArray<Links> links_;
-  // Passed boundaries likewise, the oldest first.
+  // Passed boundaries likewise, the oldest path first, and of a path the deepest.
   ZeroedArray<Links> passed_;
 };
 

@@ -281,8 +281,7 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
 }
 
 void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) noexcept {
-  // Of several groups, each node is looked at: no boundary may need it.
-  const std::int64_t worth_a_run = debug_ || groups_ ? INT64_MAX : 4;
+  const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
     release(table[--count], who);  // not full as a rule
     if (count >= worth_a_run && nodes_[table[count - 1]].keyed())
@@ -314,6 +313,8 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Conte
     const NodeId end = table[count - 1];
     const NodeId begin = end - static_cast<NodeId>(length) + 1;
     if (twins_ && uses[end].ref_count == 1) break;
+    // What is before it stays for its sake.
+    if (groups_ && !groups_->stays(end)) [[unlikely]] break;
     NodeId kept = end;  // the deepest that stays used
     if (uses[end].ref_count + uses[end].pins == 1) {
       const NodeId parent = nodes_[begin].parent;
@@ -338,6 +339,7 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Conte
   }
   if (idles_unheard_ || !last) return count;
   if (partitions_ && !open_fence_) num_queued_ += static_cast<int>(last - first);
+  for (std::int64_t i = first; groups_ && !open_fence_ && i < last; ++i) groups_->on_idle(table[i]);
   own.tell([&, run = Run{table + first, last - first}](Observer& each) {
     open_fence_ ? each.on_waiting(run, who) : each.on_idle(run, who);
   });
@@ -465,10 +467,17 @@ void Pool::forget(NodeId b) noexcept {
 }
 
 void Pool::forget_part(NodeId part) noexcept {
-  const int fence = nodes_[part].fence;
-  dequeue(part);
   groups_->unkeep(part);
-  enqueue(part, fence);
+  if (nodes_[part].fence) {
+    const int fence = nodes_[part].fence;
+    dequeue(part);
+    enqueue(part, fence);
+    return;
+  }
+  Partition& own = of(part);
+  --own.num_kept;
+  ++nodes_[part].generation;
+  own.free.push(unbind(own, part));
 }
 
 void Pool::uncache(NodeId b) noexcept {

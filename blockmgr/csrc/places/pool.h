@@ -221,6 +221,22 @@ class Pool {
   static bool is_part(const Node& record) { return record.parent == kNoNode; }
   // Takes the key of an idle part.
   void forget_part(NodeId part) noexcept;
+  // acquire() of a part that others may find.
+  void acquire_part(NodeId m) noexcept {
+    Uses& uses = nodes_.uses(m);
+    if (nodes_.used(m) || nodes_[m].fence) return acquire(m);
+    --num_queued_;
+    --of(m).num_kept;
+    uses.ref_count = 1;
+  }
+  // release() of a part that others may find, and that a boundary needs.
+  void release_part(NodeId m) noexcept {
+    Uses& uses = nodes_.uses(m);
+    if (open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);
+    uses = Uses();
+    ++num_queued_;
+    ++of(m).num_kept;
+  }
   // Takes the key of a node that waits in no queue, and is about to.
   void uncache(NodeId b) noexcept;
   // Evicts the next idle node of a partition, whose block becomes free. What it continued.

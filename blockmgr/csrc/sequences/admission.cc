@@ -76,7 +76,7 @@ inline bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, i
   std::int64_t blocks = blocks_for(std::max(num_tokens, slots));
   if (blocks > config_.row_width) return true;
   if (groups_) [[unlikely]]
-    blocks = grouped_peak(num_tokens, slots ? slots : num_tokens);
+    blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
   return blocks > pool_.partition(partition).capacity - watermark;
 }
 
@@ -166,6 +166,7 @@ Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::
                                                       std::int64_t slots,
                                                       const Applicant& applicant) {
   AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
+  if (plan.never) throw_never_fits(count, slots, applicant.partition, applicant.held_back);
   if (!plan.fits)
     throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
   if (const ReuseTracker* past = pool_.past(applicant.partition); past && applicant.read_cache) {
@@ -311,9 +312,11 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
   // A sequence that grew past the watermark must be able to come back to an empty pool.
   const std::int64_t all =
-      groups_ ? grouped_peak(s.num_tokens, slots) : blocks_for(std::max(s.num_tokens, slots));
-  const std::int64_t held_back = std::min<std::int64_t>(
-      watermark(s.partition), pool_.partition(s.partition).capacity - all);
+      groups_ ? std::max(first_blocks(Found(), slots), later_blocks(s.num_tokens, slots))
+              : blocks_for(std::max(s.num_tokens, slots));
+  const std::int64_t held_back = std::max<std::int64_t>(
+      0, std::min<std::int64_t>(watermark(s.partition),
+                                pool_.partition(s.partition).capacity - all));
   const AdmissionPlan plan =
       settled_admission(s.waiting.data(), s.num_tokens, slots,
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
@@ -347,9 +350,12 @@ MatchResult Sequences::match(const Prompt& prompt) {
   const std::uint16_t partition = partition_of(prompt.name);
   std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   // What can never be admitted finds whatever there is.
-  if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
-    held_back = -config_.num_blocks - blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-  const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  const std::int64_t most = blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
+  const std::int64_t anything =
+      -config_.num_blocks - (groups_ ? grouped_need(most) + num_states_ : most);
+  if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back)) held_back = anything;
+  AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  if (plan.never) plan = plan_prompt(prompt, partition, anything);
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * config_.block_size + found.num_partial;
@@ -368,7 +374,8 @@ Admission Sequences::can_admit(const Prompt& prompt) {
   const std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   if (never_fits(prompt.num_tokens, slots, partition, held_back)) return Admission::kNever;
   if (unused_rows_.empty()) return Admission::kLater;
-  return plan_prompt(prompt, partition, held_back).fits ? Admission::kNow : Admission::kLater;
+  const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  return plan.fits ? Admission::kNow : plan.never ? Admission::kNever : Admission::kLater;
 }
 
 // Whether a child already begins with these tokens.

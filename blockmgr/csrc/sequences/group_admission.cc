@@ -182,10 +182,15 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
                              const Applicant& applicant, AdmissionPlan& plan) {
   GroupedFound found;
   const std::int64_t left = available(applicant.partition);
+  const std::int64_t most =
+      pool_.partition(applicant.partition).capacity - applicant.held_back;
+  plan.never = true;
   const auto fits = [&](const Found& candidate) {
     plan.found = candidate;
     plan.demand = grouped_demand(candidate, slots);
-    plan.fits = plan.demand.fits(left, applicant.held_back);
+    const bool may_fit = first_blocks(candidate, slots) <= most;
+    plan.never = plan.never && !may_fit;
+    plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);
     return plan.fits;
   };
   const auto tried = [&] {
@@ -213,23 +218,23 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
     throw StaleMatch(applicant.due_cached, cached);
 }
 
-// The most blocks of a sequence that finds nothing, begins with so many slots, and then takes as
+// The blocks of a sequence that begins with so many slots behind what is found.
+std::int64_t Sequences::first_blocks(const Found& found, std::int64_t slots) const {
+  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const std::int64_t units = std::max(blocks_for(slots), blocks_for(cached));
+  std::int64_t sum = units + num_states_;
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (!groups_->group(g).recurrent()) sum += units - groups_->first_unit(g, cached);
+  return sum;
+}
+
+// The most blocks of a sequence that has so many slots, has computed them, and goes on taking as
 // few as it can.
-std::int64_t Sequences::grouped_peak(std::int64_t num_tokens, std::int64_t slots) const {
+std::int64_t Sequences::later_blocks(std::int64_t num_tokens, std::int64_t slots) const {
   const std::int64_t size = config_.block_size;
-  const std::int64_t first_blocks = blocks_for(slots);
   std::int64_t attention = 1;
-  std::int64_t bound = blocks_for(std::max(num_tokens, slots));
-  for (int g = 0; g < groups_->num_groups(); ++g) {
-    const Group& group = groups_->group(g);
-    if (group.recurrent()) continue;
-    ++attention;
-    bound += group.kind == Group::kFull ? blocks_for(std::max(num_tokens, slots))
-                                        : std::min(blocks_for(std::max(num_tokens, slots)),
-                                                   group.width / size + 3);
-  }
-  std::int64_t most = attention * first_blocks;
-  if (most + num_states_ >= bound + num_states_) return most + num_states_;
+  for (int g = 0; g < groups_->num_groups(); ++g) attention += !groups_->group(g).recurrent();
+  std::int64_t most = 0;
   // Within a block it can only fall.
   for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
@@ -258,10 +263,22 @@ NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {
   return m;
 }
 
-NodeId Sequences::take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept {
-  const NodeId m = take_of(g, s.partition, before);
-  groups_->set_part(g, node, m);
-  return m;
+// Parts of units [from, to) of its table, each to continue the one before it. The last of them.
+NodeId Sequences::take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
+                                NodeId before) noexcept {
+  const NodeId* t = table(s);
+  NodeId* const fresh = parts_room_.data();
+  if (to - from == 1) {
+    *fresh = pool_.take(s.partition, before);
+  } else {
+    pool_.take_run(s.partition, before, to - from, fresh);
+  }
+  for (std::int64_t unit = from; unit < to; ++unit) {
+    const NodeId m = fresh[unit - from];
+    groups_->set_owner(m, g);
+    groups_->set_part(g, t[unit], m);
+  }
+  return from < to ? fresh[to - from - 1] : before;
 }
 
 // What occupy does, for all groups. Everything found is kept before anything is taken.
@@ -282,7 +299,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
     row.first[nth(g)] =
         static_cast<std::int32_t>(groups_->first_unit(g, cached));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
-      pool_.acquire(groups_->part(g, t[unit]));
+      pool_.acquire_part(groups_->part(g, t[unit]));
   }
   // What is copied, or taken over. source[g]: the same for each group.
   const auto each_source = [&](const auto& visit) {
@@ -336,11 +353,10 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
     const std::int64_t first = row.first[nth(g)];
     NodeId before = found.num_full > first ? groups_->part(g, t[found.num_full - 1]) : kNoNode;
     if (found.partial >= 0 && !found.take_over) {
-      before = take_part(s, g, t[found.num_full], before);
+      before = take_part_run(s, g, found.num_full, found.num_full + 1, before);
       copies_.plan(source, before, found.num_partial);
     }
-    for (std::int64_t unit = std::max(first, fresh_from); unit < num_blocks; ++unit)
-      before = take_part(s, g, t[unit], before);
+    take_part_run(s, g, std::max(first, fresh_from), num_blocks, before);
   }
   if (!found.take_over) {
     each_source([&](int, NodeId m) { pool_.unpin(m); });
@@ -350,6 +366,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   row.moves = 0;
 }
 
+// A row is zero where the sequence has no part.
 void Sequences::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
   for (int g = 0; g < groups_->num_groups(); ++g) {
@@ -359,9 +376,9 @@ void Sequences::show_groups(const Sequence& s, std::int64_t from) noexcept {
       out[0] = state < 0 ? 0 : number(nodes_.block(state));
       continue;
     }
-    const std::int64_t first = group_row(s).first[nth(g)];
-    for (std::int64_t unit = from; unit < s.num_blocks; ++unit)
-      out[unit] = unit < first ? 0 : number(nodes_.block(groups_->part(g, t[unit])));
+    for (std::int64_t unit = std::max<std::int64_t>(from, group_row(s).first[nth(g)]);
+         unit < s.num_blocks; ++unit)
+      out[unit] = number(nodes_.block(groups_->part(g, t[unit])));
   }
 }
 

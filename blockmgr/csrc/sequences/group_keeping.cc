@@ -8,12 +8,14 @@ namespace blockmgr {
 // Whether every group has what the query after this node of the sequence's path reads.
 bool Sequences::serves(const Sequence& s, std::int64_t logical) const {
   const NodeId* t = table(s);
+  for (int g = 0; g < groups_->num_groups(); ++g)
+    if (groups_->group(g).recurrent() && groups_->cached(g, t[logical]) < 0) return false;
+  // Of what a query reads, all but its own unit was read by the one a unit before.
+  const bool read_before = logical > 0 && groups_->is_boundary(t[logical - 1]);
   for (int g = 0; g < groups_->num_groups(); ++g) {
-    if (groups_->group(g).recurrent()) {
-      if (groups_->cached(g, t[logical]) < 0) return false;
-      continue;
-    }
-    const std::int64_t from = groups_->first_unit(g, groups_->length(t[logical]));
+    if (groups_->group(g).recurrent()) continue;
+    const std::int64_t from =
+        read_before ? logical : groups_->first_unit(g, groups_->length(t[logical]));
     for (std::int64_t unit = logical; unit >= from; --unit)
       if (groups_->cached(g, t[unit]) < 0) return false;
   }
@@ -31,8 +33,7 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     if (groups_->is_boundary(t[i])) {
       if (!passes) groups_->clear_passed(t[i]);
     } else if (serves(s, i)) {
-      groups_->add_boundary(t[i]);
-      if (passes) groups_->set_passed(t[i]);
+      groups_->add_boundary(t[i], passes);
     }
   }
 }
@@ -115,8 +116,9 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
   const NodeId b = table(s)[unit];
   const GroupRow& row = group_row(s);
   const Key key{chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes_.tokens(b)};
-  for (NodeId child = index_.first_child(key.parent); child >= 0;
-       child = nodes_[child].next_sibling) {
+  NodeId child = index_.first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren;
+       ++seen, child = nodes_[child].next_sibling) {
     const Node& record = nodes_[child];
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes_.tokens(child), key.tokens, rest))
@@ -141,7 +143,23 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
   groups_->place(b, unit);
   for (int g = 0; g < groups_->num_groups(); ++g)
     if (!groups_->group(g).recurrent()) groups_->keep(groups_->part(g, b));
+  drop_unseen_tails(key.parent);
   return b;
+}
+
+// Look-ups see so many children of a node. A tail behind them is found no more: it goes, with what
+// only it needs.
+void Sequences::drop_unseen_tails(NodeId parent) noexcept {
+  NodeId child = index_.first_child(parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) child = nodes_[child].next_sibling;
+  for (int looked = 0; child >= 0 && looked < kMostChildren; ++looked) {
+    const NodeId next = nodes_[child].next_sibling;
+    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {
+      groups_->end_boundary(child);
+      groups_->prune(child);
+    }
+    child = next;
+  }
 }
 
 // Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit

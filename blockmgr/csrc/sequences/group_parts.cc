@@ -12,9 +12,8 @@ void Sequences::take_parts(Sequence& s, std::int64_t from) noexcept {
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     const bool continues = from > group_row(s).first[nth(g)];
-    NodeId before = continues ? groups_->part(g, t[from - 1]) : kNoNode;
-    for (std::int64_t unit = from; unit < s.num_blocks; ++unit)
-      before = take_part(s, g, t[unit], before);
+    const NodeId before = continues ? groups_->part(g, t[from - 1]) : kNoNode;
+    take_part_run(s, g, from, s.num_blocks, before);
   }
   show_groups(s, from);
 }
@@ -32,7 +31,7 @@ std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, No
     const NodeId before = logical > group_row(s).first[nth(g)]
                               ? groups_->part(g, table(s)[logical - 1])
                               : kNoNode;
-    const NodeId m = take_part(s, g, own, before);
+    const NodeId m = take_part_run(s, g, logical, logical + 1, before);
     const std::int32_t brought = num_tokens > 0 ? copies_.reach(source, num_tokens) : 0;
     if (brought > 0) copies_.plan(source, m, brought);
     least = std::min(least, brought);
@@ -45,6 +44,7 @@ std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, No
 // A sequence's reference to the part of a node goes.
 void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
   const NodeId m = groups_->part(g, node);
+  if (nodes_[m].keyed() && groups_->is_needed(g, node)) return pool_.release_part(m);
   Context who = s.context;
   // With its last reference the part leaves its node.
   const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();

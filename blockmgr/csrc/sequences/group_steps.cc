@@ -32,8 +32,8 @@ void Sequences::drop_windows(Sequence& s) noexcept {
     if (groups_->group(g).recurrent()) continue;
     std::int32_t& first = group_row(s).first[nth(g)];
     std::int32_t* shown = shown_group_at(g, row_of(s));
-    const auto due = static_cast<std::int32_t>(groups_->first_unit(g, from));
-    for (; first < due; ++first) {
+    const std::int64_t read = groups_->group(g).first_read(from);
+    for (; (first + 1) * std::int64_t{config_.block_size} <= read; ++first) {
       if (first >= s.num_blocks) continue;
       drop_part(s, g, t[first]);
       shown[first] = 0;
@@ -71,8 +71,9 @@ std::int64_t Sequences::num_dropped(const Sequence& s) const {
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config_.max_rollback);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
-    const std::int64_t due = std::min<std::int64_t>(groups_->first_unit(g, from), s.num_blocks);
-    for (std::int64_t unit = group_row(s).first[nth(g)]; unit < due; ++unit) {
+    const std::int64_t read = std::min(groups_->group(g).first_read(from), num_slots(s));
+    for (std::int64_t unit = group_row(s).first[nth(g)];
+         (unit + 1) * config_.block_size <= read; ++unit) {
       const Uses& uses = nodes_.uses(groups_->part(g, t[unit]));
       dropped += uses.ref_count == 1 && !uses.pins;
     }

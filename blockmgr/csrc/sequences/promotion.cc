@@ -106,6 +106,7 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     if (groups_) [[unlikely]] {
       groups_->place(b, i);
       settle_parts(s, i, b, b);
+      if (record.next_sibling >= 0 && groups_->has_tails(node)) drop_unseen_tails(node);
     }
     if (config_.early_commit) note_unwritten(s, i, b);
     ++counters_.promoted_blocks;

@@ -57,6 +57,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       row.states.resize(count, kNoNode);
     }
     sources_room_.resize(count);
+    parts_room_.resize(static_cast<std::size_t>(config_.row_width));
     moved_.reserve(sequences_.size());
   }
   measure();
@@ -180,11 +181,15 @@ void Sequences::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   const std::int64_t count = s.num_blocks - keep;
   Context who = s.context;
   if (count <= 0) return;
+  // No copy is pending into a block that is found by its content, or whose twin is. But a short
+  // table is not worth a run.
+  constexpr std::int64_t kShort = 16;
+  std::int64_t end = s.num_blocks;
   if (copies_.num_pending()) {
-    for (std::int64_t i = count; i-- > 0;) drop_reference(t[keep + i], who);
-  } else {
-    pool_.release_table(t + keep, count, who);
+    const std::int64_t stop = count > kShort ? std::max<std::int64_t>(keep, s.num_chained) : keep;
+    while (end > stop) drop_reference(t[--end], who);
   }
+  if (end > keep) pool_.release_table(t + keep, end - keep, who);
   std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
 }

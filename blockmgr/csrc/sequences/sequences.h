@@ -349,7 +349,9 @@ class Sequences : public Store {
     Found found;
     Demand demand;
     bool fits = false;
-    std::int64_t num_shared = 0;  // with further groups: leading tokens that full attention has
+    // With further groups:
+    bool never = false;           // it does not fit behind what is found, whatever is released
+    std::int64_t num_shared = 0;  // leading tokens that full attention has
   };
   struct GroupedFound {
     Found whole;                 // whole blocks that every group serves
@@ -573,10 +575,12 @@ class Sequences : public Store {
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                     const Applicant& applicant, AdmissionPlan& plan);
-  [[gnu::noinline]] std::int64_t grouped_peak(std::int64_t num_tokens, std::int64_t slots) const;
+  std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
+  [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
-  NodeId take_part(const Sequence& s, int g, NodeId node, NodeId before) noexcept;
+  NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
+                       NodeId before) noexcept;
   [[gnu::noinline]] void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
   void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   void show_groups(const Sequence& s, std::int64_t from) noexcept;
@@ -616,6 +620,7 @@ class Sequences : public Store {
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   void keep_branch(Sequence& s) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
+  void drop_unseen_tails(NodeId parent) noexcept;
   void drop_windows(Sequence& s) noexcept;
   void commit_groups(Sequence& s) noexcept;
   bool tells_state(const Sequence& s) const;
@@ -670,6 +675,7 @@ class Sequences : public Store {
   std::vector<KeptState> keeps_;
   std::vector<Handle> moved_;         // whose states the step that was launched last may move
   std::vector<NodeId> sources_room_;  // by group
+  std::vector<NodeId> parts_room_;    // by unit
 
   std::uint32_t first_generation_;  // of every row: handles of other managers are told apart
   std::uint64_t batch_mark_ = 0;
