@@ -20,19 +20,23 @@ from blockmgr.cli.options import (
     source_options,
 )
 from blockmgr.lab.choices import pick
+from blockmgr.lab.delivery import REPAIRS, deliveries
 from blockmgr.lab.fleet import PrefillModel
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
-from blockmgr.lab.routers import ROUTERS
+from blockmgr.lab.routers import BY_EVENTS, ROUTERS
+from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
+    from blockmgr.lab.delivery import Repair
     from blockmgr.lab.study import Capacity
 
 __all__ = ["fleet"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "replicas", "routers", "seed"})
 EVERY: Final = "all"
+SEEING: Final = tuple(name for name in ROUTERS if name != BY_EVENTS)  # need no extra
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
     "replicas",
@@ -47,7 +51,9 @@ HEADINGS: Final = (
 )
 
 
-def _routers(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+def _routers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return SEEING
     if text.strip() == EVERY:
         return tuple(ROUTERS)
     try:
@@ -67,6 +73,31 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     return counts
 
 
+def _delays(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        delays = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+    except ValueError:
+        delays = (-1,)
+    if min(delays) < 0:
+        raise click.BadParameter(f"delays must be whole numbers, at least 0, got {text!r}")
+    return delays
+
+
+def _losses(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(parse_share(item.strip())) for item in text.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+    try:
+        names = [pick("repair", item.strip(), REPAIRS) for item in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return tuple(dict.fromkeys(names))
+
+
 @click.command(short_help="Replay on several replicas behind a router.")
 @source_options
 @click.option(
@@ -82,10 +113,9 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     "--router",
     "routers",
     callback=_routers,
-    default=EVERY,
-    show_default=True,
     metavar="NAMES",
-    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}.",
+    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY}.  "
+    f"[default: {EVERY} but {BY_EVENTS}, which needs the extra events]",
 )
 @click.option(
     "--capacity",
@@ -100,7 +130,34 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     type=click.FloatRange(min=0),
     default=0.25,
     show_default=True,
-    help="Weight of the load in prefix-minus-load.",
+    help="Weight of the load in prefix-minus-load and events.",
+)
+@click.option(
+    "--event-delay-ms",
+    "delays_ms",
+    callback=_delays,
+    default="0",
+    show_default=True,
+    metavar="TIMES",
+    help="How late events reach the router events; several, separated by commas.",
+)
+@click.option(
+    "--event-loss",
+    "losses",
+    callback=_losses,
+    default="0",
+    show_default=True,
+    metavar="SHARES",
+    help="Shares of the batches of events that never arrive.",
+)
+@click.option(
+    "--event-repair",
+    "repairs",
+    callback=_repairs,
+    default=REPAIRS[0],
+    show_default=True,
+    metavar="NAMES",
+    help=f"What a reader does about lost events: {', '.join(REPAIRS)}.",
 )
 @click.option(
     "--prefill-ms-per-token",
@@ -138,6 +195,9 @@ def fleet(
     routers: tuple[str, ...],
     capacity: Capacity,
     load_weight: float,
+    delays_ms: tuple[int, ...],
+    losses: tuple[float, ...],
+    repairs: tuple[Repair, ...],
     prefill_ms_per_token: float,
     prefill_overhead_ms: float,
     seed: int,
@@ -159,7 +219,9 @@ def fleet(
         config = ReplayConfig(**settings)
         trace = chosen.trace(seed)
         model = PrefillModel(ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms)
-        total = len(trace.requests) * len(replicas) * len(routers)
+        ways = deliveries(delays_ms, losses, repairs)
+        num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
+        total = len(trace.requests) * len(replicas) * num_routers
         with progress_bar("replaying", "requests", total) as progress:
             rows = fleets(
                 trace,
@@ -169,6 +231,7 @@ def fleet(
                 routers=routers,
                 seed=seed,
                 load_weight=load_weight,
+                deliveries=ways,
                 first_token=model,
                 progress=progress,
             )
@@ -200,6 +263,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
         "best_hit_rate": row.best_hit_rate,
         "too_small": found is None,
     }
+    if row.delivery is not None:
+        entry["events"] = asdict(row.delivery)
     if found is not None:
         entry |= {
             "hit_rate": found.hit_rate,
@@ -222,7 +287,7 @@ def _table(rows: tuple[FleetRow, ...]) -> Table:
         if row.replicas != before:
             table.add_section()
         before = row.replicas
-        table.add_row(str(row.replicas), f"{row.num_blocks:,}", row.router, *_cells(row))
+        table.add_row(str(row.replicas), f"{row.num_blocks:,}", row.label, *_cells(row))
     return table
 
 

@@ -2,7 +2,7 @@
 
 Each replica is a replay of its own, with a real ``BlockManager``; a router sends every request to
 one of them when it comes. Replicas share time and nothing else. One replica is ``replay``, count by
-count.
+count; memory that events take is not counted.
 
 Time to first token is a model: ``PrefillModel`` by default, which stands beside the results and can
 be replaced. It is worked out afterwards and does not change how time passes in a replica.
@@ -13,19 +13,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.replay import EventLoop, Limits
-from blockmgr.lab.routers import Arrival, Setting, router_of
+from blockmgr.lab.replay import Limits
+from blockmgr.lab.replica import Replica, event_bytes
+from blockmgr.lab.routers import Arrival, Listener, Setting, router_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, Waiting
-    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.routers import RouterFactory
     from blockmgr.lab.trace import Trace
 
@@ -115,6 +117,7 @@ def fleet(
     *,
     seed: int = 0,
     load_weight: float = 0.25,
+    delivery: Delivery | None = None,
     first_token: FirstToken | None = None,
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
@@ -128,14 +131,17 @@ def fleet(
         config: How each replays what it gets.
         router: Name of a router (``blockmgr.lab.routers``), or what makes one.
         seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` makes of the load, at least 0.
+        load_weight: What ``prefix-minus-load`` and ``events`` make of the load, at least 0.
+        delivery: How events reach the router ``events``; None for at once, and all of them.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.
         progress: Called once for each request.
         clock: Measures the host cost.
 
     Raises:
-        ValueError: A number is out of bounds, there is no such router, or the trace cannot be cut
-            into blocks of ``config.block_size``.
+        ValueError: A number is out of bounds, there is no such router, it reads events that
+            managers with groups do not have, or the trace cannot be cut into blocks of
+            ``config.block_size``.
+        MissingExtraError: The router is ``events``, and the extra ``events`` is not installed.
 
     Cost: that of the replays; routers by prefix look each prompt up in every replica.
     """
@@ -143,13 +149,27 @@ def fleet(
         raise ValueError(f"replicas must be at least 1, got {replicas}")
     if load_weight < 0:
         raise ValueError(f"load_weight must be at least 0, got {load_weight}")
-    setting = Setting(trace=trace, block_size=config.block_size, seed=seed, load_weight=load_weight)
+    setting = Setting(
+        trace=trace,
+        block_size=config.block_size,
+        seed=seed,
+        load_weight=load_weight,
+        num_replicas=replicas,
+        delivery=delivery or AT_ONCE,
+    )
     choose = router_of(router, setting)
     limits = Limits.of(trace, config)
     served: list[float] = []
     model = first_token or PrefillModel()
+    told = choose.listen if isinstance(choose, Listener) else None
+    if told is not None and config.groups:
+        raise ValueError(
+            f"groups must be empty for a router by events, got {len(config.groups)}: "
+            "a manager with groups has none"
+        )
+    extra_bytes = 0 if told is None else event_bytes(num_blocks, config, limits)
     loops = [
-        _Replica(
+        Replica(
             trace,
             num_blocks,
             config,
@@ -157,8 +177,10 @@ def fleet(
             clock=clock,
             limits=limits,
             served=lambda wait_ms, computed: served.append(model(wait_ms, computed)),
+            told=None if told is None else partial(told, place),
+            event_bytes=extra_bytes,
         )
-        for _ in range(replicas)
+        for place in range(replicas)
     ]
     for number, request in enumerate(trace.requests, start=1):
         for loop in loops:
@@ -184,44 +206,3 @@ def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayCo
         ValueError: As ``optimum`` does.
     """
     return optimum(trace, replicas * num_blocks, config).hit_rate
-
-
-class _Replica(EventLoop):
-    """A replay that gets its requests one by one, and tells how each began."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        num_blocks: int,
-        config: ReplayConfig,
-        *,
-        served: Callable[[int, int], None],
-        **options: Any,
-    ) -> None:
-        super().__init__(trace, num_blocks, config, **options)
-        self._served = served
-        self._num_cached = 0
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that run here or wait."""
-        return len(self._running) + self.num_waiting
-
-    def cached_tokens(self, arrival: Arrival) -> int:
-        """Leading tokens of a prompt that are cached here."""
-        return self.manager.match(
-            arrival.tokens, namespace=arrival.request.namespace
-        ).num_cached_tokens
-
-    def _start(self, request: Request, tokens: Tokens) -> list[int]:
-        handles = super()._start(request, tokens)
-        if handles:
-            self._num_cached = self.manager.sequence(handles[0]).num_cached_tokens
-        return handles
-
-    def _admit(self, waiting: Waiting, now: int) -> bool:
-        admitted = super()._admit(waiting, now)
-        if admitted:
-            request = waiting.request
-            self._served(now - request.arrival_ms, request.num_prompt_tokens - self._num_cached)
-        return admitted
