@@ -13,9 +13,11 @@ from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
 from blockmgr.cli.options import (
+    chosen_jobs,
     chosen_source,
     debug_option,
     how_options,
+    jobs_options,
     one_capacity,
     source_options,
 )
@@ -174,6 +176,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     help="Time to first token: part for each request.",
 )
 @how_options
+@jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--plot",
@@ -201,6 +204,8 @@ def fleet(
     prefill_ms_per_token: float,
     prefill_overhead_ms: float,
     seed: int,
+    jobs: int | None,
+    ray_address: str | None,
     json_wanted: bool,
     plot_path: Path | None,
     debug: bool,
@@ -233,9 +238,12 @@ def fleet(
                 load_weight=load_weight,
                 deliveries=ways,
                 first_token=model,
+                jobs=chosen_jobs(jobs, ray_address, len(replicas) * num_routers),
                 progress=progress,
             )
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        command = repeat_command(
+            ctx, ALWAYS_REPEATED, chosen.repeated, leave_out={"jobs", "ray_address"}
+        )
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
             document = {

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.fleet import FirstToken, FleetResult, best_hit_rate, fleet
 from blockmgr.lab.routers import BY_EVENTS
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
+from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from blockmgr.lab.replay import Progress, ReplayConfig
+    from blockmgr.lab.replays import Replays
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
+    from blockmgr.lab.workers import Advance, RayCluster, Workers
 
 __all__ = ["FleetRow", "fleets"]
 
@@ -60,6 +64,7 @@ def fleets(
     load_weight: float = 0.25,
     deliveries: Sequence[Delivery] = (AT_ONCE,),
     first_token: FirstToken | None = None,
+    jobs: int | RayCluster = 1,
     progress: Progress | None = None,
 ) -> tuple[FleetRow, ...]:
     """Replay ``trace`` on fleets of all ``sizes`` with all ``routers``: by size, then by router.
@@ -75,55 +80,96 @@ def fleets(
         seed: Of routers that draw.
         load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
         deliveries: How events reach the router ``events``, at least one way.
-        first_token: Model of the time to first token.
+        first_token: Model of the time to first token; pickled for other processes.
+        jobs: Processes at work, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
 
     Raises:
         ValueError: As ``fleet`` does; there is no delivery; or no size leaves a replica large
             enough for every request.
+        ChildProcessError: A process was killed.
+        ClusterLostError: The cluster does not answer, or not any more.
+        MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """
     if not deliveries:
         raise ValueError("deliveries must hold at least one, got 0")
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
     least = largest_request_blocks(trace, config)
-    if all(blocks // size < least for size in sizes):
+    fitting = [size for size in sizes if blocks // size >= least]
+    if not fitting:
+        few = min(sizes)
         raise ValueError(
-            f"capacity must be at least {least * min(sizes)} blocks for {min(sizes)} replicas, "
+            f"capacity must be at least {least * few} blocks for {few} replicas, "
             f"since the largest request of {trace.name} takes {least}, got {blocks}"
         )
-    rows = []
-    for size in sizes:
-        each = blocks // size
-        fits = each >= least
-        best = None
-        if fits and not config.min_partial_tokens:
-            best = best_hit_rate(trace, size, each, config)
-        for router, delivery in _ways(routers, deliveries):
-            result = None
-            if fits:
-                result = fleet(
-                    trace,
-                    size,
-                    each,
-                    config,
-                    router,
-                    seed=seed,
-                    load_weight=load_weight,
-                    delivery=delivery,
-                    first_token=first_token,
-                    progress=progress,
-                )
-            rows.append(
-                FleetRow(
-                    replicas=size,
-                    num_blocks=each,
-                    router=router,
-                    result=result,
-                    best_hit_rate=best,
-                    delivery=delivery,
-                )
+    routes = list(_ways(routers, deliveries))
+    options = {"config": config, "seed": seed, "load_weight": load_weight}
+    options["first_token"] = first_token
+    calls = [
+        {
+            **options,
+            "replicas": size,
+            "num_blocks": blocks // size,
+            "router": router,
+            "delivery": way,
+        }
+        for size in fitting
+        for router, way in routes
+    ]
+    with workers_on(trace, jobs) as workers:
+        bounds: list[float | None] = [None] * len(fitting)
+        if not config.min_partial_tokens:
+            bounds = workers.run(
+                [(_best, size, blocks // size, config) for size in fitting], _ignore
             )
-    return tuple(rows)
+        found = _run(workers, calls, progress or _ignore, len(trace.requests), here=jobs == 1)
+    best = dict(zip(fitting, bounds, strict=True))
+    results = iter(found)
+    return tuple(
+        FleetRow(
+            replicas=size,
+            num_blocks=blocks // size,
+            router=router,
+            result=next(results) if size in best else None,
+            best_hit_rate=best.get(size),
+            delivery=delivery,
+        )
+        for size in sizes
+        for router, delivery in routes
+    )
+
+
+def _run(
+    workers: Workers,
+    calls: Sequence[dict[str, Any]],
+    progress: Progress,
+    num_requests: int,
+    *,
+    here: bool,
+) -> list[FleetResult]:
+    """Carry out calls of ``fleet``; only in this process can each request be followed."""
+    if here:
+        return workers.run([(_fleet, {**call, "progress": progress}) for call in calls], _ignore)
+    return workers.run(
+        [(_fleet, call) for call in calls], partial(_advance_by, num_requests, progress)
+    )
+
+
+def _best(replays: Replays, *arguments: Any) -> float:
+    return best_hit_rate(replays.trace, *arguments)
+
+
+def _fleet(replays: Replays, call: dict[str, Any]) -> FleetResult:
+    return fleet(replays.trace, **call)
+
+
+def _advance_by(count: int, advance: Advance) -> None:
+    for _ in range(count):
+        advance()
+
+
+def _ignore() -> None:
+    """Without a caller who follows."""
 
 
 def _ways(

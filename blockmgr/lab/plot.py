@@ -130,7 +130,7 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
     picture = check_path(path)
     data = picture.with_suffix(".csv")
     with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9.0, 4.3), dpi=160, layout="constrained")
+        figure = Figure(figsize=(9.0, 4.7), dpi=160, layout="constrained")
         _draw_fleets(figure, rows)
         kind = picture.suffix.lower().lstrip(".")
         stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
@@ -178,7 +178,9 @@ def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
         axes.grid(visible=True, color=FAINT, linewidth=0.7)
         axes.set_ylim(bottom=0)
     rates.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    rates.legend(fontsize=8)
+    figure.legend(
+        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
 
 
 def _draw(axes: Axes, study: Study) -> None:

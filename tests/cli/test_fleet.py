@@ -17,6 +17,17 @@ from blockmgr.lab.workloads import generate
 Run = Callable[..., Result]
 
 
+@pytest.fixture
+def run(run: Run) -> Run:
+    """In this process alone, unless a test says otherwise."""
+
+    def here(command: str, *words: object) -> Result:
+        jobs = ("--jobs", "1") if command == "fleet" and "--jobs" not in words else ()
+        return run(command, *words, *jobs)
+
+    return here
+
+
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traces") / "chats.jsonl"
@@ -48,6 +59,14 @@ def test_every_router_at_every_size_has_a_row_and_the_command_repeats_it(
     table = run("fleet", chats, "--replicas", "1,2", "--capacity", "900")
     rate = f"{document['results'][-1]['hit_rate']:.2%}"
     assert rate in table.stdout.splitlines()[-1]
+
+
+def test_two_processes_print_what_one_prints(run: Run, chats: Path) -> None:
+    arguments = ["--replicas", "1,2", "--routers", "session,random", "--capacity", "900", "--json"]
+    one = run("fleet", chats, *arguments)
+    two = run("fleet", chats, *arguments, "--jobs", "2")
+    assert two.exit_code == 0, two.stderr
+    assert two.stdout == one.stdout
 
 
 def test_a_fleet_whose_replicas_are_too_small_has_a_line_without_numbers(
