@@ -24,7 +24,8 @@ from blockmgr.cli.options import (
 from blockmgr.lab.choices import pick
 from blockmgr.lab.delivery import REPAIRS, deliveries
 from blockmgr.lab.fleet import PrefillModel
-from blockmgr.lab.fleets import FleetRow, fleets
+from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
+from blockmgr.lab.pools_apart import ApartResult
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
@@ -51,6 +52,7 @@ HEADINGS: Final = (
     "p99 ms",
     "waited",
 )
+APART: Final = ("sent\ntokens", "handover\nmean ms")
 
 
 def _routers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -65,14 +67,16 @@ def _routers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return tuple(dict.fromkeys(names))
 
 
-def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Size, ...]:
     try:
-        counts = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+        sizes = [tuple(map(int, item.split("+"))) for item in text.split(",")]
     except ValueError:
-        counts = (0,)
-    if min(counts) < 1:
-        raise click.BadParameter(f"replicas must be whole numbers above 0, got {text!r}")
-    return counts
+        sizes = [()]
+    if not all(len(size) in (1, 2) and min(size) > 0 for size in sizes):
+        raise click.BadParameter(
+            f"replicas must be whole numbers above 0, or two of them such as 6+2, got {text!r}"
+        )
+    return tuple(dict.fromkeys(size[0] if len(size) == 1 else Split(*size) for size in sizes))
 
 
 def _delays(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -108,7 +112,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     default="1,2,4,8",
     show_default=True,
     metavar="COUNTS",
-    help="Numbers of replicas, separated by commas.",
+    help="Numbers of replicas, separated by commas; 6+2 are 6 that prefill and 2 that decode.",
 )
 @click.option(
     "--routers",
@@ -162,6 +166,21 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     help=f"What a reader does about lost events: {', '.join(REPAIRS)}.",
 )
 @click.option(
+    "--decode-router",
+    type=click.Choice(list(ROUTERS)),
+    metavar="NAME",
+    default="least-loaded",
+    show_default=True,
+    help="Router from replicas that prefill to those that decode.",
+)
+@click.option(
+    "--send-ms-per-token",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Time from one to the other for each prompt token that is not cached there.",
+)
+@click.option(
     "--prefill-ms-per-token",
     type=click.FloatRange(min=0),
     default=PrefillModel().ms_per_token,
@@ -194,13 +213,15 @@ def fleet(
     source: str | None,
     trace_path: Path | None,
     workload: str | None,
-    replicas: tuple[int, ...],
+    replicas: tuple[Size, ...],
     routers: tuple[str, ...],
     capacity: Capacity,
     load_weight: float,
     delays_ms: tuple[int, ...],
     losses: tuple[float, ...],
     repairs: tuple[Repair, ...],
+    decode_router: str,
+    send_ms_per_token: float,
     prefill_ms_per_token: float,
     prefill_overhead_ms: float,
     seed: int,
@@ -237,6 +258,8 @@ def fleet(
                 seed=seed,
                 load_weight=load_weight,
                 deliveries=ways,
+                decode_router=decode_router,
+                send_ms_per_token=send_ms_per_token,
                 first_token=model,
                 jobs=chosen_jobs(jobs, ray_address, len(replicas) * num_routers),
                 progress=progress,
@@ -280,30 +303,44 @@ def _entry(row: FleetRow) -> dict[str, Any]:
             "first_token_mean_ms": found.first_token_mean_ms,
             "first_token_p99_ms": found.first_token_quantile(0.99),
             "waited": found.waited,
-            "of_replicas": [result.as_plain for result in found.replicas],
         }
+    if isinstance(found, ApartResult):
+        entry |= {
+            "prefill": len(found.prefill),
+            "decode": len(found.decode),
+            "decode_router": found.decode_router,
+            "decode_imbalance": found.decode_imbalance,
+            "handover_mean_ms": found.handover_mean_ms,
+            "sent_tokens": found.sent_tokens,
+            "of_replicas": [result.as_plain for result in found.prefill],
+            "of_decode_replicas": [result.as_plain for result in found.decode],
+        }
+    elif found is not None:
+        entry["of_replicas"] = [result.as_plain for result in found.replicas]
     return entry
 
 
 def _table(rows: tuple[FleetRow, ...]) -> Table:
     table = Table(box=box.SIMPLE, padding=0)
-    for heading in HEADINGS:
+    headings = HEADINGS + APART * any(row.split for row in rows)
+    for heading in headings:
         style = "bold cyan" if heading == "hit\nrate" else ""
         table.add_column(heading, justify="left" if heading == "router" else "right", style=style)
-    before = rows[0].replicas
+    before = rows[0].size
     for row in rows:
-        if row.replicas != before:
+        if row.size != before:
             table.add_section()
-        before = row.replicas
-        table.add_row(str(row.replicas), f"{row.num_blocks:,}", row.label, *_cells(row))
+        before = row.size
+        cells = (str(row.size), f"{row.num_blocks:,}", row.label, *_cells(row))
+        table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table
 
 
 def _cells(row: FleetRow) -> list[str]:
     found = row.result
     if found is None:
-        return [NOTHING] * (len(HEADINGS) - 3)
-    return [
+        return []
+    cells = [
         f"{found.hit_rate:.2%}",
         NOTHING if row.best_hit_rate is None else f"{row.best_hit_rate:.2%}",
         f"{found.imbalance:.2f}",
@@ -311,3 +348,6 @@ def _cells(row: FleetRow) -> list[str]:
         f"{found.first_token_quantile(0.99):,.0f}",
         f"{found.waited:,}",
     ]
+    if isinstance(found, ApartResult):
+        cells += [f"{found.sent_tokens:,}", f"{found.handover_mean_ms:,.0f}"]
+    return cells

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.replay import Limits
-from blockmgr.lab.replica import Replica, event_bytes
+from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
 from blockmgr.lab.routers import Arrival, Listener, Setting, router_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from blockmgr.lab.routers import RouterFactory
     from blockmgr.lab.trace import Trace
 
-__all__ = ["FirstToken", "FleetResult", "PrefillModel", "best_hit_rate", "fleet"]
+__all__ = [
+    "FirstToken",
+    "FleetResult",
+    "PrefillModel",
+    "best_hit_rate",
+    "fleet",
+    "name_of",
+    "quantile",
+    "serve",
+]
 
 FirstToken = Callable[[int, int], float]
 """Milliseconds to the first token, from those a request waited and the tokens it computes."""
@@ -102,10 +111,7 @@ class FleetResult:
         Raises:
             ValueError: ``share`` is not in ``[0, 1]``.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {share}")
-        times = self.first_token_ms
-        return float(np.quantile(times, share)) if len(times) else 0.0
+        return quantile(self.first_token_ms, share)
 
 
 def fleet(
@@ -145,10 +151,7 @@ def fleet(
 
     Cost: that of the replays; routers by prefix look each prompt up in every replica.
     """
-    if replicas < 1:
-        raise ValueError(f"replicas must be at least 1, got {replicas}")
-    if load_weight < 0:
-        raise ValueError(f"load_weight must be at least 0, got {load_weight}")
+    model = first_token or PrefillModel()
     setting = Setting(
         trace=trace,
         block_size=config.block_size,
@@ -157,43 +160,90 @@ def fleet(
         num_replicas=replicas,
         delivery=delivery or AT_ONCE,
     )
+    results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
+    times = [model(one.wait_ms, one.num_computed_tokens) for one in served]
+    return FleetResult(
+        router=name_of(router),
+        replicas=results,
+        first_token_ms=np.array(times, dtype=np.float64),
+    )
+
+
+def quantile(times: npt.NDArray[np.float64], share: float) -> float:
+    """The time that this share of all stays within; 0 if there is none.
+
+    Raises:
+        ValueError: ``share`` is not in ``[0, 1]``.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1], got {share}")
+    return float(np.quantile(times, share)) if len(times) else 0.0
+
+
+def name_of(router: str | RouterFactory) -> str:
+    """The name of a router, or that of what makes it."""
+    return router if isinstance(router, str) else getattr(router, "__name__", "own")
+
+
+def serve(
+    setting: Setting,
+    num_blocks: int,
+    config: ReplayConfig,
+    router: str | RouterFactory,
+    *,
+    busy_ms: BusyTime | None = None,
+    **options: Any,
+) -> tuple[tuple[ReplayResult, ...], list[Served]]:
+    """Drive replicas through a trace: what each counted, and all requests as they were admitted.
+
+    Args:
+        setting: The trace, the number of replicas, and what routers need.
+        num_blocks: Blocks in the pool of each.
+        config: How each replays what it gets.
+        router: Name of a router, or what makes one.
+        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
+        options: As ``EventLoop`` has them.
+
+    Raises:
+        ValueError: As ``fleet`` does.
+        MissingExtraError: Likewise.
+    """
+    replicas = setting.num_replicas
+    if replicas < 1:
+        raise ValueError(f"replicas must be at least 1, got {replicas}")
+    if setting.load_weight < 0:
+        raise ValueError(f"load_weight must be at least 0, got {setting.load_weight}")
     choose = router_of(router, setting)
-    limits = Limits.of(trace, config)
-    served: list[float] = []
-    model = first_token or PrefillModel()
     told = choose.listen if isinstance(choose, Listener) else None
     if told is not None and config.groups:
         raise ValueError(
             f"groups must be empty for a router by events, got {len(config.groups)}: "
             "a manager with groups has none"
         )
-    extra_bytes = 0 if told is None else event_bytes(num_blocks, config, limits)
+    limits = Limits.of(setting.trace, config)
+    options["event_bytes"] = 0 if told is None else event_bytes(num_blocks, config, limits)
+    served: list[Served] = []
     loops = [
         Replica(
-            trace,
+            setting.trace,
             num_blocks,
             config,
-            progress=progress,
-            clock=clock,
             limits=limits,
-            served=lambda wait_ms, computed: served.append(model(wait_ms, computed)),
+            served=served.append,
+            busy_ms=busy_ms,
             told=None if told is None else partial(told, place),
-            event_bytes=extra_bytes,
+            **options,
         )
         for place in range(replicas)
     ]
-    for number, request in enumerate(trace.requests, start=1):
+    for number, request in enumerate(setting.trace.requests, start=1):
         for loop in loops:
             loop.advance(request.arrival_ms)
         place = choose(Arrival(number, request, request.tokens()), loops)
         if not 0 <= place < replicas:
             raise ValueError(f"router must choose from [0, {replicas}), got {place}")
         loops[place].offer(number, request)
-    return FleetResult(
-        router=router if isinstance(router, str) else getattr(router, "__name__", "own"),
-        replicas=tuple(loop.finish() for loop in loops),
-        first_token_ms=np.array(served, dtype=np.float64),
-    )
+    return tuple(loop.finish() for loop in loops), served
 
 
 def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.fleet import FirstToken, FleetResult, best_hit_rate, fleet
+from blockmgr.lab.pools_apart import ApartResult, best_apart_hit_rate, fleet_apart
 from blockmgr.lab.routers import BY_EVENTS
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
@@ -22,7 +24,23 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
     from blockmgr.lab.workers import Advance, RayCluster, Workers
 
-__all__ = ["FleetRow", "fleets"]
+__all__ = ["FleetRow", "Size", "Split", "fleets"]
+
+
+class Split(NamedTuple):
+    """A fleet whose replicas prefill or decode (``blockmgr.lab.pools_apart``)."""
+
+    prefill: int
+    """How many prefill."""
+    decode: int
+    """How many decode."""
+
+    def __str__(self) -> str:
+        return f"{self.prefill}+{self.decode}"
+
+
+Size = int | Split
+"""Replicas of a fleet: so many, or so many of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +48,35 @@ class FleetRow:
     """A fleet of one size with one router.
 
     Attributes:
-        replicas: How many there are.
+        replicas: How many there are, of both kinds.
         num_blocks: Blocks of each.
         router: Name of the router.
         result: What the fleet counted; None if a replica is smaller than the largest request.
         best_hit_rate: What no routing exceeds in as many blocks; None where ``result`` is, or with
             reuse of parts of blocks, which no bound on whole blocks holds for.
         delivery: How events reached the router; None for a router that reads none.
+        split: How many prefill and how many decode; None if each does both.
     """
 
     replicas: int
     num_blocks: int
     router: str
-    result: FleetResult | None
+    result: FleetResult | ApartResult | None
     best_hit_rate: float | None
     delivery: Delivery | None = None
+    split: Split | None = None
+
+    @property
+    def size(self) -> Size:
+        """As it was asked for."""
+        return self.replicas if self.split is None else self.split
+
+    @property
+    def line(self) -> str:
+        """What rows of other sizes have in common with this one: label, and share that decodes."""
+        if self.split is None:
+            return self.label
+        return f"{self.label}, {Fraction(self.split.decode, self.replicas)} decode"
 
     @property
     def label(self) -> str:
@@ -55,7 +87,7 @@ class FleetRow:
 
 def fleets(
     trace: Trace,
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     capacity: Capacity,
     config: ReplayConfig,
     *,
@@ -63,6 +95,8 @@ def fleets(
     seed: int = 0,
     load_weight: float = 0.25,
     deliveries: Sequence[Delivery] = (AT_ONCE,),
+    decode_router: str = "least-loaded",
+    send_ms_per_token: float = 0.0,
     first_token: FirstToken | None = None,
     jobs: int | RayCluster = 1,
     progress: Progress | None = None,
@@ -73,13 +107,15 @@ def fleets(
 
     Args:
         trace: The requests.
-        sizes: Numbers of replicas.
+        sizes: Numbers of replicas, or of those that prefill and those that decode.
         capacity: Blocks of each fleet altogether, split evenly and rounded down.
         config: How each replica replays.
         routers: Names of routers.
         seed: Of routers that draw.
         load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
         deliveries: How events reach the router ``events``, at least one way.
+        decode_router: Of what has been prefilled, where some decode.
+        send_ms_per_token: Time that K/V of a token travels, likewise.
         first_token: Model of the time to first token; pickled for other processes.
         jobs: Processes at work, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
@@ -95,72 +131,82 @@ def fleets(
         raise ValueError("deliveries must hold at least one, got 0")
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
     least = largest_request_blocks(trace, config)
-    fitting = [size for size in sizes if blocks // size >= least]
+    each = {size: blocks // _total(size) for size in sizes}
+    fitting = [size for size in sizes if each[size] >= least]
     if not fitting:
-        few = min(sizes)
+        few = min(map(_total, sizes))
         raise ValueError(
             f"capacity must be at least {least * few} blocks for {few} replicas, "
             f"since the largest request of {trace.name} takes {least}, got {blocks}"
         )
     routes = list(_ways(routers, deliveries))
-    options = {"config": config, "seed": seed, "load_weight": load_weight}
-    options["first_token"] = first_token
+    call = {"config": config, "seed": seed, "load_weight": load_weight, "first_token": first_token}
+    apart = {"decode_router": decode_router, "send_ms_per_token": send_ms_per_token}
     calls = [
-        {
-            **options,
-            "replicas": size,
-            "num_blocks": blocks // size,
-            "router": router,
-            "delivery": way,
-        }
+        (size, {**call, "num_blocks": each[size], "router": router, "delivery": delivery}, apart)
         for size in fitting
-        for router, way in routes
+        for router, delivery in routes
     ]
     with workers_on(trace, jobs) as workers:
         bounds: list[float | None] = [None] * len(fitting)
         if not config.min_partial_tokens:
-            bounds = workers.run(
-                [(_best, size, blocks // size, config) for size in fitting], _ignore
-            )
+            tasks = [(_best, size, each[size], config) for size in fitting]
+            bounds = workers.run(tasks, _ignore)
         found = _run(workers, calls, progress or _ignore, len(trace.requests), here=jobs == 1)
     best = dict(zip(fitting, bounds, strict=True))
     results = iter(found)
     return tuple(
         FleetRow(
-            replicas=size,
-            num_blocks=blocks // size,
+            replicas=_total(size),
+            num_blocks=each[size],
             router=router,
             result=next(results) if size in best else None,
             best_hit_rate=best.get(size),
             delivery=delivery,
+            split=size if isinstance(size, Split) else None,
         )
         for size in sizes
         for router, delivery in routes
     )
 
 
+def _total(size: Size) -> int:
+    return sum(size) if isinstance(size, Split) else size
+
+
 def _run(
     workers: Workers,
-    calls: Sequence[dict[str, Any]],
+    calls: Sequence[tuple[Any, ...]],
     progress: Progress,
     num_requests: int,
     *,
     here: bool,
-) -> list[FleetResult]:
-    """Carry out calls of ``fleet``; only in this process can each request be followed."""
+) -> list[FleetResult | ApartResult]:
+    """Carry out ``_fleet``; only in this process can each request be followed."""
     if here:
-        return workers.run([(_fleet, {**call, "progress": progress}) for call in calls], _ignore)
+        return workers.run([(_fleet, *call, progress) for call in calls], _ignore)
     return workers.run(
-        [(_fleet, call) for call in calls], partial(_advance_by, num_requests, progress)
+        [(_fleet, *call) for call in calls], partial(_advance_by, num_requests, progress)
     )
 
 
-def _best(replays: Replays, *arguments: Any) -> float:
-    return best_hit_rate(replays.trace, *arguments)
+def _best(replays: Replays, size: Size, num_blocks: int, config: ReplayConfig) -> float:
+    if isinstance(size, Split):
+        return best_apart_hit_rate(replays.trace, size.prefill, num_blocks, config)
+    return best_hit_rate(replays.trace, size, num_blocks, config)
 
 
-def _fleet(replays: Replays, call: dict[str, Any]) -> FleetResult:
-    return fleet(replays.trace, **call)
+def _fleet(
+    replays: Replays,
+    size: Size,
+    call: dict[str, Any],
+    apart: dict[str, Any],
+    progress: Progress | None = None,
+) -> FleetResult | ApartResult:
+    if isinstance(size, Split):
+        prefill, decode = size
+        return fleet_apart(replays.trace, prefill, decode, **call, **apart, progress=progress)
+    return fleet(replays.trace, size, **call, progress=progress)
 
 
 def _advance_by(count: int, advance: Advance) -> None:

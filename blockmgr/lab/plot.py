@@ -64,7 +64,7 @@ COLUMNS: Final = (
 
 FLEET_COLUMNS: Final = (
     *("replicas", "num_blocks", "router", "hit_rate", "imbalance", "best_hit_rate"),
-    *("event_delay_ms", "event_loss", "event_repair"),
+    *("event_delay_ms", "event_loss", "event_repair", "decode_replicas"),
 )
 
 
@@ -144,7 +144,8 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
             numbers = (row.result.hit_rate, row.result.imbalance, row.best_hit_rate)
             way = row.delivery
             how = (None,) * 3 if way is None else (way.delay_ms, way.loss, way.repair)
-            table.writerow((row.replicas, row.num_blocks, row.router, *numbers, *how))
+            decode = 0 if row.split is None else row.split.decode
+            table.writerow((row.replicas, row.num_blocks, row.router, *numbers, *how, decode))
     with replacing(data) as file:
         file.write(text.getvalue().encode())
     return picture, data
@@ -153,14 +154,17 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
 def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
     rates, balance = figure.subplots(1, 2)
     drawn = [(row, row.result) for row in rows if row.result is not None]
-    best = {row.replicas: row.best_hit_rate for row, _ in drawn if row.best_hit_rate is not None}
+    best: dict[int, float] = {}  # with replicas apart, that of those that prefill is lower
+    for row, _ in drawn:
+        if row.best_hit_rate is not None:
+            best[row.replicas] = max(best.get(row.replicas, 0.0), row.best_hit_rate)
     if best:
         ceilings = [100 * rate for rate in best.values()]
         rates.plot(
             list(best), ceilings, color=CEILING, linestyle=(0, (6, 4)), label="best possible"
         )
-    for place, router in enumerate(dict.fromkeys(row.label for row, _ in drawn)):
-        own = [(row.replicas, result) for row, result in drawn if row.label == router]
+    for place, router in enumerate(dict.fromkeys(row.line for row, _ in drawn)):
+        own = [(row.replicas, result) for row, result in drawn if row.line == router]
         sizes = [size for size, _ in own]
         color, marker = LINES[place % len(LINES)]
         stroke = STROKES[place // len(LINES) % len(STROKES)]

@@ -294,11 +294,15 @@ class EventLoop:
         if self._watch is not None:
             self._watch.after(request, handles)
         self._free_rows -= len(handles)
-        end_ms = now + self._config.service_ms(request)
+        end_ms = now + self._busy_ms(request)
         heapq.heappush(self._running, (end_ms, self._order, request, handles))
         self._numbers[self._order] = waiting.number
         self._order += 1
         return True
+
+    def _busy_ms(self, request: Request) -> int:
+        """How long a request that was just admitted holds its blocks."""
+        return self._config.service_ms(request)
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         """Admit a request with all its samples; no handles if there is no room for them."""

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockmgr.lab.replay import EventLoop, Limits
 from blockmgr.lab.replay_manager import replay_manager
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from blockmgr.event_columns import Events
     from blockmgr.lab.replay import ReplayConfig, ReplayResult, Waiting
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.routers import Arrival
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Replica", "event_bytes"]
+__all__ = ["BusyTime", "Replica", "Served", "event_bytes"]
+
+BusyTime = Callable[["Request", int], int]
+"""How long a request holds its blocks, in milliseconds: from it and the tokens it computes."""
+
+
+class Served(NamedTuple):
+    """A request that was admitted."""
+
+    number: int
+    """In the trace, from 1."""
+    now_ms: int
+    """When, in simulated milliseconds."""
+    wait_ms: int
+    """How long it had waited."""
+    num_computed_tokens: int
+    """Tokens of its prompt that were not cached."""
 
 
 class Replica(EventLoop):
@@ -28,8 +43,8 @@ class Replica(EventLoop):
         num_blocks: Blocks in its pool.
         config: How to replay.
         limits: Of the trace.
-        served: Called for each request that is admitted, with the milliseconds that it waited and
-            the tokens of its prompt that are computed.
+        served: Called for each request that is admitted.
+        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
         told: Called with the instant and the events of each step that has any; None for a manager
             without events.
         event_bytes: Memory that its events take, which no count has.
@@ -43,7 +58,8 @@ class Replica(EventLoop):
         config: ReplayConfig,
         *,
         limits: Limits,
-        served: Callable[[int, int], None],
+        served: Callable[[Served], None],
+        busy_ms: BusyTime | None = None,
         told: Callable[[int, Events], None] | None = None,
         event_bytes: int = 0,
         **options: Any,
@@ -53,6 +69,7 @@ class Replica(EventLoop):
         )
         self._served = served
         self._told = told
+        self._busy = busy_ms
         self._num_cached = 0
         self._event_bytes = event_bytes
 
@@ -85,9 +102,15 @@ class Replica(EventLoop):
     def _admit(self, waiting: Waiting, now: int) -> bool:
         admitted = super()._admit(waiting, now)
         if admitted:
-            request = waiting.request
-            self._served(now - request.arrival_ms, request.num_prompt_tokens - self._num_cached)
+            number, request = waiting.number, waiting.request
+            computed = request.num_prompt_tokens - self._num_cached
+            self._served(Served(number, now, now - request.arrival_ms, computed))
         return admitted
+
+    def _busy_ms(self, request: Request) -> int:
+        if self._busy is None:
+            return super()._busy_ms(request)
+        return self._busy(request, request.num_prompt_tokens - self._num_cached)
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)

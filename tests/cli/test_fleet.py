@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from blockmgr.lab.pools_apart import best_apart_hit_rate
+from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
-from blockmgr.lab.trace import write_trace
+from blockmgr.lab.trace import read_trace, write_trace
 from blockmgr.lab.workloads import generate
 
 Run = Callable[..., Result]
@@ -82,7 +84,7 @@ def test_a_fleet_whose_replicas_are_too_small_has_a_line_without_numbers(
     data = picture.with_suffix(".csv").read_text().splitlines()
     assert data[0] == (
         "replicas,num_blocks,router,hit_rate,imbalance,best_hit_rate,"
-        "event_delay_ms,event_loss,event_repair"
+        "event_delay_ms,event_loss,event_repair,decode_replicas"
     )
     assert [line.split(",")[0] for line in data[1:]] == ["1"]
     none = run("fleet", chats, "--replicas", "500", "--capacity", "900")
@@ -106,8 +108,32 @@ def test_events_have_a_row_for_each_way_that_they_travel(
         for loss, repair in ((0, "replay"), (0.5, "replay"), (0.5, "none"))
     ]
     assert "events, 400 ms late, 50% lost, repair none" in picture.read_text()
-    assert picture.with_suffix(".csv").read_text().splitlines()[-1].endswith(",400,0.5,none")
+    assert picture.with_suffix(".csv").read_text().splitlines()[-1].endswith(",400,0.5,none,0")
     assert run(*shlex.split(document["command"])[1:]).stdout == result.stdout
+
+
+def test_replicas_that_prefill_and_others_that_decode_have_rows_beside_those_that_do_both(
+    run: Run, chats: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "apart.svg"
+    arguments = ["--replicas", "2,1+1,500+1", "--routers", "session", "--capacity", "900"]
+    arguments += ["--send-ms-per-token", "0.5"]
+    result = run("fleet", chats, *arguments, "--json")
+    both, apart, small = json.loads(result.stdout)["results"]
+    assert both["replicas"] == apart["replicas"] == 2
+    assert (apart["prefill"], apart["decode"], apart["decode_router"]) == (1, 1, "least-loaded")
+    [decoded] = apart["of_decode_replicas"]
+    trace = read_trace(chats)
+    assert apart["best_hit_rate"] == best_apart_hit_rate(trace, 1, 450, ReplayConfig())
+    assert apart["sent_tokens"] == decoded["query_tokens"] - decoded["hit_tokens"]
+    assert (small["replicas"], small["too_small"]) == (501, True)
+    table = run("fleet", chats, *arguments, "--plot", picture)
+    lines = {line.split()[0]: line.split() for line in table.stdout.splitlines() if line.strip()}
+    assert lines["2"][-2:] == ["\N{EN DASH}"] * 2
+    assert lines["1+1"][-2] == f"{apart['sent_tokens']:,}"
+    assert lines["500+1"][-8:] == ["\N{EN DASH}"] * 8
+    assert "session, 1/2 decode" in picture.read_text()
+    assert picture.with_suffix(".csv").read_text().splitlines()[-1].endswith(",1")
 
 
 def test_reuse_of_parts_has_no_bound_beside_it(run: Run, chats: Path) -> None:
@@ -122,6 +148,9 @@ def test_reuse_of_parts_has_no_bound_beside_it(run: Run, chats: Path) -> None:
         (["--routers", "longest-prefx"], "did you mean 'longest-prefix'?"),
         (["--replicas", "1,zero"], "replicas must be whole numbers above 0"),
         (["--replicas", "0"], "replicas must be whole numbers above 0"),
+        (["--replicas", "2+0"], "or two of them such as 6+2, got '2+0'"),
+        (["--replicas", "1+1+1"], "or two of them such as 6+2, got '1+1+1'"),
+        (["--decode-router", "nearest"], "'nearest' is not one of"),
         (["--load-weight", "-1"], "-1"),
         (["--event-loss", "0,120%"], "share must be in [0, 1] or [0%, 100%], got '120%'"),
         (["--event-delay-ms", "soon"], "delays must be whole numbers, at least 0, got 'soon'"),
