@@ -107,7 +107,7 @@ def fleets(
 
     Args:
         trace: The requests.
-        sizes: Numbers of replicas, or of those that prefill and those that decode.
+        sizes: Numbers of replicas, or of those that prefill and those that decode; each once.
         capacity: Blocks of each fleet altogether, split evenly and rounded down.
         config: How each replica replays.
         routers: Names of routers.
@@ -130,15 +130,8 @@ def fleets(
     if not deliveries:
         raise ValueError("deliveries must hold at least one, got 0")
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
-    least = largest_request_blocks(trace, config)
     each = {size: blocks // _total(size) for size in sizes}
-    fitting = [size for size in sizes if each[size] >= least]
-    if not fitting:
-        few = min(map(_total, sizes))
-        raise ValueError(
-            f"capacity must be at least {least * few} blocks for {few} replicas, "
-            f"since the largest request of {trace.name} takes {least}, got {blocks}"
-        )
+    fitting = _fitting(trace, each, blocks, config)
     routes = list(_ways(routers, deliveries))
     call = {"config": config, "seed": seed, "load_weight": load_weight, "first_token": first_token}
     apart = {"decode_router": decode_router, "send_ms_per_token": send_ms_per_token}
@@ -165,9 +158,22 @@ def fleets(
             delivery=delivery,
             split=size if isinstance(size, Split) else None,
         )
-        for size in sizes
+        for size in each
         for router, delivery in routes
     )
+
+
+def _fitting(trace: Trace, each: dict[Size, int], blocks: int, config: ReplayConfig) -> list[Size]:
+    """The sizes whose replicas are large enough for every request: at least one."""
+    least = largest_request_blocks(trace, config)
+    fitting = [size for size, num_blocks in each.items() if num_blocks >= least]
+    if not fitting:
+        few = min(map(_total, each))
+        raise ValueError(
+            f"capacity must be at least {least * few} blocks for {few} replicas, "
+            f"since the largest request of {trace.name} takes {least}, got {blocks}"
+        )
+    return fitting
 
 
 def _total(size: Size) -> int:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.delivery import Delivery
     from blockmgr.lab.fleet import FirstToken
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.replica import Served
     from blockmgr.lab.request import Request
     from blockmgr.lab.routers import RouterFactory
 
@@ -159,15 +160,7 @@ def fleet_apart(
             travels, or the trace cannot be cut into blocks of ``config.block_size``.
         MissingExtraError: As in ``fleet``.
     """
-    for name, count in (("prefill", prefill), ("decode", decode)):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
-    if not 0 <= send_ms_per_token < float("inf"):
-        raise ValueError(f"send_ms_per_token must be at least 0, got {send_ms_per_token}")
-    if config.groups:
-        raise ValueError(
-            f"groups must be empty for prefill and decode apart, got {len(config.groups)}"
-        )
+    _check(prefill, decode, send_ms_per_token, config)
     model = first_token or PrefillModel()
     setting = Setting(
         trace=_prompts(trace),
@@ -188,13 +181,8 @@ def fleet_apart(
     )
     if not served:
         raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
-    # In the order in which their prompts are done.
-    handed = sorted(
-        (one.now_ms + round(model(0, one.num_computed_tokens)), one.number) for one in served
-    )
-    arrived = tuple(replace(trace.requests[number - 1], arrival_ms=at) for at, number in handed)
     decoded, started = serve(
-        replace(setting, trace=Trace(trace.name, arrived), num_replicas=decode),
+        replace(setting, trace=_in_order_of_handover(trace, served, model), num_replicas=decode),
         num_blocks if decode_blocks is None else decode_blocks,
         config,
         decode_router,
@@ -211,6 +199,27 @@ def fleet_apart(
         first_token_ms=np.array(first, dtype=np.float64),
         handover_ms=np.array(handover, dtype=np.float64),
     )
+
+
+def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayConfig) -> None:
+    for name, count in (("prefill", prefill), ("decode", decode)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if not 0 <= send_ms_per_token < float("inf"):
+        raise ValueError(f"send_ms_per_token must be at least 0, got {send_ms_per_token}")
+    if config.groups:
+        raise ValueError(
+            f"groups must be empty for prefill and decode apart, got {len(config.groups)}"
+        )
+
+
+def _in_order_of_handover(trace: Trace, served: list[Served], model: FirstToken) -> Trace:
+    """The requests that were prefilled, each as it comes when its prompt is done."""
+    done = sorted(
+        (one.now_ms + round(model(0, one.num_computed_tokens)), one.number) for one in served
+    )
+    arrived = (replace(trace.requests[number - 1], arrival_ms=at) for at, number in done)
+    return Trace(trace.name, tuple(arrived))
 
 
 def best_apart_hit_rate(trace: Trace, prefill: int, num_blocks: int, config: ReplayConfig) -> float:

@@ -113,7 +113,7 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(tmp_path: Path, momen
     [
         "numpy",
         "blockmgr.blocks",
-        "blockmgr.lab.sweep",
+        "blockmgr.lab.workers",
         "blockmgr.lab.workers:_take_trace",
         "blockmgr.lab.workers:_run_there",
         "blockmgr.lab.replay:run",

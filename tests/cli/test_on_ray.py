@@ -195,10 +195,10 @@ def test_a_cluster_that_dies_in_the_middle_is_a_typed_error(cluster: Cluster, tr
     assert lost.value.address == cluster.jobs.address
 
 
-@needs_ray
 def test_a_cluster_that_is_not_there_is_a_typed_error_at_once(
-    run: Callable[..., Result], trace: Trace
+    run: Callable[..., Result], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", lambda _: True)  # nothing is asked of Ray
     nowhere = RayCluster(address="127.0.0.1:1")
     with pytest.raises(ClusterLostError, match=r"the cluster at 127\.0\.0\.1:1 is lost: does not"):
         fleets(trace, [1], parse_capacities("50%")[0], CONFIG, routers=["random"], jobs=nowhere)
