@@ -41,6 +41,7 @@ from blockmgr.digest import KeyedDigest, VllmDigest, namespace_key
 from blockmgr.errors import (
     BlockMgrError,
     BlockStateError,
+    ClusterLostError,
     CopyError,
     EndpointError,
     ForkError,
@@ -81,6 +82,7 @@ __all__ = [
     "BlockState",
     "BlockStateError",
     "ChunkedAttention",
+    "ClusterLostError",
     "CopyError",
     "CopyPlan",
     "EndpointError",

@@ -23,6 +23,7 @@
     ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
     ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
     ├── EndpointError        (also OSError)         an address that cannot be listened on
+    ├── ClusterLostError     (also ConnectionError) a cluster that does not answer any more
     ├── MissingExtraError    (also ImportError)     names the extra to install
     └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
 
@@ -33,6 +34,7 @@ its bound. Whatever a call raises, the manager is as it was before the call.
 __all__ = [
     "BlockMgrError",
     "BlockStateError",
+    "ClusterLostError",
     "CopyError",
     "EndpointError",
     "ForkError",
@@ -283,6 +285,23 @@ class EndpointError(BlockMgrError, OSError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.endpoint, self.problem)
+
+
+class ClusterLostError(BlockMgrError, ConnectionError):
+    """A cluster that does not answer, or not any more.
+
+    Attributes:
+        address: Where it is.
+        problem: What is known of it.
+    """
+
+    def __init__(self, address: str, problem: str) -> None:
+        self.address = address
+        self.problem = problem
+        super().__init__(f"the cluster at {address} is lost: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.address, self.problem)
 
 
 class MissingExtraError(BlockMgrError, ImportError):

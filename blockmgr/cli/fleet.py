@@ -13,26 +13,33 @@ from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
 from blockmgr.cli.options import (
+    chosen_jobs,
     chosen_source,
     debug_option,
     how_options,
+    jobs_options,
     one_capacity,
     source_options,
 )
 from blockmgr.lab.choices import pick
+from blockmgr.lab.delivery import REPAIRS, deliveries
 from blockmgr.lab.fleet import PrefillModel
-from blockmgr.lab.fleets import FleetRow, fleets
+from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
+from blockmgr.lab.pools_apart import ApartResult
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
-from blockmgr.lab.routers import ROUTERS
+from blockmgr.lab.routers import BY_EVENTS, ROUTERS
+from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
+    from blockmgr.lab.delivery import Repair
     from blockmgr.lab.study import Capacity
 
 __all__ = ["fleet"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "replicas", "routers", "seed"})
 EVERY: Final = "all"
+SEEING: Final = tuple(name for name in ROUTERS if name != BY_EVENTS)  # need no extra
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
     "replicas",
@@ -45,9 +52,12 @@ HEADINGS: Final = (
     "p99 ms",
     "waited",
 )
+APART: Final = ("sent\ntokens", "handover\nmean ms")
 
 
-def _routers(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+def _routers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return SEEING
     if text.strip() == EVERY:
         return tuple(ROUTERS)
     try:
@@ -57,14 +67,41 @@ def _routers(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     return tuple(dict.fromkeys(names))
 
 
-def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Size, ...]:
     try:
-        counts = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+        sizes = [tuple(map(int, item.split("+"))) for item in text.split(",")]
     except ValueError:
-        counts = (0,)
-    if min(counts) < 1:
-        raise click.BadParameter(f"replicas must be whole numbers above 0, got {text!r}")
-    return counts
+        sizes = [()]
+    if not all(len(size) in (1, 2) and min(size) > 0 for size in sizes):
+        raise click.BadParameter(
+            f"replicas must be whole numbers above 0, or two of them such as 6+2, got {text!r}"
+        )
+    return tuple(dict.fromkeys(size[0] if len(size) == 1 else Split(*size) for size in sizes))
+
+
+def _delays(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        delays = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+    except ValueError:
+        delays = (-1,)
+    if min(delays) < 0:
+        raise click.BadParameter(f"delays must be whole numbers, at least 0, got {text!r}")
+    return delays
+
+
+def _losses(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(parse_share(item.strip())) for item in text.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+    try:
+        names = [pick("repair", item.strip(), REPAIRS) for item in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return tuple(dict.fromkeys(names))
 
 
 @click.command(short_help="Replay on several replicas behind a router.")
@@ -75,17 +112,16 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     default="1,2,4,8",
     show_default=True,
     metavar="COUNTS",
-    help="Numbers of replicas, separated by commas.",
+    help="Numbers of replicas, separated by commas; 6+2 are 6 that prefill and 2 that decode.",
 )
 @click.option(
     "--routers",
     "--router",
     "routers",
     callback=_routers,
-    default=EVERY,
-    show_default=True,
     metavar="NAMES",
-    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}.",
+    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY}.  "
+    f"[default: {EVERY} but {BY_EVENTS}, which needs the extra events]",
 )
 @click.option(
     "--capacity",
@@ -100,7 +136,49 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     type=click.FloatRange(min=0),
     default=0.25,
     show_default=True,
-    help="Weight of the load in prefix-minus-load.",
+    help="Weight of the load in prefix-minus-load and events.",
+)
+@click.option(
+    "--event-delay-ms",
+    "delays_ms",
+    callback=_delays,
+    default="0",
+    show_default=True,
+    metavar="TIMES",
+    help="How late events reach the router events; several, separated by commas.",
+)
+@click.option(
+    "--event-loss",
+    "losses",
+    callback=_losses,
+    default="0",
+    show_default=True,
+    metavar="SHARES",
+    help="Shares of the batches of events that never arrive.",
+)
+@click.option(
+    "--event-repair",
+    "repairs",
+    callback=_repairs,
+    default=REPAIRS[0],
+    show_default=True,
+    metavar="NAMES",
+    help=f"What a reader does about lost events: {', '.join(REPAIRS)}.",
+)
+@click.option(
+    "--decode-router",
+    type=click.Choice(list(ROUTERS)),
+    metavar="NAME",
+    default="least-loaded",
+    show_default=True,
+    help="Router from replicas that prefill to those that decode.",
+)
+@click.option(
+    "--send-ms-per-token",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Time from one to the other for each prompt token that is not cached there.",
 )
 @click.option(
     "--prefill-ms-per-token",
@@ -117,6 +195,7 @@ def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[
     help="Time to first token: part for each request.",
 )
 @how_options
+@jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--plot",
@@ -134,13 +213,20 @@ def fleet(
     source: str | None,
     trace_path: Path | None,
     workload: str | None,
-    replicas: tuple[int, ...],
+    replicas: tuple[Size, ...],
     routers: tuple[str, ...],
     capacity: Capacity,
     load_weight: float,
+    delays_ms: tuple[int, ...],
+    losses: tuple[float, ...],
+    repairs: tuple[Repair, ...],
+    decode_router: str,
+    send_ms_per_token: float,
     prefill_ms_per_token: float,
     prefill_overhead_ms: float,
     seed: int,
+    jobs: int | None,
+    ray_address: str | None,
     json_wanted: bool,
     plot_path: Path | None,
     debug: bool,
@@ -159,7 +245,9 @@ def fleet(
         config = ReplayConfig(**settings)
         trace = chosen.trace(seed)
         model = PrefillModel(ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms)
-        total = len(trace.requests) * len(replicas) * len(routers)
+        ways = deliveries(delays_ms, losses, repairs)
+        num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
+        total = len(trace.requests) * len(replicas) * num_routers
         with progress_bar("replaying", "requests", total) as progress:
             rows = fleets(
                 trace,
@@ -169,10 +257,16 @@ def fleet(
                 routers=routers,
                 seed=seed,
                 load_weight=load_weight,
+                deliveries=ways,
+                decode_router=decode_router,
+                send_ms_per_token=send_ms_per_token,
                 first_token=model,
+                jobs=chosen_jobs(jobs, ray_address, len(replicas) * num_routers),
                 progress=progress,
             )
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        command = repeat_command(
+            ctx, ALWAYS_REPEATED, chosen.repeated, leave_out={"jobs", "ray_address"}
+        )
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
             document = {
@@ -200,6 +294,8 @@ def _entry(row: FleetRow) -> dict[str, Any]:
         "best_hit_rate": row.best_hit_rate,
         "too_small": found is None,
     }
+    if row.delivery is not None:
+        entry["events"] = asdict(row.delivery)
     if found is not None:
         entry |= {
             "hit_rate": found.hit_rate,
@@ -207,30 +303,44 @@ def _entry(row: FleetRow) -> dict[str, Any]:
             "first_token_mean_ms": found.first_token_mean_ms,
             "first_token_p99_ms": found.first_token_quantile(0.99),
             "waited": found.waited,
-            "of_replicas": [result.as_plain for result in found.replicas],
         }
+    if isinstance(found, ApartResult):
+        entry |= {
+            "prefill": len(found.prefill),
+            "decode": len(found.decode),
+            "decode_router": found.decode_router,
+            "decode_imbalance": found.decode_imbalance,
+            "handover_mean_ms": found.handover_mean_ms,
+            "sent_tokens": found.sent_tokens,
+            "of_replicas": [result.as_plain for result in found.prefill],
+            "of_decode_replicas": [result.as_plain for result in found.decode],
+        }
+    elif found is not None:
+        entry["of_replicas"] = [result.as_plain for result in found.replicas]
     return entry
 
 
 def _table(rows: tuple[FleetRow, ...]) -> Table:
     table = Table(box=box.SIMPLE, padding=0)
-    for heading in HEADINGS:
+    headings = HEADINGS + APART * any(row.split for row in rows)
+    for heading in headings:
         style = "bold cyan" if heading == "hit\nrate" else ""
         table.add_column(heading, justify="left" if heading == "router" else "right", style=style)
-    before = rows[0].replicas
+    before = rows[0].size
     for row in rows:
-        if row.replicas != before:
+        if row.size != before:
             table.add_section()
-        before = row.replicas
-        table.add_row(str(row.replicas), f"{row.num_blocks:,}", row.router, *_cells(row))
+        before = row.size
+        cells = (str(row.size), f"{row.num_blocks:,}", row.label, *_cells(row))
+        table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table
 
 
 def _cells(row: FleetRow) -> list[str]:
     found = row.result
     if found is None:
-        return [NOTHING] * (len(HEADINGS) - 3)
-    return [
+        return []
+    cells = [
         f"{found.hit_rate:.2%}",
         NOTHING if row.best_hit_rate is None else f"{row.best_hit_rate:.2%}",
         f"{found.imbalance:.2f}",
@@ -238,3 +348,6 @@ def _cells(row: FleetRow) -> list[str]:
         f"{found.first_token_quantile(0.99):,.0f}",
         f"{found.waited:,}",
     ]
+    if isinstance(found, ApartResult):
+        cells += [f"{found.sent_tokens:,}", f"{found.handover_mean_ms:,.0f}"]
+    return cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,6 +15,7 @@ from blockmgr.lab.choices import hint, parse_policies, pick
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.trace import Trace, read_trace
+from blockmgr.lab.workers import RayCluster
 from blockmgr.lab.workloads import NAMES, generate
 
 if TYPE_CHECKING:
@@ -26,11 +28,13 @@ __all__ = [
     "block_sizes",
     "capacities",
     "check_one_source",
+    "chosen_jobs",
     "chosen_source",
     "chosen_trace",
     "debug_option",
     "how_options",
     "how_options_without",
+    "jobs_options",
     "one_capacity",
     "policies",
     "share",
@@ -111,6 +115,42 @@ def how_options_without(*names: str) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def jobs_options(command: F) -> F:
+    """``--jobs`` and ``--ray``, for ``chosen_jobs``."""
+    for option in (
+        click.option(
+            "--ray",
+            "ray_address",
+            metavar="ADDRESS",
+            help="Run on a cluster of Ray: HOST:PORT of its head, auto for one that runs on this "
+            "machine, or local to start one here. Needs the extra ray.",
+        ),
+        click.option(
+            "--jobs",
+            type=click.IntRange(min=1),
+            help="Number of processes; with --ray local, of its processors.  [default: one a CPU]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | RayCluster:
+    """Who works, of what ``jobs_options`` leaves.
+
+    Args:
+        jobs: As it was asked for.
+        ray_address: Likewise.
+        most: How much there is to do; more processes would only start and stop.
+
+    Raises:
+        ValueError: The address is none, or ``jobs`` does not go with it.
+    """
+    if ray_address is not None:
+        return RayCluster(address=ray_address, num_cpus=jobs)
+    return min(jobs or len(os.sched_getaffinity(0)), most)
 
 
 def debug_option(command: F) -> F:

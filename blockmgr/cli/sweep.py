@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +21,11 @@ from blockmgr.cli.models import (
 from blockmgr.cli.options import (
     block_sizes,
     capacities,
+    chosen_jobs,
     chosen_source,
     debug_option,
     how_options_without,
+    jobs_options,
     policies,
     source_options,
 )
@@ -95,11 +96,7 @@ HEADINGS: Final = (
 @dtype_option
 @how_options_without("block_size", "eviction")
 @forward_option
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Number of processes.  [default: one a CPU]",
-)
+@jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
 @click.pass_context
@@ -117,6 +114,7 @@ def sweep(
     dtype: str | None,
     seed: int,
     jobs: int | None,
+    ray_address: str | None,
     json_wanted: bool,
     debug: bool,
     **settings: Any,
@@ -140,8 +138,7 @@ def sweep(
             block_sizes=len(sizes),
             hints=config.hints,
         )
-        # More processes than replays would only start and stop.
-        workers = min(jobs or len(os.sched_getaffinity(0)), total)
+        workers = chosen_jobs(jobs, ray_address, total)
         with progress_bar("sweeping", "replays", total) as advance:
             outcome = run_sweep(
                 trace,
@@ -152,9 +149,9 @@ def sweep(
                 jobs=workers,
                 advance=advance,
             )
-        # How many processes there were is no part of the result.
+        # Who did the work is no part of the result.
         repeated = {**chosen.repeated, "block_sizes": sizes}
-        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs"})
+        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
             click.echo(json_text(_document(outcome, layers), provenance))

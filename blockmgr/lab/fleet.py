@@ -2,7 +2,7 @@
 
 Each replica is a replay of its own, with a real ``BlockManager``; a router sends every request to
 one of them when it comes. Replicas share time and nothing else. One replica is ``replay``, count by
-count.
+count; memory that events take is not counted.
 
 Time to first token is a model: ``PrefillModel`` by default, which stands beside the results and can
 be replaced. It is worked out afterwards and does not change how time passes in a replica.
@@ -13,23 +13,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.replay import EventLoop, Limits
-from blockmgr.lab.routers import Arrival, Setting, router_of
+from blockmgr.lab.replay import Limits
+from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
+from blockmgr.lab.routers import Arrival, Listener, Setting, router_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, Waiting
-    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.routers import RouterFactory
     from blockmgr.lab.trace import Trace
 
-__all__ = ["FirstToken", "FleetResult", "PrefillModel", "best_hit_rate", "fleet"]
+__all__ = [
+    "FirstToken",
+    "FleetResult",
+    "PrefillModel",
+    "best_hit_rate",
+    "fleet",
+    "name_of",
+    "quantile",
+    "serve",
+]
 
 FirstToken = Callable[[int, int], float]
 """Milliseconds to the first token, from those a request waited and the tokens it computes."""
@@ -100,10 +111,7 @@ class FleetResult:
         Raises:
             ValueError: ``share`` is not in ``[0, 1]``.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {share}")
-        times = self.first_token_ms
-        return float(np.quantile(times, share)) if len(times) else 0.0
+        return quantile(self.first_token_ms, share)
 
 
 def fleet(
@@ -115,6 +123,7 @@ def fleet(
     *,
     seed: int = 0,
     load_weight: float = 0.25,
+    delivery: Delivery | None = None,
     first_token: FirstToken | None = None,
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
@@ -128,50 +137,113 @@ def fleet(
         config: How each replays what it gets.
         router: Name of a router (``blockmgr.lab.routers``), or what makes one.
         seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` makes of the load, at least 0.
+        load_weight: What ``prefix-minus-load`` and ``events`` make of the load, at least 0.
+        delivery: How events reach the router ``events``; None for at once, and all of them.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.
         progress: Called once for each request.
         clock: Measures the host cost.
 
     Raises:
-        ValueError: A number is out of bounds, there is no such router, or the trace cannot be cut
-            into blocks of ``config.block_size``.
+        ValueError: A number is out of bounds, there is no such router, it reads events that
+            managers with groups do not have, or the trace cannot be cut into blocks of
+            ``config.block_size``.
+        MissingExtraError: The router is ``events``, and the extra ``events`` is not installed.
 
     Cost: that of the replays; routers by prefix look each prompt up in every replica.
     """
+    model = first_token or PrefillModel()
+    setting = Setting(
+        trace=trace,
+        block_size=config.block_size,
+        seed=seed,
+        load_weight=load_weight,
+        num_replicas=replicas,
+        delivery=delivery or AT_ONCE,
+    )
+    results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
+    times = [model(one.wait_ms, one.num_computed_tokens) for one in served]
+    return FleetResult(
+        router=name_of(router),
+        replicas=results,
+        first_token_ms=np.array(times, dtype=np.float64),
+    )
+
+
+def quantile(times: npt.NDArray[np.float64], share: float) -> float:
+    """The time that this share of all stays within; 0 if there is none.
+
+    Raises:
+        ValueError: ``share`` is not in ``[0, 1]``.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1], got {share}")
+    return float(np.quantile(times, share)) if len(times) else 0.0
+
+
+def name_of(router: str | RouterFactory) -> str:
+    """The name of a router, or that of what makes it."""
+    return router if isinstance(router, str) else getattr(router, "__name__", "own")
+
+
+def serve(
+    setting: Setting,
+    num_blocks: int,
+    config: ReplayConfig,
+    router: str | RouterFactory,
+    *,
+    busy_ms: BusyTime | None = None,
+    **options: Any,
+) -> tuple[tuple[ReplayResult, ...], list[Served]]:
+    """Drive replicas through a trace: what each counted, and all requests as they were admitted.
+
+    Args:
+        setting: The trace, the number of replicas, and what routers need.
+        num_blocks: Blocks in the pool of each.
+        config: How each replays what it gets.
+        router: Name of a router, or what makes one.
+        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
+        options: As ``EventLoop`` has them.
+
+    Raises:
+        ValueError: As ``fleet`` does.
+        MissingExtraError: Likewise.
+    """
+    replicas = setting.num_replicas
     if replicas < 1:
         raise ValueError(f"replicas must be at least 1, got {replicas}")
-    if load_weight < 0:
-        raise ValueError(f"load_weight must be at least 0, got {load_weight}")
-    setting = Setting(trace=trace, block_size=config.block_size, seed=seed, load_weight=load_weight)
+    if setting.load_weight < 0:
+        raise ValueError(f"load_weight must be at least 0, got {setting.load_weight}")
     choose = router_of(router, setting)
-    limits = Limits.of(trace, config)
-    served: list[float] = []
-    model = first_token or PrefillModel()
+    told = choose.listen if isinstance(choose, Listener) else None
+    if told is not None and config.groups:
+        raise ValueError(
+            f"groups must be empty for a router by events, got {len(config.groups)}: "
+            "a manager with groups has none"
+        )
+    limits = Limits.of(setting.trace, config)
+    options["event_bytes"] = 0 if told is None else event_bytes(num_blocks, config, limits)
+    served: list[Served] = []
     loops = [
-        _Replica(
-            trace,
+        Replica(
+            setting.trace,
             num_blocks,
             config,
-            progress=progress,
-            clock=clock,
             limits=limits,
-            served=lambda wait_ms, computed: served.append(model(wait_ms, computed)),
+            served=served.append,
+            busy_ms=busy_ms,
+            told=None if told is None else partial(told, place),
+            **options,
         )
-        for _ in range(replicas)
+        for place in range(replicas)
     ]
-    for number, request in enumerate(trace.requests, start=1):
+    for number, request in enumerate(setting.trace.requests, start=1):
         for loop in loops:
             loop.advance(request.arrival_ms)
         place = choose(Arrival(number, request, request.tokens()), loops)
         if not 0 <= place < replicas:
             raise ValueError(f"router must choose from [0, {replicas}), got {place}")
         loops[place].offer(number, request)
-    return FleetResult(
-        router=router if isinstance(router, str) else getattr(router, "__name__", "own"),
-        replicas=tuple(loop.finish() for loop in loops),
-        first_token_ms=np.array(served, dtype=np.float64),
-    )
+    return tuple(loop.finish() for loop in loops), served
 
 
 def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:
@@ -184,44 +256,3 @@ def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayCo
         ValueError: As ``optimum`` does.
     """
     return optimum(trace, replicas * num_blocks, config).hit_rate
-
-
-class _Replica(EventLoop):
-    """A replay that gets its requests one by one, and tells how each began."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        num_blocks: int,
-        config: ReplayConfig,
-        *,
-        served: Callable[[int, int], None],
-        **options: Any,
-    ) -> None:
-        super().__init__(trace, num_blocks, config, **options)
-        self._served = served
-        self._num_cached = 0
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that run here or wait."""
-        return len(self._running) + self.num_waiting
-
-    def cached_tokens(self, arrival: Arrival) -> int:
-        """Leading tokens of a prompt that are cached here."""
-        return self.manager.match(
-            arrival.tokens, namespace=arrival.request.namespace
-        ).num_cached_tokens
-
-    def _start(self, request: Request, tokens: Tokens) -> list[int]:
-        handles = super()._start(request, tokens)
-        if handles:
-            self._num_cached = self.manager.sequence(handles[0]).num_cached_tokens
-        return handles
-
-    def _admit(self, waiting: Waiting, now: int) -> bool:
-        admitted = super()._admit(waiting, now)
-        if admitted:
-            request = waiting.request
-            self._served(now - request.arrival_ms, request.num_prompt_tokens - self._num_cached)
-        return admitted

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.fleet import FirstToken, FleetResult, best_hit_rate, fleet
+from blockmgr.lab.pools_apart import ApartResult, best_apart_hit_rate, fleet_apart
+from blockmgr.lab.routers import BY_EVENTS
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
+from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from blockmgr.lab.replay import Progress, ReplayConfig
+    from blockmgr.lab.replays import Replays
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
+    from blockmgr.lab.workers import Advance, RayCluster, Workers
 
-__all__ = ["FleetRow", "fleets"]
+__all__ = ["FleetRow", "Size", "Split", "fleets"]
+
+
+class Split(NamedTuple):
+    """A fleet whose replicas prefill or decode (``blockmgr.lab.pools_apart``)."""
+
+    prefill: int
+    """How many prefill."""
+    decode: int
+    """How many decode."""
+
+    def __str__(self) -> str:
+        return f"{self.prefill}+{self.decode}"
+
+
+Size = int | Split
+"""Replicas of a fleet: so many, or so many of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,84 +48,188 @@ class FleetRow:
     """A fleet of one size with one router.
 
     Attributes:
-        replicas: How many there are.
+        replicas: How many there are, of both kinds.
         num_blocks: Blocks of each.
         router: Name of the router.
         result: What the fleet counted; None if a replica is smaller than the largest request.
         best_hit_rate: What no routing exceeds in as many blocks; None where ``result`` is, or with
             reuse of parts of blocks, which no bound on whole blocks holds for.
+        delivery: How events reached the router; None for a router that reads none.
+        split: How many prefill and how many decode; None if each does both.
     """
 
     replicas: int
     num_blocks: int
     router: str
-    result: FleetResult | None
+    result: FleetResult | ApartResult | None
     best_hit_rate: float | None
+    delivery: Delivery | None = None
+    split: Split | None = None
+
+    @property
+    def size(self) -> Size:
+        """As it was asked for."""
+        return self.replicas if self.split is None else self.split
+
+    @property
+    def line(self) -> str:
+        """What rows of other sizes have in common with this one: label, and share that decodes."""
+        if self.split is None:
+            return self.label
+        return f"{self.label}, {Fraction(self.split.decode, self.replicas)} decode"
+
+    @property
+    def label(self) -> str:
+        """The router, and how events reached it if any was late or lost."""
+        how = "" if self.delivery is None else self.delivery.label
+        return f"{self.router}, {how}" if how else self.router
 
 
 def fleets(
     trace: Trace,
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     capacity: Capacity,
     config: ReplayConfig,
     *,
     routers: Sequence[str],
     seed: int = 0,
     load_weight: float = 0.25,
+    deliveries: Sequence[Delivery] = (AT_ONCE,),
+    decode_router: str = "least-loaded",
+    send_ms_per_token: float = 0.0,
     first_token: FirstToken | None = None,
+    jobs: int | RayCluster = 1,
     progress: Progress | None = None,
 ) -> tuple[FleetRow, ...]:
     """Replay ``trace`` on fleets of all ``sizes`` with all ``routers``: by size, then by router.
 
+    The router ``events`` has a row for each of ``deliveries``.
+
     Args:
         trace: The requests.
-        sizes: Numbers of replicas.
+        sizes: Numbers of replicas, or of those that prefill and those that decode; each once.
         capacity: Blocks of each fleet altogether, split evenly and rounded down.
         config: How each replica replays.
         routers: Names of routers.
         seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` makes of the load.
-        first_token: Model of the time to first token.
+        load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
+        deliveries: How events reach the router ``events``, at least one way.
+        decode_router: Of what has been prefilled, where some decode.
+        send_ms_per_token: Time that K/V of a token travels, likewise.
+        first_token: Model of the time to first token; pickled for other processes.
+        jobs: Processes at work, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
 
     Raises:
-        ValueError: As ``fleet`` does; or no size leaves a replica large enough for every request.
+        ValueError: As ``fleet`` does; there is no delivery; or no size leaves a replica large
+            enough for every request.
+        ChildProcessError: A process was killed.
+        ClusterLostError: The cluster does not answer, or not any more.
+        MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """
+    if not deliveries:
+        raise ValueError("deliveries must hold at least one, got 0")
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
+    each = {size: blocks // _total(size) for size in sizes}
+    fitting = _fitting(trace, each, blocks, config)
+    routes = list(_ways(routers, deliveries))
+    call = {"config": config, "seed": seed, "load_weight": load_weight, "first_token": first_token}
+    apart = {"decode_router": decode_router, "send_ms_per_token": send_ms_per_token}
+    calls = [
+        (size, {**call, "num_blocks": each[size], "router": router, "delivery": delivery}, apart)
+        for size in fitting
+        for router, delivery in routes
+    ]
+    with workers_on(trace, jobs) as workers:
+        bounds: list[float | None] = [None] * len(fitting)
+        if not config.min_partial_tokens:
+            tasks = [(_best, size, each[size], config) for size in fitting]
+            bounds = workers.run(tasks, _ignore)
+        found = _run(workers, calls, progress or _ignore, len(trace.requests), here=jobs == 1)
+    best = dict(zip(fitting, bounds, strict=True))
+    results = iter(found)
+    return tuple(
+        FleetRow(
+            replicas=_total(size),
+            num_blocks=each[size],
+            router=router,
+            result=next(results) if size in best else None,
+            best_hit_rate=best.get(size),
+            delivery=delivery,
+            split=size if isinstance(size, Split) else None,
+        )
+        for size in each
+        for router, delivery in routes
+    )
+
+
+def _fitting(trace: Trace, each: dict[Size, int], blocks: int, config: ReplayConfig) -> list[Size]:
+    """The sizes whose replicas are large enough for every request: at least one."""
     least = largest_request_blocks(trace, config)
-    if all(blocks // size < least for size in sizes):
+    fitting = [size for size, num_blocks in each.items() if num_blocks >= least]
+    if not fitting:
+        few = min(map(_total, each))
         raise ValueError(
-            f"capacity must be at least {least * min(sizes)} blocks for {min(sizes)} replicas, "
+            f"capacity must be at least {least * few} blocks for {few} replicas, "
             f"since the largest request of {trace.name} takes {least}, got {blocks}"
         )
-    rows = []
-    for size in sizes:
-        each = blocks // size
-        fits = each >= least
-        best = None
-        if fits and not config.min_partial_tokens:
-            best = best_hit_rate(trace, size, each, config)
-        for router in routers:
-            result = None
-            if fits:
-                result = fleet(
-                    trace,
-                    size,
-                    each,
-                    config,
-                    router,
-                    seed=seed,
-                    load_weight=load_weight,
-                    first_token=first_token,
-                    progress=progress,
-                )
-            rows.append(
-                FleetRow(
-                    replicas=size,
-                    num_blocks=each,
-                    router=router,
-                    result=result,
-                    best_hit_rate=best,
-                )
-            )
-    return tuple(rows)
+    return fitting
+
+
+def _total(size: Size) -> int:
+    return sum(size) if isinstance(size, Split) else size
+
+
+def _run(
+    workers: Workers,
+    calls: Sequence[tuple[Any, ...]],
+    progress: Progress,
+    num_requests: int,
+    *,
+    here: bool,
+) -> list[FleetResult | ApartResult]:
+    """Carry out ``_fleet``; only in this process can each request be followed."""
+    if here:
+        return workers.run([(_fleet, *call, progress) for call in calls], _ignore)
+    return workers.run(
+        [(_fleet, *call) for call in calls], partial(_advance_by, num_requests, progress)
+    )
+
+
+def _best(replays: Replays, size: Size, num_blocks: int, config: ReplayConfig) -> float:
+    if isinstance(size, Split):
+        return best_apart_hit_rate(replays.trace, size.prefill, num_blocks, config)
+    return best_hit_rate(replays.trace, size, num_blocks, config)
+
+
+def _fleet(
+    replays: Replays,
+    size: Size,
+    call: dict[str, Any],
+    apart: dict[str, Any],
+    progress: Progress | None = None,
+) -> FleetResult | ApartResult:
+    if isinstance(size, Split):
+        prefill, decode = size
+        return fleet_apart(replays.trace, prefill, decode, **call, **apart, progress=progress)
+    return fleet(replays.trace, size, **call, progress=progress)
+
+
+def _advance_by(count: int, advance: Advance) -> None:
+    for _ in range(count):
+        advance()
+
+
+def _ignore() -> None:
+    """Without a caller who follows."""
+
+
+def _ways(
+    routers: Sequence[str], deliveries: Sequence[Delivery]
+) -> Iterator[tuple[str, Delivery | None]]:
+    """Each router, the one by events once for each delivery."""
+    for router in routers:
+        if router == BY_EVENTS:
+            yield from ((router, delivery) for delivery in deliveries)
+        else:
+            yield router, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from io import StringIO
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +41,13 @@ FAINT: Final = "#DDDDDD"
 # As a share of the axis: about the width of a tick label such as "1,234,567".
 MIN_LABEL_DISTANCE: Final = 0.09
 
-# Of the same palette, one a router, each with a mark of its own.
+# Of the same palette, one a router, each with a mark of its own; the seventh is the first, dashed.
 LINES: Final = (
     *(("#0072B2", "o"), ("#56B4E9", "s"), ("#999999", "^")),
     *(("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P")),
 )
+
+STROKES: Final = ("-", "--", ":")
 
 SUFFIXES: Final = (".png", ".svg")
 
@@ -57,6 +59,12 @@ COLUMNS: Final = (
     "hit_rate",
     "evictions",
     "attainable_hit_rate",
+)
+
+
+FLEET_COLUMNS: Final = (
+    *("replicas", "num_blocks", "router", "hit_rate", "imbalance", "best_hit_rate"),
+    *("event_delay_ms", "event_loss", "event_repair", "decode_replicas"),
 )
 
 
@@ -122,7 +130,7 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
     picture = check_path(path)
     data = picture.with_suffix(".csv")
     with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9.0, 4.3), dpi=160, layout="constrained")
+        figure = Figure(figsize=(9.0, 4.7), dpi=160, layout="constrained")
         _draw_fleets(figure, rows)
         kind = picture.suffix.lower().lstrip(".")
         stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
@@ -130,11 +138,14 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
             figure.savefig(file, format=kind, metadata=stamp)
     text = StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("replicas", "num_blocks", "router", "hit_rate", "imbalance", "best_hit_rate"))
+    table.writerow(FLEET_COLUMNS)
     for row in rows:
         if row.result is not None:
             numbers = (row.result.hit_rate, row.result.imbalance, row.best_hit_rate)
-            table.writerow((row.replicas, row.num_blocks, row.router, *numbers))
+            way = row.delivery
+            how = (None,) * 3 if way is None else (way.delay_ms, way.loss, way.repair)
+            decode = 0 if row.split is None else row.split.decode
+            table.writerow((row.replicas, row.num_blocks, row.router, *numbers, *how, decode))
     with replacing(data) as file:
         file.write(text.getvalue().encode())
     return picture, data
@@ -143,17 +154,22 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
 def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
     rates, balance = figure.subplots(1, 2)
     drawn = [(row, row.result) for row in rows if row.result is not None]
-    best = {row.replicas: row.best_hit_rate for row, _ in drawn if row.best_hit_rate is not None}
+    best: dict[int, float] = {}  # with replicas apart, that of those that prefill is lower
+    for row, _ in drawn:
+        if row.best_hit_rate is not None:
+            best[row.replicas] = max(best.get(row.replicas, 0.0), row.best_hit_rate)
     if best:
         ceilings = [100 * rate for rate in best.values()]
         rates.plot(
             list(best), ceilings, color=CEILING, linestyle=(0, (6, 4)), label="best possible"
         )
-    for place, router in enumerate(dict.fromkeys(row.router for row, _ in drawn)):
-        own = [(row.replicas, result) for row, result in drawn if row.router == router]
+    for place, router in enumerate(dict.fromkeys(row.line for row, _ in drawn)):
+        own = [(row.replicas, result) for row, result in drawn if row.line == router]
         sizes = [size for size, _ in own]
         color, marker = LINES[place % len(LINES)]
-        style = {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.6}
+        stroke = STROKES[place // len(LINES) % len(STROKES)]
+        style: dict[str, Any] = {"color": color, "marker": marker, "linestyle": stroke}
+        style |= {"markersize": 5, "linewidth": 1.6}
         rates.plot(sizes, [100 * result.hit_rate for _, result in own], label=router, **style)
         balance.plot(sizes, [result.imbalance for _, result in own], label=router, **style)
     for axes, title in ((rates, "token hit rate"), (balance, "busiest replica over the mean")):
@@ -166,7 +182,9 @@ def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
         axes.grid(visible=True, color=FAINT, linewidth=0.7)
         axes.set_ylim(bottom=0)
     rates.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    rates.legend(fontsize=8)
+    figure.legend(
+        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
 
 
 def _draw(axes: Axes, study: Study) -> None:

@@ -103,7 +103,8 @@ class EventLoop:
     """The loop of ``replay``, for callers that stop it on the way and look at the manager.
 
     Takes what ``replay`` takes; the number of a step, from 1, to stop after; how many evicted
-    blocks the manager remembers; and the limits of the trace, if they are known.
+    blocks the manager remembers; the limits of the trace, if they are known; and whether the
+    manager keeps events.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class EventLoop:
         stop_after: int | None = None,
         ghost_blocks: int = 0,
         limits: Limits | None = None,
+        events: bool = False,
     ) -> None:
         trace.check_block_size(
             config.block_size, config.min_partial_tokens, any_size=bool(config.groups)
@@ -130,7 +132,9 @@ class EventLoop:
         self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
         self._policy: EvictionPolicy | None = None
         eviction = config.eviction if isinstance(config.eviction, str) else self._own_policy
-        self._manager = replay_manager(num_blocks, config, limits, eviction, ghost_blocks)
+        self._manager = replay_manager(
+            num_blocks, config, limits, eviction, ghost_blocks, events=events
+        )
         self._watch: GroupWatch | None = None
         if config.groups:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))
@@ -290,11 +294,15 @@ class EventLoop:
         if self._watch is not None:
             self._watch.after(request, handles)
         self._free_rows -= len(handles)
-        end_ms = now + self._config.service_ms(request)
+        end_ms = now + self._busy_ms(request)
         heapq.heappush(self._running, (end_ms, self._order, request, handles))
         self._numbers[self._order] = waiting.number
         self._order += 1
         return True
+
+    def _busy_ms(self, request: Request) -> int:
+        """How long a request that was just admitted holds its blocks."""
+        return self._config.service_ms(request)
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         """Admit a request with all its samples; no handles if there is no room for them."""

@@ -51,6 +51,8 @@ def replay_manager(
     limits: Limits,
     eviction: str | PolicyFactory,
     ghost_blocks: int = 0,
+    *,
+    events: bool = False,
 ) -> BlockManager:
     """A manager with rows and columns for so much; more of them would only cost memory.
 
@@ -60,6 +62,7 @@ def replay_manager(
         limits: Of the trace.
         eviction: The policy.
         ghost_blocks: Evicted blocks to remember.
+        events: Whether it keeps events.
     """
     grouped = bool(config.groups)
     return BlockManager(
@@ -75,4 +78,5 @@ def replay_manager(
         retention=config.hints != "none",
         groups=config.groups,
         null_block=grouped,
+        events=events,
     )

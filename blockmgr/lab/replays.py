@@ -29,6 +29,11 @@ class Replays:
         self._trace = trace
         self._named: tuple[ReplayConfig, IdReplays | None] | None = None  # for the last config
 
+    @property
+    def trace(self) -> Trace:
+        """The trace."""
+        return self._trace
+
     def attainable(self, config: ReplayConfig) -> Attainable:
         """What an unbounded pool does."""
         by_ids = None if config.groups else self._by_ids(config)

@@ -1,6 +1,7 @@
 """Routers: which replica of a fleet serves a request.
 
-A router sees each replica as it is at the moment a request comes: nothing is late or lost.
+A router sees each replica as it is at the moment a request comes: nothing is late or lost. Only
+``events`` has no such view of what is cached (``blockmgr.lab.event_router``).
 """
 
 from __future__ import annotations
@@ -9,20 +10,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import numpy as np
 import xxhash
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.hints import Outlook
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from blockmgr.event_columns import Events
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.trace import Trace
 
-__all__ = ["ROUTERS", "Arrival", "Router", "RouterFactory", "Setting", "View", "router_of"]
+__all__ = [
+    "BY_EVENTS",
+    "ROUTERS",
+    "Arrival",
+    "Listener",
+    "Router",
+    "RouterFactory",
+    "Setting",
+    "View",
+    "router_of",
+]
+
+BY_EVENTS: Final = "events"
+"""The router that needs the extra ``events``."""
 
 
 class View(Protocol):
@@ -34,6 +50,9 @@ class View(Protocol):
 
     def cached_tokens(self, arrival: Arrival) -> int:
         """Leading tokens of a prompt that are cached there, which changes nothing."""
+
+    def block_digests(self, arrival: Arrival) -> list[bytes]:
+        """Digests of the whole blocks of a prompt, which are the same in every replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,21 @@ Router = Callable[[Arrival, "Sequence[View]"], int]
 """Chooses a replica, by its place in the sequence."""
 
 
+@runtime_checkable
+class Listener(Protocol):
+    """A router that is notified of the events of all replicas; their managers then keep events."""
+
+    def listen(self, place: int, now_ms: int, events: Events) -> None:
+        """What became findable in a replica at an instant, and what stopped being so.
+
+        Args:
+            place: Of the replica in the sequence.
+            now_ms: The instant, in simulated milliseconds; no earlier than that of any call for
+                the same replica before.
+            events: At least one.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The input of a router factory.
@@ -63,13 +97,17 @@ class Setting:
         trace: The requests.
         block_size: Tokens per block.
         seed: For routers that draw.
-        load_weight: What ``prefix-minus-load`` makes of the load.
+        load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
+        num_replicas: How many there are.
+        delivery: How events reach ``events``.
     """
 
     trace: Trace
     block_size: int
     seed: int = 0
     load_weight: float = 0.25
+    num_replicas: int = 1
+    delivery: Delivery = AT_ONCE
 
 
 RouterFactory = Callable[[Setting], Router]
@@ -145,6 +183,14 @@ def _prefix_minus_load(setting: Setting) -> Router:
     return choose
 
 
+def _events(setting: Setting) -> Router:
+    """As ``prefix-minus-load``, by whole blocks, with what is cached known by events alone."""
+    # The extra ``events`` only where this router is chosen.
+    from blockmgr.lab.event_router import EventRouter  # noqa: PLC0415
+
+    return EventRouter(setting)
+
+
 def _fewest(replicas: Sequence[View], places: Sequence[int]) -> int:
     return min(places, key=lambda place: replicas[place].num_requests)
 
@@ -157,6 +203,7 @@ ROUTERS: Final[Mapping[str, RouterFactory]] = MappingProxyType(
         "session": _session,
         "longest-prefix": _longest_prefix,
         "prefix-minus-load": _prefix_minus_load,
+        BY_EVENTS: _events,
     }
 )
 """Every router by name."""
@@ -167,6 +214,7 @@ def router_of(router: str | RouterFactory, setting: Setting) -> Router:
 
     Raises:
         ValueError: There is none of this name.
+        MissingExtraError: It is ``events``, and the extra ``events`` is not installed.
     """
     if not isinstance(router, str):
         return router(setting)

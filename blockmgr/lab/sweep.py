@@ -1,33 +1,28 @@
-"""One trace under several eviction policies, pool sizes and block sizes, in several processes.
+"""One trace under several eviction policies, pool sizes and block sizes, on several workers.
 
 Every row stands beside two ceilings: the best any order of eviction could do in a pool of that
-size, and an unbounded pool. Replays go by ids where that counts the same. Processes share nothing,
-so a row does not depend on how many there are.
+size, and an unbounded pool. Replays go by ids where that counts the same. Workers share nothing, so
+a row does not depend on how many there are, nor on which machine.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.by_ids import id_columns
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.replays import Replays
+from blockmgr.lab.workers import Advance, workers_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.optimum import Optimum
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.trace import Trace
+    from blockmgr.lab.workers import RayCluster
 
 __all__ = [
     "Advance",
@@ -41,9 +36,6 @@ __all__ = [
 ]
 
 LEAST_GAP: Final = 0.0001
-
-Advance = Callable[[], None]
-"""Called once for each piece of work that is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +142,7 @@ def sweep(
     *,
     policies: Sequence[str] = ("lru",),
     block_sizes: Sequence[int] = (),
-    jobs: int = 1,
+    jobs: int | RayCluster = 1,
     advance: Advance | None = None,
 ) -> Sweep:
     """Replay ``trace`` with every policy at every pool size and block size.
@@ -161,8 +153,9 @@ def sweep(
         config: How to replay; its ``eviction`` and ``block_size`` give way to the next two.
         policies: Names of eviction policies, at least one.
         block_sizes: Tokens per block; empty for that of ``config``.
-        jobs: Processes at work, at least 1. With more than one they are spawned, so a program
-            that calls this keeps its own start behind ``if __name__ == "__main__":``.
+        jobs: Processes at work, at least 1, or a cluster. With more than one process, and with a
+            cluster, some are spawned, so a program that calls this keeps its own start behind
+            ``if __name__ == "__main__":``.
         advance: Called ``num_tasks`` times: twice for each block size, and for each replay; less
             often if some pools are too small.
 
@@ -170,13 +163,14 @@ def sweep(
         ValueError: Every pool is smaller than the largest request, ``jobs`` is below 1, there is
             no such policy, or the trace cannot be cut into blocks of such a size.
         ChildProcessError: A process was killed, as a system short of memory does.
+        ClusterLostError: The cluster does not answer, or not any more.
+        MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    told = advance or (lambda: None)
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
     sizes = tuple(capacities)
-    with _Workers(trace, jobs, advance or (lambda: None)) as workers:
-        ceilings = workers.run([(Replays.attainable, setting) for setting in settings])
+    with workers_on(trace, jobs) as workers:
+        ceilings = workers.run([(Replays.attainable, setting) for setting in settings], told)
         pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [
             (Replays.optima, [pool.blocks for pool in pools if pool.config is setting], setting)
@@ -187,7 +181,7 @@ def sweep(
             for pool in pools
             for other in pool.replayed(policies)
         ]
-        found = workers.run(tasks)
+        found = workers.run(tasks, told)
     bests = [best for group in found[: len(settings)] for best in group]
     results = iter(found[len(settings) :])
     rows: list[SweepRow] = []
@@ -277,88 +271,3 @@ def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_s
 def _rounded_up(blocks: int, working_set: int) -> str:
     """The smallest share, in hundredths of a percent, that gives at least so many blocks."""
     return f"{-(-10_000 * blocks // working_set) / 100:g}%"
-
-
-class _Workers:
-    """Runs tasks on one trace, here or in spawned processes, and returns results in order."""
-
-    def __init__(self, trace: Trace, jobs: int, advance: Advance) -> None:
-        self._replays = Replays(trace)
-        self._advance = advance
-        self._pool: ProcessPoolExecutor | None = None
-        if jobs > 1:
-            # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace,)
-            )
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._pool is None:
-            return
-        if error is not None:
-            # The caller does not wait for their tasks, which may take minutes.
-            for process in list((self._pool._processes or {}).values()):
-                process.terminate()
-        self._pool.shutdown(cancel_futures=True)
-
-    def run(self, tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """For each task, a function and what it takes after the replays: what it returns."""
-        if self._pool is None:
-            return list(self._run_here(tasks))
-        with _uninterrupted():
-            futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
-        try:
-            for future in as_completed(futures):
-                future.result()
-                self._advance()
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                "a process of the sweep was killed; use fewer jobs, each needs its own memory"
-            ) from None
-        return [future.result() for future in futures]
-
-    def _run_here(self, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        for function, *arguments in tasks:
-            yield function(self._replays, *arguments)
-            self._advance()
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold SIGINT back, and let processes that are started meanwhile never see one.
-
-    A terminal sends it to all of them. The one that waits for the others ends them; on their own
-    they would each end in a traceback, wherever their imports or replays had got to.
-    """
-    seen: list[tuple[int, Any]] = []
-    handler = signal.getsignal(signal.SIGINT)
-    # Python handles a signal in the main thread, whichever thread got it: the mask alone would not
-    # hold it back there, and a process that was just started would be in no list.
-    holds = callable(handler) and threading.current_thread() is threading.main_thread()
-    if holds:
-        signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if holds:
-            signal.signal(signal.SIGINT, handler)
-    if seen and callable(handler):
-        handler(*seen[0])
-
-
-_replays: list[Replays] = []
-"""In a spawned process, those of the one trace that it works on."""
-
-
-def _take_trace(trace: Trace) -> None:
-    _replays[:] = [Replays(trace)]
-
-
-def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(_replays[0], *arguments)

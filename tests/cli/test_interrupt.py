@@ -71,10 +71,10 @@ IMPORTS = (
 CALLS = (
     "blockmgr.cli.sweep:sweep",
     "blockmgr.lab.workloads:generate",
-    "blockmgr.lab.sweep:__init__",
+    "blockmgr.lab.workers:__init__",
     "multiprocessing.popen_spawn_posix:_launch",
-    "blockmgr.lab.sweep:run",
-    "blockmgr.lab.sweep:__exit__",
+    "blockmgr.lab.workers:run",
+    "blockmgr.lab.workers:__exit__",
     "blockmgr.cli.sweep:_table",
 )
 
@@ -113,9 +113,9 @@ def test_a_command_that_is_interrupted_says_so_in_one_line(tmp_path: Path, momen
     [
         "numpy",
         "blockmgr.blocks",
-        "blockmgr.lab.sweep",
-        "blockmgr.lab.sweep:_take_trace",
-        "blockmgr.lab.sweep:_run_there",
+        "blockmgr.lab.workers",
+        "blockmgr.lab.workers:_take_trace",
+        "blockmgr.lab.workers:_run_there",
         "blockmgr.lab.replay:run",
     ],
 )

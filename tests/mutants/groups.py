@@ -223,8 +223,8 @@ GROUPS = tuple(
         (
             "the_first_forward_is_no_peak",
             "sequences/group_admission.cc",
-            "  std::int64_t most = attention * first_blocks;",
-            "  std::int64_t most = attention;",
+            "    const bool may_fit = first_blocks(candidate, slots) <= most;\n",
+            "    const bool may_fit = true;\n",
         ),
         (
             "a_partial_window_is_not_copied",

@@ -24,6 +24,7 @@ EXAMPLES: list[BlockMgrError] = [
     blockmgr.BlockStateError(3, "released, but not held"),
     blockmgr.CopyError(3, "destination 9 is not in [0, 8)"),
     blockmgr.TraceFormatError("t.jsonl", 3, 4, "'x'", "a number"),
+    blockmgr.ClusterLostError("127.0.0.1:6379", "does not answer"),
     blockmgr.EndpointError("tcp://127.0.0.1:5557", "address in use"),
     blockmgr.MissingExtraError("plot", "--plot"),
     blockmgr.InvariantError(("one", "two")),

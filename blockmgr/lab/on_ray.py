@@ -1,0 +1,234 @@
+"""Tasks of a sweep on a cluster of Ray.
+
+Ray's own driver is a process of its own here: when the head of a cluster dies, Ray ends the process
+that drives it, wherever that is. ::
+
+    this process ◄── pipe ──► driver ◄── Ray ──► tasks, anywhere
+       waits, with bounds        │
+       raises typed errors       └─ keeps the trace for them, submits, collects
+
+Ray begins a task again whose worker or machine is gone. Tasks share nothing and change nothing, so
+that costs time alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from blockmgr import __version__
+from blockmgr.errors import ClusterLostError, MissingExtraError
+from blockmgr.lab.replays import Replays
+from blockmgr.lab.workers import RayCluster, uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from blockmgr.lab.trace import Trace
+    from blockmgr.lab.workers import Advance, Task
+
+__all__ = ["RayWorkers"]
+
+POLL_S: Final = 1.0
+"""How often a driver gives a sign of life."""
+
+STOP_S: Final = 20.0
+"""How long a driver may take to stop before it is killed."""
+
+
+class RayWorkers:
+    """Carries out tasks on a cluster; ``blockmgr.lab.workers.workers_on`` makes it.
+
+    Args:
+        trace: What tasks are about.
+        cluster: Where they run.
+
+    Raises:
+        MissingExtraError: The extra ``ray`` is not installed.
+    """
+
+    def __init__(self, trace: Trace, cluster: RayCluster) -> None:
+        if find_spec("ray") is None:
+            raise MissingExtraError("ray", "a cluster of Ray")
+        self._trace = trace
+        self._cluster = cluster
+
+    def __enter__(self) -> Self:
+        cluster = self._cluster
+        check_reachable(cluster)
+        # Ray writes logs and sockets; those of a cluster that lasts as long as this go with it.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        with uninterrupted():
+            self._driver = spawn.Process(
+                target=drive, args=(theirs, self._trace, cluster, self._folder.name), daemon=True
+            )
+            self._driver.start()
+        theirs.close()
+        try:
+            self._receive(cluster.connect_s, f"did not answer within {cluster.connect_s:g} s")
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._pipe.close()  # the driver stops when it notices
+        if error is not None:
+            self._driver.terminate()
+        self._driver.join(STOP_S)
+        if self._driver.is_alive():
+            self._driver.kill()
+            self._driver.join()
+        self._folder.cleanup()
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
+        """As ``Workers`` has it.
+
+        Raises:
+            ClusterLostError: The cluster is gone.
+            ChildProcessError: A task ended each worker that had it.
+            TimeoutError: The tasks take longer than ``limit_s``.
+        """
+        cluster = self._cluster
+        began = time.monotonic()
+        silent = f"gave no sign of life for {cluster.silence_s:g} s"
+        results: dict[int, Any] = {}
+        self._send(list(tasks))
+        while len(results) < len(tasks):
+            place, result = self._receive(cluster.silence_s, silent)
+            if place is not None:
+                results[place] = result
+                advance()
+            if cluster.limit_s is not None and time.monotonic() - began > cluster.limit_s:
+                raise TimeoutError(
+                    f"tasks must end within limit_s, {cluster.limit_s:g} s; "
+                    f"{len(results)} of {len(tasks)} have"
+                )
+        return [results[place] for place in range(len(tasks))]
+
+    def _send(self, what: object) -> None:
+        try:
+            self._pipe.send(what)
+        except OSError:
+            raise ClusterLostError(self._cluster.address, "its driver has ended") from None
+
+    def _receive(self, limit_s: float, silent: str) -> tuple[int | None, Any]:
+        """The next message of the driver; one that holds an error is raised."""
+        try:
+            if not self._pipe.poll(limit_s):
+                raise ClusterLostError(self._cluster.address, silent)
+            place, what = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            # Ray ends a driver whose cluster is gone.
+            raise ClusterLostError(self._cluster.address, "its driver has ended") from None
+        if isinstance(what, Exception):
+            raise what
+        return place, what
+
+
+def check_reachable(cluster: RayCluster) -> None:
+    """Raise ``ClusterLostError`` if nothing listens there: Ray itself would try for minutes."""
+    host, _, port = cluster.address.rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), cluster.connect_s).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterLostError(cluster.address, f"does not answer: {error}") from None
+
+
+def drive(pipe: Connection, trace: Trace, cluster: RayCluster, folder: str) -> None:
+    """Drive a cluster for the process at the other end of a pipe, until that closes it.
+
+    Messages are pairs: the place of a task and its result; or None, and an error or nothing.
+    """
+    # The processes of Ray print where they like.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    import ray  # noqa: PLC0415  (only in this process)
+
+    try:
+        _connect(ray, cluster, folder)
+        kept = ray.put(trace)
+        remote = ray.remote(max_retries=cluster.retries)(run_there)
+        pipe.send((None, None))
+        while True:
+            tasks = pipe.recv()
+            references = [remote.remote([kept], __version__, *task) for task in tasks]
+            _collect(ray, pipe, references, cluster)
+    except (EOFError, BrokenPipeError):
+        pass  # the caller has closed its end
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        pipe.send((None, ClusterLostError(cluster.address, reason)))
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, cluster: RayCluster, folder: str) -> None:
+    options: dict[str, Any] = {"address": cluster.address}
+    if cluster.address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves this machine
+        num_cpus = cluster.num_cpus or len(os.sched_getaffinity(0))
+        options |= {"num_cpus": num_cpus, "include_dashboard": False, "_temp_dir": folder}
+    ray.init(log_to_driver=False, configure_logging=False, **options)
+
+
+def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayCluster) -> None:
+    """Send the result of each task when it is there, and an error in place of the rest."""
+    places = {reference: place for place, reference in enumerate(references)}
+    waiting = references
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=POLL_S)
+        if pipe.poll():
+            raise EOFError
+        if not done:
+            pipe.send((None, None))
+        for reference in done:
+            try:
+                pipe.send((places[reference], ray.get(reference)))
+            except ray.exceptions.RayTaskError as error:
+                pipe.send((None, error.cause))
+                return
+            except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+                often = cluster.retries + 1
+                problem = f"a task of the sweep ended its worker {often} times: {error}"
+                pipe.send((None, ChildProcessError(problem)))
+                return
+
+
+_replays: dict[bytes, Replays] = {}
+"""In a worker, those of the one trace that it works on."""
+
+
+def run_there(kept: list[Any], version: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Carry out a task in a worker of the cluster.
+
+    Args:
+        kept: Where the trace is, as a list of one so that Ray does not fetch it for every task.
+        version: Of the package that asks.
+        function: As in a task.
+        arguments: Likewise.
+    """
+    if version != __version__:
+        raise ValueError(
+            f"version must be {version} on each machine of the cluster, got {__version__} on "
+            f"{socket.gethostname()}"
+        )
+    [reference] = kept
+    name = reference.binary()
+    if name not in _replays:
+        import ray  # noqa: PLC0415  (there it is)
+
+        _replays.clear()
+        _replays[name] = Replays(ray.get(reference))
+    return function(_replays[name], *arguments)

@@ -1,0 +1,244 @@
+"""A fleet whose replicas either prefill or decode: pools apart, and K/V that travels between them.
+
+::
+
+    arrival ──► router ──► prefill replica ──► decode router ──► decode replica ──► end
+                           waits for room,     first token       waits for room,
+                           computes what is                      receives what is
+                           not cached there                      not cached there, generates
+
+* A prefill replica holds the blocks of a prompt for as long as it computes, which is what the model
+  of the first token says of no wait. Then they stay cached there. Outputs take no room there, so
+  the next turn of a conversation computes the answer before it.
+* A decode replica holds blocks of the prompt and of the outputs while K/V travels and for the
+  service time after that. What it has cached of a prompt need not travel.
+* A prefill replica does not wait for a decode replica that has no room: no block is held between
+  the two.
+
+Each half is a fleet of its own: nothing of the second reaches the first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.lab.delivery import AT_ONCE
+from blockmgr.lab.fleet import PrefillModel, name_of, quantile, serve
+from blockmgr.lab.optimum import optimum
+from blockmgr.lab.routers import Setting
+from blockmgr.lab.trace import Trace
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from blockmgr.lab.delivery import Delivery
+    from blockmgr.lab.fleet import FirstToken
+    from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.replica import Served
+    from blockmgr.lab.request import Request
+    from blockmgr.lab.routers import RouterFactory
+
+__all__ = ["ApartResult", "best_apart_hit_rate", "fleet_apart"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApartResult:
+    """The counts of a fleet whose replicas prefill or decode.
+
+    Attributes:
+        router: Of prompts, by its name.
+        decode_router: Of what has been prefilled.
+        prefill: What each replica that prefills counted: prompts without outputs.
+        decode: What each replica that decodes counted; its hit tokens did not travel.
+        first_token_ms: Time to first token of each request that was prefilled, in the order in
+            which replicas admitted them: ``float64[n]`` on the host.
+        handover_ms: From the first token to the start of decoding, wait and travel, of each request
+            that was decoded, likewise: ``float64[m]``.
+    """
+
+    router: str
+    decode_router: str
+    prefill: tuple[ReplayResult, ...]
+    decode: tuple[ReplayResult, ...]
+    first_token_ms: npt.NDArray[np.float64]
+    handover_ms: npt.NDArray[np.float64]
+
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens that no replica computed over all, in ``0 … 1``."""
+        asked = sum(result.query_tokens for result in self.prefill)
+        return sum(result.hit_tokens for result in self.prefill) / asked
+
+    @property
+    def imbalance(self) -> float:
+        """Prompt tokens that the busiest of those that prefill computes over their mean."""
+        return _over_mean([result.query_tokens - result.hit_tokens for result in self.prefill])
+
+    @property
+    def decode_imbalance(self) -> float:
+        """Requests of the busiest of those that decode over their mean."""
+        return _over_mean([result.requests for result in self.decode])
+
+    @property
+    def first_token_mean_ms(self) -> float:
+        """Mean time to first token, in milliseconds."""
+        return float(self.first_token_ms.mean())
+
+    def first_token_quantile(self, share: float) -> float:
+        """Time to first token, in milliseconds, that this share of requests stays within.
+
+        Raises:
+            ValueError: ``share`` is not in ``[0, 1]``.
+        """
+        return quantile(self.first_token_ms, share)
+
+    @property
+    def handover_mean_ms(self) -> float:
+        """Mean time from the first token to the start of decoding; 0 if nothing was decoded."""
+        return float(self.handover_ms.mean()) if len(self.handover_ms) else 0.0
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens whose K/V travelled."""
+        return sum(result.query_tokens - result.hit_tokens for result in self.decode)
+
+    @property
+    def waited(self) -> int:
+        """Requests that were admitted late, by those that prefill or by those that decode."""
+        return sum(result.waited for result in self.prefill + self.decode)
+
+    @property
+    def rejected(self) -> int:
+        """Requests larger than the pool of a replica that they came to."""
+        return sum(result.rejected for result in self.prefill + self.decode)
+
+
+def fleet_apart(
+    trace: Trace,
+    prefill: int,
+    decode: int,
+    num_blocks: int,
+    config: ReplayConfig,
+    *,
+    router: str | RouterFactory = "prefix-minus-load",
+    decode_router: str | RouterFactory = "least-loaded",
+    decode_blocks: int | None = None,
+    send_ms_per_token: float = 0.0,
+    seed: int = 0,
+    load_weight: float = 0.25,
+    delivery: Delivery | None = None,
+    first_token: FirstToken | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.thread_time,
+) -> ApartResult:
+    """Replay ``trace`` on replicas that prefill and others that decode.
+
+    Args:
+        trace: The requests.
+        prefill: How many prefill, at least 1.
+        decode: How many decode, at least 1.
+        num_blocks: Blocks in the pool of each that prefills.
+        config: How each replays what it gets.
+        router: Of prompts.
+        decode_router: Of what has been prefilled.
+        decode_blocks: Blocks in the pool of each that decodes; None for ``num_blocks``.
+        send_ms_per_token: Time that K/V of a token travels.
+        seed: Of routers that draw.
+        load_weight: As in ``fleet``.
+        delivery: As in ``fleet``, for both routers.
+        first_token: Model of the time to first token; ``PrefillModel()`` if None.
+        progress: Called once for each request that is prefilled or rejected.
+        clock: Measures the host cost.
+
+    Raises:
+        ValueError: A number is out of bounds, there is no such router, no request fits a replica
+            that prefills, ``config`` has groups of layers, of which a prompt's K/V is not all that
+            travels, or the trace cannot be cut into blocks of ``config.block_size``.
+        MissingExtraError: As in ``fleet``.
+    """
+    _check(prefill, decode, send_ms_per_token, config)
+    model = first_token or PrefillModel()
+    setting = Setting(
+        trace=_prompts(trace),
+        block_size=config.block_size,
+        seed=seed,
+        load_weight=load_weight,
+        num_replicas=prefill,
+        delivery=delivery or AT_ONCE,
+    )
+    prefilled, served = serve(
+        setting,
+        num_blocks,
+        config,
+        router,
+        busy_ms=lambda _, computed: round(model(0, computed)),
+        progress=progress,
+        clock=clock,
+    )
+    if not served:
+        raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
+    decoded, started = serve(
+        replace(setting, trace=_in_order_of_handover(trace, served, model), num_replicas=decode),
+        num_blocks if decode_blocks is None else decode_blocks,
+        config,
+        decode_router,
+        busy_ms=lambda request, sent: config.service_ms(request) + round(send_ms_per_token * sent),
+        clock=clock,
+    )
+    first = [model(one.wait_ms, one.num_computed_tokens) for one in served]
+    handover = [one.wait_ms + send_ms_per_token * one.num_computed_tokens for one in started]
+    return ApartResult(
+        router=name_of(router),
+        decode_router=name_of(decode_router),
+        prefill=prefilled,
+        decode=decoded,
+        first_token_ms=np.array(first, dtype=np.float64),
+        handover_ms=np.array(handover, dtype=np.float64),
+    )
+
+
+def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayConfig) -> None:
+    for name, count in (("prefill", prefill), ("decode", decode)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if not 0 <= send_ms_per_token < float("inf"):
+        raise ValueError(f"send_ms_per_token must be at least 0, got {send_ms_per_token}")
+    if config.groups:
+        raise ValueError(
+            f"groups must be empty for prefill and decode apart, got {len(config.groups)}"
+        )
+
+
+def _in_order_of_handover(trace: Trace, served: list[Served], model: FirstToken) -> Trace:
+    """The requests that were prefilled, each as it comes when its prompt is done."""
+    done = sorted(
+        (one.now_ms + round(model(0, one.num_computed_tokens)), one.number) for one in served
+    )
+    arrived = (replace(trace.requests[number - 1], arrival_ms=at) for at, number in done)
+    return Trace(trace.name, tuple(arrived))
+
+
+def best_apart_hit_rate(trace: Trace, prefill: int, num_blocks: int, config: ReplayConfig) -> float:
+    """An upper bound for all routers and policies of replicas that prefill, as ``best_hit_rate``.
+
+    Raises:
+        ValueError: As ``optimum`` does.
+    """
+    return optimum(_prompts(trace), prefill * num_blocks, config).hit_rate
+
+
+def _prompts(trace: Trace) -> Trace:
+    """The requests without their outputs."""
+    return Trace(trace.name, tuple(map(_prompt, trace.requests)))
+
+
+def _prompt(request: Request) -> Request:
+    return replace(request, outputs=(), num_output_tokens=0)
+
+
+def _over_mean(counts: list[int]) -> float:
+    return max(counts) * len(counts) / max(1, sum(counts))

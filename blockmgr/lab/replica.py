@@ -1,0 +1,133 @@
+"""A replica of a fleet: a replay that gets its requests one by one, and says what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from blockmgr.lab.replay import EventLoop, Limits
+from blockmgr.lab.replay_manager import replay_manager
+
+if TYPE_CHECKING:
+    from blockmgr.event_columns import Events
+    from blockmgr.lab.replay import ReplayConfig, ReplayResult, Waiting
+    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.routers import Arrival
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["BusyTime", "Replica", "Served", "event_bytes"]
+
+BusyTime = Callable[["Request", int], int]
+"""How long a request holds its blocks, in milliseconds: from it and the tokens it computes."""
+
+
+class Served(NamedTuple):
+    """A request that was admitted."""
+
+    number: int
+    """In the trace, from 1."""
+    now_ms: int
+    """When, in simulated milliseconds."""
+    wait_ms: int
+    """How long it had waited."""
+    num_computed_tokens: int
+    """Tokens of its prompt that were not cached."""
+
+
+class Replica(EventLoop):
+    """An ``EventLoop`` that a router looks at.
+
+    Args:
+        trace: All requests of the fleet.
+        num_blocks: Blocks in its pool.
+        config: How to replay.
+        limits: Of the trace.
+        served: Called for each request that is admitted.
+        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
+        told: Called with the instant and the events of each step that has any; None for a manager
+            without events.
+        event_bytes: Memory that its events take, which no count has.
+        options: As ``EventLoop`` has them.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        *,
+        limits: Limits,
+        served: Callable[[Served], None],
+        busy_ms: BusyTime | None = None,
+        told: Callable[[int, Events], None] | None = None,
+        event_bytes: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            trace, num_blocks, config, limits=limits, events=told is not None, **options
+        )
+        self._served = served
+        self._told = told
+        self._busy = busy_ms
+        self._num_cached = 0
+        self._event_bytes = event_bytes
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run here or wait."""
+        return len(self._running) + self.num_waiting
+
+    def cached_tokens(self, arrival: Arrival) -> int:
+        """Leading tokens of a prompt that are cached here."""
+        return self.manager.match(
+            arrival.tokens, namespace=arrival.request.namespace
+        ).num_cached_tokens
+
+    def block_digests(self, arrival: Arrival) -> list[bytes]:
+        """Digests of the whole blocks of a prompt."""
+        return self.manager.block_digests(arrival.tokens, namespace=arrival.request.namespace)
+
+    def finish(self) -> ReplayResult:
+        """Process all remaining events, and count; memory for events is left out."""
+        result = super().finish()
+        return replace(result, memory_bytes=result.memory_bytes - self._event_bytes)
+
+    def _start(self, request: Request, tokens: Tokens) -> list[int]:
+        handles = super()._start(request, tokens)
+        if handles:
+            self._num_cached = self.manager.sequence(handles[0]).num_cached_tokens
+        return handles
+
+    def _admit(self, waiting: Waiting, now: int) -> bool:
+        admitted = super()._admit(waiting, now)
+        if admitted:
+            number, request = waiting.number, waiting.request
+            computed = request.num_prompt_tokens - self._num_cached
+            self._served(Served(number, now, now - request.arrival_ms, computed))
+        return admitted
+
+    def _busy_ms(self, request: Request) -> int:
+        if self._busy is None:
+            return super()._busy_ms(request)
+        return self._busy(request, request.num_prompt_tokens - self._num_cached)
+
+    def _count_step(self, now: int) -> None:
+        super()._count_step(now)
+        if self._told is None:
+            return
+        events = self.manager.take_events()
+        lost = events.num_lost
+        if len(events):
+            self._told(now, events)
+        if lost:
+            self._told(now, self.manager.take_snapshot())
+
+
+def event_bytes(num_blocks: int, config: ReplayConfig, limits: Limits) -> int:
+    """Memory that the manager of a replica takes for its events."""
+    plain, telling = (
+        replay_manager(num_blocks, config, limits, "lru", events=events).memory_usage()
+        for events in (False, True)
+    )
+    return telling - plain

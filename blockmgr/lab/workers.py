@@ -1,0 +1,198 @@
+"""Who carries out the tasks of a sweep: this process, several of this machine, or a cluster.
+
+A task is a function and what it takes after the ``Replays`` of the trace. Which worker has it does
+not show in what it returns, and results come back in the order of the tasks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from blockmgr.arguments import positive, text, whole
+from blockmgr.lab.replays import Replays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["Advance", "RayCluster", "Task", "Workers", "uninterrupted", "workers_on"]
+
+Advance = Callable[[], None]
+"""Called once for each piece of work that is done."""
+
+Task = tuple[Any, ...]
+"""A function, and what it takes after the replays. Workers elsewhere get it pickled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayCluster:
+    """A cluster of Ray, which is another's or is started for the time of the work.
+
+    Attributes:
+        address: ``"local"`` starts a cluster of this machine alone; ``"auto"`` is one that runs on
+            this machine already; ``"HOST:PORT"`` is one whose head is there.
+        num_cpus: Processors of a cluster that is started; None for all. Of others it must be None.
+        connect_s: Longest time until the cluster answers, in seconds.
+        silence_s: Longest time without a sign of life of its driver, in seconds.
+        limit_s: Longest time for all tasks that are given at once, in seconds; None for any.
+        retries: How often a task is begun again whose worker was killed.
+
+    Raises:
+        ValueError: A number is out of its bounds, or ``num_cpus`` does not go with ``address``.
+        TypeError: A value is of the wrong type.
+    """
+
+    address: str = "local"
+    num_cpus: int | None = None
+    connect_s: float = 60.0
+    silence_s: float = 120.0
+    limit_s: float | None = None
+    retries: int = 5
+
+    def __post_init__(self) -> None:
+        text("address", self.address)
+        if self.num_cpus is not None:
+            whole("num_cpus", self.num_cpus, 1, 2**16)
+            if self.address != "local":
+                raise ValueError(
+                    f"num_cpus must be None for a cluster that runs already, got {self.num_cpus}"
+                )
+        host, colon, port = self.address.rpartition(":")
+        if self.address not in ("local", "auto") and not (host and colon and port.isdecimal()):
+            raise ValueError(f"address must be local, auto or HOST:PORT, got {self.address!r}")
+        positive("connect_s", self.connect_s)
+        positive("silence_s", self.silence_s)
+        if self.limit_s is not None:
+            positive("limit_s", self.limit_s)
+        whole("retries", self.retries, 0, 1000)
+
+
+class Workers(Protocol):
+    """Carries out tasks on one trace, until the block of its ``with`` ends."""
+
+    def __enter__(self) -> Self:
+        """Get ready."""
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Stop all that runs."""
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
+        """What each task returns, in order.
+
+        Args:
+            tasks: What to do.
+            advance: Called for each task that is done.
+        """
+
+
+def workers_on(trace: Trace, jobs: int | RayCluster) -> Workers:
+    """Workers for a trace.
+
+    Args:
+        trace: What tasks are about.
+        jobs: How many processes, at least 1; or a cluster.
+
+    Raises:
+        ValueError: ``jobs`` is below 1.
+    """
+    if isinstance(jobs, RayCluster):
+        # Nothing of clusters where there is none.
+        from blockmgr.lab.on_ray import RayWorkers  # noqa: PLC0415
+
+        return RayWorkers(trace, jobs)
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    return Processes(trace, jobs)
+
+
+class Processes:
+    """Carries out tasks here, or in spawned processes."""
+
+    def __init__(self, trace: Trace, jobs: int) -> None:
+        self._replays = Replays(trace)
+        self._pool: ProcessPoolExecutor | None = None
+        if jobs > 1:
+            # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(
+                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace,)
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if error is not None:
+            # The caller does not wait for their tasks, which may take minutes.
+            for process in list((self._pool._processes or {}).values()):
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
+        """As ``Workers`` has it."""
+        if self._pool is None:
+            return list(self._run_here(tasks, advance))
+        with uninterrupted():
+            futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                advance()
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process of the sweep was killed; use fewer jobs, each needs its own memory"
+            ) from None
+        return [future.result() for future in futures]
+
+    def _run_here(self, tasks: Sequence[Task], advance: Advance) -> Iterator[Any]:
+        for function, *arguments in tasks:
+            yield function(self._replays, *arguments)
+            advance()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold SIGINT back, and let processes that are started meanwhile never see one.
+
+    A terminal sends it to all of them. The one that waits for the others ends them; on their own
+    they would each end in a traceback, wherever their imports or replays had got to.
+    """
+    seen: list[tuple[int, Any]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    # Python handles a signal in the main thread, whichever thread got it: the mask alone would not
+    # hold it back there, and a process that was just started would be in no list.
+    holds = callable(handler) and threading.current_thread() is threading.main_thread()
+    if holds:
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if holds:
+            signal.signal(signal.SIGINT, handler)
+    if seen and callable(handler):
+        handler(*seen[0])
+
+
+_replays: list[Replays] = []
+"""In a spawned process, those of the one trace that it works on."""
+
+
+def _take_trace(trace: Trace) -> None:
+    _replays[:] = [Replays(trace)]
+
+
+def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(_replays[0], *arguments)
