@@ -150,6 +150,7 @@ def sweep(
     *,
     policies: Sequence[str] = ("lru",),
     block_sizes: Sequence[int] = (),
+    warmup: int = 0,
     jobs: int = 1,
     advance: Advance | None = None,
 ) -> Sweep:
@@ -161,21 +162,22 @@ def sweep(
         config: How to replay; its ``eviction`` and ``block_size`` give way to the next two.
         policies: Names of eviction policies, at least one.
         block_sizes: Tokens per block; empty for that of ``config``.
+        warmup: Requests at the start that fill the pool and are not counted, fewer than there are.
         jobs: Processes at work, at least 1. With more than one they are spawned, so a program
             that calls this keeps its own start behind ``if __name__ == "__main__":``.
         advance: Called ``num_tasks`` times: twice for each block size, and for each replay; less
             often if some pools are too small.
 
     Raises:
-        ValueError: Every pool is smaller than the largest request, ``jobs`` is below 1, there is
-            no such policy, or the trace cannot be cut into blocks of such a size.
+        ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
+            bounds, there is no such policy, or the trace cannot be cut into blocks of such a size.
         ChildProcessError: A process was killed, as a system short of memory does.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
     sizes = tuple(capacities)
-    with _Workers(trace, jobs, advance or (lambda: None)) as workers:
+    with _Workers(trace, warmup, jobs, advance or (lambda: None)) as workers:
         ceilings = workers.run([(Replays.attainable, setting) for setting in settings])
         pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [
@@ -282,15 +284,15 @@ def _rounded_up(blocks: int, working_set: int) -> str:
 class _Workers:
     """Runs tasks on one trace, here or in spawned processes, and returns results in order."""
 
-    def __init__(self, trace: Trace, jobs: int, advance: Advance) -> None:
-        self._replays = Replays(trace)
+    def __init__(self, trace: Trace, warmup: int, jobs: int, advance: Advance) -> None:
+        self._replays = Replays(trace, warmup)
         self._advance = advance
         self._pool: ProcessPoolExecutor | None = None
         if jobs > 1:
             # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace,)
+                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace, warmup)
             )
 
     def __enter__(self) -> _Workers:
@@ -356,8 +358,8 @@ _replays: list[Replays] = []
 """In a spawned process, those of the one trace that it works on."""
 
 
-def _take_trace(trace: Trace) -> None:
-    _replays[:] = [Replays(trace)]
+def _take_trace(trace: Trace, warmup: int) -> None:
+    _replays[:] = [Replays(trace, warmup)]
 
 
 def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:
