@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from blockmgr.block_words import count, further_tables, group_blocks, listed, ranges
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.manager import BlockManager, Sequence
 
@@ -38,6 +39,9 @@ SAME: Final = '"'
 
 NO_TOKENS: Final = "_"
 """In the strip of a sequence: an owned block without tokens."""
+
+NOTHING: Final = "-"
+"""In the strip of a sequence in a further group of layers: no block there."""
 
 NAMES: Final = {state: state.name.lower() for state in BlockState}
 GRID_WIDTH: Final = 64
@@ -67,12 +71,15 @@ class Row:
         view: The sequence.
         block_ids: ``int32[num_blocks]`` on the host: its block table.
         same: ``bool[num_blocks]`` on the host: whether the row above has the same block there.
+        further: With groups of layers, its other block tables: positions of groups, and
+            ``int32[n]`` each, the null block where a group holds nothing.
     """
 
     name: str
     view: Sequence
     block_ids: Ids
     same: Flags
+    further: tuple[tuple[int, Ids], ...] = ()
 
 
 def rows(manager: BlockManager, names: Mapping[int, str] | None = None) -> list[Row]:
@@ -100,33 +107,10 @@ def rows(manager: BlockManager, names: Mapping[int, str] | None = None) -> list[
         same = np.zeros(len(table), dtype=np.bool_)
         shorter = min(len(table), len(above))
         same[:shorter] = table[:shorter] == above[:shorter]
-        result.append(Row(named.get(view.handle, f"row {view.row}"), view, table, same))
+        name = named.get(view.handle, f"row {view.row}")
+        result.append(Row(name, view, table, same, tuple(further_tables(manager, view))))
         above = table
     return result
-
-
-def ranges(ids: Iterable[int], most: int | None = None) -> str:
-    """Block ids in order, neighbours joined: ``0-3, 9``.
-
-    Args:
-        ids: Block ids.
-        most: Ranges to write out before the rest is only counted.
-
-    >>> ranges([4, 5, 6, 9, 3, 2, 1, 7], most=3)
-    '4-6, 9, 3-1 and 1 more'
-    """
-    runs: list[list[int]] = []
-    for block in ids:
-        last = runs[-1] if runs else []
-        # Blocks are often handed out downwards: those freed last go first.
-        if last and abs(block - last[-1]) == 1 and (block - last[-1]) * (last[-1] - last[0]) >= 0:
-            last[1:] = [block]
-        else:
-            runs.append([block])
-    shown = runs if most is None else runs[:most]
-    text = ", ".join("-".join(map(str, run)) for run in shown)
-    left = sum(abs(run[-1] - run[0]) + 1 for run in runs[len(shown) :])
-    return f"{text} and {left:,} more" if left else text
 
 
 def describe(
@@ -187,11 +171,12 @@ def pieces(
     sequences = manager.stats().num_sequences
     yield Piece(
         f"BlockManager: {config.num_blocks:,} blocks of {config.block_size} tokens, "
-        f"{_count(sequences, 'sequence')}\n"
+        f"{count(sequences, 'sequence')}\n"
     )
     states = [state for state in BlockState if blocks.count(state)]
     counts = ", ".join(f"{blocks.count(state):,} {NAMES[state]}" for state in states)
-    yield Piece(f"{counts}; {manager.num_available:,} available\n\n")
+    yield Piece(f"{counts}; {manager.num_available:,} available\n")
+    yield Piece("".join(f"{held}\n" for held in group_blocks(manager, blocks)) + "\n")
     yield from _grid(blocks)
     idle = blocks.eviction_order
     if len(idle):
@@ -260,7 +245,7 @@ def _idle(blocks: BlockSnapshot, idle: Ids, block_size: int) -> str:
     for block in idle[:MOST_IDLE].tolist():
         tokens = int(blocks.num_tokens[block])
         shown.append(f"{block} (tail of {tokens})" if tokens < block_size else str(block))
-    return _listed(shown, len(idle))
+    return listed(shown, len(idle))
 
 
 def _strips(
@@ -270,7 +255,8 @@ def _strips(
     shown = sequences[:max_lines]
     longest = max(len(row.block_ids) for row in shown)
     each = max(1, -(-longest // STRIP_WIDTH))
-    width = max(len(row.name) for row in shown)
+    groups = [f"  group {place}" for row in shown for place, _ in row.further]
+    width = max(map(len, [*(row.name for row in shown), *groups]))
     used = ""
     for row in shown:
         strip = _strip(row, blocks)[::each]
@@ -279,9 +265,19 @@ def _strips(
         yield Piece(strip, is_strip=True)
         fill = " " * (-(-longest // each) - len(strip))
         yield Piece(f"{fill}  {_row_text(row, block_size, with_ids=each == 1)}\n")
+        for place, table in row.further:
+            strip = "".join(_letter(blocks, block) for block in table[::each].tolist())
+            used += strip
+            yield Piece(f"{f'  group {place}':<{width}}  ")
+            yield Piece(strip, is_strip=True)
+            yield Piece("\n")
     if len(sequences) > len(shown):
-        yield Piece(f"and {_count(len(sequences) - len(shown), 'more sequence')}\n")
-    meanings = ((SAME, "the block above"), (NO_TOKENS, "no tokens yet"))
+        yield Piece(f"and {count(len(sequences) - len(shown), 'more sequence')}\n")
+    meanings = (
+        (SAME, "the block above"),
+        (NO_TOKENS, "no tokens yet"),
+        (NOTHING, "no block of this group"),
+    )
     key = [f"{letter} {meaning}" for letter, meaning in meanings if letter in used]
     if each > 1:
         key.append(f"a letter shows the first of {each} blocks")
@@ -298,9 +294,15 @@ def _strip(row: Row, blocks: BlockSnapshot) -> str:
     )
 
 
+def _letter(blocks: BlockSnapshot, block: int) -> str:
+    """A block of a further group, which has the null block where it holds nothing."""
+    state = BlockState(blocks.state[block])
+    return NOTHING if state is BlockState.NULL else LETTERS[state]
+
+
 def _row_text(row: Row, block_size: int, *, with_ids: bool) -> str:
     view = row.view
-    tokens = _count(view.num_tokens, "token")
+    tokens = count(view.num_tokens, "token")
     if view.is_preempted:
         return f"{tokens}, preempted"
     computed, total = view.num_computed_tokens, view.num_tokens
@@ -319,9 +321,9 @@ def _row_text(row: Row, block_size: int, *, with_ids: bool) -> str:
 def _copies(blocks: BlockSnapshot, destinations: npt.NDArray[np.intp], max_lines: int) -> str:
     texts = []
     for block in destinations[:max_lines].tolist():
-        many = _count(int(blocks.copy_tokens[block]), "token")
+        many = count(int(blocks.copy_tokens[block]), "token")
         texts.append(f"{blocks.copy_source[block]} to {block} ({many})")
-    return _listed(texts, len(destinations))
+    return listed(texts, len(destinations))
 
 
 def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int) -> Iterator[str]:
@@ -332,7 +334,7 @@ def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int
     state = "preempted" if sequence.is_preempted else "running"
     yield f"Sequence {sequence.handle} ({named}row {sequence.row}): {state}"
     yield (
-        f"{_count(sequence.num_tokens, 'token')}, {sequence.num_computed_tokens:,} computed, "
+        f"{count(sequence.num_tokens, 'token')}, {sequence.num_computed_tokens:,} computed, "
         f"{sequence.num_cached_tokens:,} from the cache; {sequence.num_slots:,} slots"
     )
     blocks = manager.blocks()
@@ -351,19 +353,19 @@ def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int
     for line in lines[: max_lines + 1]:
         yield f"{line[0]:<{slots_width}}  {line[1]:<{ids_width}}  {line[2]}"
     if len(lines) > max_lines + 1:
-        yield f"and {_count(len(lines) - max_lines - 1, 'more run')}"
+        yield f"and {count(len(lines) - max_lines - 1, 'more run')}"
 
 
 def _facts(blocks: BlockSnapshot, block: int, block_size: int) -> tuple[str, ...]:
     tokens, computed = int(blocks.num_tokens[block]), int(blocks.num_computed_tokens[block])
-    level = "" if tokens == block_size else _count(tokens, "token") if tokens else "no tokens yet"
+    level = "" if tokens == block_size else count(tokens, "token") if tokens else "no tokens yet"
     if computed < tokens:
         level = f"{level}, {computed} computed".removeprefix(", ")
     twin = f"twin of {blocks.twin[block]}" if blocks.twin[block] >= 0 else ""
     copy = ""
     if blocks.copy_source[block] >= 0:
         how = "taken" if blocks.copy_taken[block] else "pending"
-        many = _count(int(blocks.copy_tokens[block]), "token")
+        many = count(int(blocks.copy_tokens[block]), "token")
         copy = f"copy of {many} from {blocks.copy_source[block]} {how}"
     return NAMES[BlockState(blocks.state[block])], level, twin, copy
 
@@ -383,18 +385,9 @@ def _holders(manager: BlockManager, sequence: Sequence, names: Mapping[int, str]
 def _shared_with(others: list[str]) -> str:
     if not others:
         return ""
-    return f"shared with {_listed(others[:MOST_RANGES], len(others))}"
+    return f"shared with {listed(others[:MOST_RANGES], len(others))}"
 
 
 def _runs(looks: list[tuple[tuple[str, ...], str]]) -> list[tuple[int, int]]:
     starts = [i for i, look in enumerate(looks) if i == 0 or look != looks[i - 1]]
     return list(zip(starts, [*starts[1:], len(looks)], strict=True))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def _listed(texts: list[str], of: int) -> str:
-    more = f" and {of - len(texts):,} more" if of > len(texts) else ""
-    return ", ".join(texts) + more

@@ -11,6 +11,13 @@ from rich import box
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, tell_rejected
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
     chosen_source,
     debug_option,
@@ -19,15 +26,16 @@ from blockmgr.cli.options import (
     source_options,
 )
 from blockmgr.explain import MissReason
-from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.misses import explain_request, misses
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from blockmgr.explain import Explanation
+    from blockmgr.groups import Group
     from blockmgr.lab.misses import MissTable
     from blockmgr.lab.study import Capacity
 
@@ -49,7 +57,10 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
     metavar="SIZE",
     help="Pool size: blocks, or a percentage of the working set.",
 )
+@model_option
+@dtype_option
 @how_options
+@forward_option
 @click.option(
     "--request",
     type=click.IntRange(min=1),
@@ -67,6 +78,8 @@ def explain(
     trace_path: Path | None,
     workload: str | None,
     capacity: Capacity,
+    model: str | None,
+    dtype: str | None,
     seed: int,
     request: int | None,
     json_wanted: bool,
@@ -75,14 +88,19 @@ def explain(
 ) -> None:
     """Replay requests and print the reasons for missed tokens.
 
-    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model
+    and several groups of layers, some tokens are cached in full attention and refused by a group.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
-        config = ReplayConfig(**settings)
+        layers = chosen_model(model, dtype)
+        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
+        groups = () if layers is None else layers.groups
+        config = ReplayConfig(block_size=size, groups=groups, **settings)
         trace = chosen.trace(seed)
-        num_blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated)
+        num_blocks = capacity.blocks(working_set_blocks(trace, config))
+        repeated = {**chosen.repeated, "block_size": size}
+        command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
         provenance = Provenance(command=command, seed=seed)
         total = min(request or len(trace.requests), len(trace.requests))
         with progress_bar("replaying", "requests", total) as advance:
@@ -101,7 +119,8 @@ def explain(
         if request is None:
             _print_misses(table)
         else:
-            _print_request(found, f"{trace.name}, request {request:,}, {num_blocks:,} blocks")
+            title = f"{trace.name}, request {request:,}, {num_blocks:,} blocks"
+            _print_request(found, groups, title)
         click.echo(provenance.line, err=True)
 
 
@@ -117,6 +136,7 @@ def _table_document(table: MissTable) -> dict[str, Any]:
         "missed_tokens": {reason.name.lower(): n for reason, n in table.missed_tokens.items()},
         "num_blocks": table.num_blocks,
         "query_tokens": table.query_tokens,
+        **({} if table.refusing is None else {"refused_by": table.refusing}),
     }
 
 
@@ -138,11 +158,13 @@ def _print_misses(table: MissTable) -> None:
     rows.add_column("share", justify="right", style="bold cyan")
     rows.add_row("found", f"{table.hit_tokens:,}", f"{table.hit_tokens / table.query_tokens:.2%}")
     for reason, tokens in table.missed_tokens.items():
-        rows.add_row(reason.value, f"{tokens:,}", f"{tokens / table.query_tokens:.2%}")
-    evicted = table.missed_tokens.get(MissReason.EVICTED, 0)
-    if evicted:
+        grouped = reason is MissReason.GROUP
+        name = f"refused by {table.refusing}" if grouped else reason.value
+        rows.add_row(name, f"{tokens:,}", f"{tokens / table.query_tokens:.2%}")
+    told = len(table.more_blocks) > 0
+    if told:
         rows.add_section()
-    for share in SHARES if evicted else ():
+    for share in SHARES if told else ():
         more = table.more_blocks_for(share)
         tokens = table.saved(more)
         kept = f"{more:,} more blocks would have kept"
@@ -151,7 +173,7 @@ def _print_misses(table: MissTable) -> None:
     print_table(rows, sys.stdout, f"{table.trace}: {table.query_tokens:,} prompt tokens, {blocks}")
 
 
-def _print_request(found: Explanation, title: str) -> None:
+def _print_request(found: Explanation, groups: tuple[Group, ...], title: str) -> None:
     rows = Table(box=box.SIMPLE, padding=0)
     for heading in ("from", "to", "tokens"):
         rows.add_column(heading, justify="right")
@@ -159,5 +181,7 @@ def _print_request(found: Explanation, title: str) -> None:
     cached = found.num_cached_tokens
     rows.add_row("0", f"{cached:,}", f"{cached:,}", "found")
     for miss in found.misses:
-        rows.add_row(f"{miss.start:,}", f"{miss.stop:,}", f"{miss.num_tokens:,}", miss.why)
+        refused = "" if miss.group is None else f": {groups[miss.group]!r}"
+        place = (f"{miss.start:,}", f"{miss.stop:,}", f"{miss.num_tokens:,}")
+        rows.add_row(*place, miss.why + refused)
     print_table(rows, sys.stdout, title)

@@ -13,6 +13,7 @@ from blockmgr.cli.common import READING
 from blockmgr.config import DIGEST_NAMES, EVICTION_POLICIES
 from blockmgr.lab.choices import hint, parse_policies, pick
 from blockmgr.lab.formats.opened import STDIN, parts
+from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workers import RayCluster
@@ -37,12 +38,15 @@ __all__ = [
     "jobs_options",
     "one_capacity",
     "policies",
+    "replica_counts",
+    "router_names",
     "share",
     "source_options",
     "trace_options",
 ]
 
 DEFAULT_WORKLOAD: Final = "shared-prompt"
+EVERY_ROUTER: Final = "all"
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -215,6 +219,32 @@ def block_sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tupl
         if sizes.count(size) > 1:
             raise click.BadParameter(f"block sizes must differ, got {size} twice")
     return sizes
+
+
+def replica_counts(
+    _ctx: click.Context, _param: click.Parameter, text: str | None
+) -> tuple[int, ...]:
+    """The callback of an option that takes numbers of replicas, such as ``1,2,4``."""
+    if text is None:
+        return ()
+    try:
+        counts = tuple(dict.fromkeys(int(item) for item in text.split(",")))
+    except ValueError:
+        counts = (0,)
+    if min(counts) < 1:
+        raise click.BadParameter(f"replicas must be whole numbers above 0, got {text!r}")
+    return counts
+
+
+def router_names(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
+    """The callback of an option that takes names of routers."""
+    if text.strip() == EVERY_ROUTER:
+        return tuple(ROUTERS)
+    try:
+        names = tuple(pick("router", item.strip(), ROUTERS) for item in text.split(","))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return tuple(dict.fromkeys(names))
 
 
 def check_one_source(ctx: click.Context, trace_path: Path | None, workload: str | None) -> None:

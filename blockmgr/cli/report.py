@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
     capacities,
     chosen_source,
@@ -17,12 +24,19 @@ from blockmgr.cli.options import (
     how_options_without,
     one_capacity,
     policies,
+    replica_counts,
+    router_names,
+    share,
     source_options,
 )
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance
+from blockmgr.lab.routers import ROUTERS
+from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from blockmgr.lab.study import Capacity
 
 __all__ = ["report"]
@@ -75,7 +89,40 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     metavar="NAMES",
     help="Eviction policies to compare with LRU, separated by commas.",
 )
-@how_options_without("eviction", "min_partial_tokens", "dedup")
+@click.option(
+    "--warmup",
+    callback=share,
+    default="0%",
+    show_default=True,
+    metavar="SHARE",
+    help="Requests at the start that fill the pool and are not counted.",
+)
+@click.option(
+    "--sample",
+    callback=share,
+    default="100%",
+    show_default=True,
+    metavar="SHARE",
+    help="Blocks that the curve looks at; with fewer than all, the page shows its error.",
+)
+@click.option(
+    "--replicas",
+    callback=replica_counts,
+    metavar="COUNTS",
+    help="Add a chapter on the same blocks split over so many replicas, such as 1,2,4,8.",
+)
+@click.option(
+    "--routers",
+    callback=router_names,
+    default="all",
+    show_default=True,
+    metavar="NAMES",
+    help=f"Routers of these replicas: {', '.join(ROUTERS)}.",
+)
+@model_option
+@dtype_option
+@how_options_without("eviction", "dedup")
+@forward_option
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -97,6 +144,12 @@ def report(
     capacity: Capacity,
     capacities: tuple[Capacity, ...],
     policies: tuple[str, ...],
+    warmup: Fraction,
+    sample: Fraction,
+    replicas: tuple[int, ...],
+    routers: tuple[str, ...],
+    model: str | None,
+    dtype: str | None,
     seed: int,
     jobs: int | None,
     json_wanted: bool,
@@ -105,7 +158,8 @@ def report(
 ) -> None:
     """Write a page on the hit rate, its upper bounds, and the reasons for misses.
 
-    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model,
+    the page shows what each group of layers holds and refuses; with --replicas, what routers find.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
@@ -117,11 +171,26 @@ def report(
         for path, suffix in ((png, ".png"), (svg, ".svg")):
             if path is not None:
                 page.check_path(path, (suffix,), inputs=inputs)
-        config = ReplayConfig(**settings)
+        layers = chosen_model(model, dtype)
+        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
+        groups = () if layers is None else layers.groups
+        config = ReplayConfig(block_size=size, groups=groups, **settings)
         trace = chosen.trace(seed)
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen.repeated, leave_out=NOT_SHOWN)
+        extent = page.Extent(
+            warmup=warmup_requests(trace, warmup),
+            sampling_rate=float(sample),
+            replicas=replicas,
+            routers=routers,
+            seed=seed,
+            model=layers,
+        )
+        repeated = {**chosen.repeated, "block_size": size}
+        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out=NOT_SHOWN)
         total = page.num_steps(
-            policies=len(policies), capacities=len(capacities) or PLACES, hints=config.hints
+            policies=len(policies),
+            capacities=len(capacities) or PLACES,
+            hints=config.hints,
+            fleet_requests=len(replicas) * len(routers) * len(trace.requests),
         )
         with progress_bar("replaying", "steps", total) as advance:
             gathered = page.gather(
@@ -130,6 +199,7 @@ def report(
                 capacity=capacity,
                 policies=policies,
                 capacities=capacities,
+                extent=extent,
                 jobs=jobs or len(os.sched_getaffinity(0)),
                 command=command,
                 advance=advance,

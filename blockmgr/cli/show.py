@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
 from blockmgr.cli.common import (
     one_line_errors,
@@ -19,6 +20,13 @@ from blockmgr.cli.common import (
     progress_bar,
     repeat_command,
     telling,
+)
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
 )
 from blockmgr.cli.options import (
     DEFAULT_WORKLOAD,
@@ -31,11 +39,11 @@ from blockmgr.cli.options import (
     source_options,
 )
 from blockmgr.inspect import LETTERS, pieces
-from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.block_map import block_map, check_path, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.report import Provenance, json_text
+from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
     from blockmgr.lab.study import Capacity
@@ -66,7 +74,10 @@ STYLES: Final = {
     metavar="SIZE",
     help="Pool size: blocks, or a percentage of the working set.",
 )
+@model_option
+@dtype_option
 @how_options
+@forward_option
 @click.option(
     "--step",
     type=click.IntRange(min=1),
@@ -96,6 +107,8 @@ def show(
     trace_path: Path | None,
     workload: str | None,
     capacity: Capacity,
+    model: str | None,
+    dtype: str | None,
     seed: int,
     step: int | None,
     at: Fraction | None,
@@ -106,7 +119,8 @@ def show(
 ) -> None:
     """Show the blocks of a pool in the middle of a replay: states, sharing, sequences.
 
-    SOURCE is a trace file or the name of a workload, shared-prompt if there is none.
+    SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model
+    and several groups of layers, each sequence has a row of blocks for each of them.
     """
     found = chosen_source(ctx, source, trace_path, workload)
     if step is not None and at is not None:
@@ -116,15 +130,20 @@ def show(
     with one_line_errors(ctx, show_traceback=debug):
         if output is not None:
             check_path(output, inputs=found.files)
-        config = ReplayConfig(**settings)
+        layers = chosen_model(model, dtype)
+        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
+        groups = () if layers is None else layers.groups
+        config = ReplayConfig(block_size=size, groups=groups, **settings)
         trace = chosen_trace(found.trace_path, found.workload, seed)
-        blocks = capacity.blocks(unbounded(trace, config).working_set_blocks)
+        blocks = capacity.blocks(working_set_blocks(trace, config))
         if step is None:
             at = Fraction(1, 2) if at is None else at
             step = _step_at(at, trace, blocks, config)
         with progress_bar("replaying", "requests", len(trace.requests)) as progress:
             moment = replay_until(trace, blocks, config, step, progress=progress)
-        chosen: dict[str, object] = {} if at is None else {"at": percent(at)}
+        chosen: dict[str, object] = {"block_size": size}
+        if at is not None:
+            chosen["at"] = percent(at)
         if source is None and trace_path is None:
             chosen["workload"] = workload or DEFAULT_WORKLOAD
         _print_or_draw(ctx, moment, trace.name, chosen, output)
@@ -174,17 +193,27 @@ def _print_or_draw(
 def _numbers(moment: Moment) -> dict[str, object]:
     """The moment for other programs: the states of all blocks, and the sequences."""
     manager = moment.manager
-    states = Counter(BlockState(state).name.lower() for state in manager.blocks().state.tolist())
-    sequences = [
-        {
+    blocks = manager.blocks()
+    states = Counter(BlockState(state).name.lower() for state in blocks.state.tolist())
+    sequences = []
+    for handle, name in moment.names.items():
+        view = manager.sequence(handle)
+        entry: dict[str, object] = {
             "name": name,
-            "num_tokens": manager.sequence(handle).num_tokens,
-            "num_cached_tokens": manager.sequence(handle).num_cached_tokens,
+            "num_tokens": view.num_tokens,
+            "num_cached_tokens": view.num_cached_tokens,
             "block_ids": manager.block_ids(handle),
         }
-        for handle, name in moment.names.items()
+        further = further_tables(manager, view)
+        if further:
+            entry["block_ids_by_group"] = {place: table.tolist() for place, table in further}
+        sequences.append(entry)
+    held = [
+        {"group": repr(each.group), "used_blocks": each.used, "cached_blocks": each.cached}
+        for each in group_blocks(manager, blocks)
     ]
     return {
+        **({"blocks_by_group": held} if held else {}),
         "step": moment.step,
         "time_ms": moment.time_ms,
         "waiting_requests": moment.waiting,

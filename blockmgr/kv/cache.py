@@ -8,7 +8,6 @@ import torch
 
 from blockmgr.arguments import whole
 from blockmgr.blocks import PAD_SLOT
-from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import (
     Pool,
@@ -17,14 +16,13 @@ from blockmgr.kv.indices import (
     batch_ids,
     device_ids,
     host_ids,
-    pairs_of,
     to_device,
 )
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
 from blockmgr.kv.shape import ModelShape
+from blockmgr.kv.swaps import Swaps
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
-from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from blockmgr.blocks import CopyPlan
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["PagedKVCache"]
 
 
-class PagedKVCache(NotCopied):
+class PagedKVCache(Swaps):
     """The K/V of a pool of blocks: all layers, allocated in the layout that your kernels take.
 
     Everything is issued on the current stream without waiting for the device, except where a
@@ -304,71 +302,9 @@ class PagedKVCache(NotCopied):
         """Fills blocks with zeros; see ``KVBlocks.zero``."""
         self._blocks.zero(blocks)
 
-    def host_counterpart(self, num_blocks: int) -> PagedKVCache:
-        """A cache on the host for blocks of this one, pinned if this one is on a GPU.
-
-        Args:
-            num_blocks: Blocks on the host.
-
-        Raises:
-            ValueError: ``num_blocks`` is out of its bounds.
-            TypeError: ``num_blocks`` is not an int.
-        """
-        return PagedKVCache(
-            num_blocks,
-            self.block_size,
-            self._shape,
-            layout=self._layout,
-            pin_memory=self.device.type == "cuda",
-        )
-
-    def swap_out(self, host: PagedKVCache, device_blocks: Indices, host_blocks: Indices) -> None:
-        """Copies blocks of this cache to the host, without waiting for the device.
-
-        Args:
-            host: From ``host_counterpart``.
-            device_blocks: Ids of the blocks to read, in this cache.
-            host_blocks: As many ids, all different, of the blocks to write in ``host``.
-
-        Raises:
-            CopyError: An id is out of range, or one of ``host_blocks`` is named twice. Nothing is
-                copied.
-            LayoutError: The blocks of ``host`` are not like those of this cache.
-            ValueError: The lists differ in length, or have more than one axis.
-            TypeError: An argument is of the wrong type.
-        """
-        pairs = pairs_of(device_blocks=device_blocks, host_blocks=host_blocks)
-        self._blocks.copy_to(self._alike(host)._blocks, pairs)
-
-    def swap_in(self, host: PagedKVCache, host_blocks: Indices, device_blocks: Indices) -> None:
-        """Copies blocks from the host to this cache; the reverse of ``swap_out``.
-
-        Args:
-            host: From ``host_counterpart``.
-            host_blocks: Ids of the blocks to read, in ``host``.
-            device_blocks: As many ids, all different, of the blocks to write in this cache.
-
-        Raises:
-            CopyError: An id is out of range, or one of ``device_blocks`` is named twice. Nothing
-                is copied.
-            LayoutError: The blocks of ``host`` are not like those of this cache.
-            ValueError: The lists differ in length, or have more than one axis.
-            TypeError: An argument is of the wrong type.
-        """
-        pairs = pairs_of(host_blocks=host_blocks, device_blocks=device_blocks)
-        self._alike(host)._blocks.copy_to(self._blocks, pairs)
-
-    def _alike(self, host: PagedKVCache) -> PagedKVCache:
-        if not isinstance(host, PagedKVCache):
-            raise TypeError(f"host must be a PagedKVCache, got {type(host).__name__}")
-        # Equal bytes in another order, or of another type, would be taken for what they are not.
-        for what in ("shape", "block_size", "layout"):
-            here, there = getattr(self, what), getattr(host, what)
-            if here != there:
-                raise LayoutError(
-                    host.blocks.segments[0].name, f"has {what} {there}, the other cache {here}"
-                )
-        return host
+    @property
+    def _page_shape(self) -> ModelShape:
+        return self._shape
 
     def _checked_layer(self, layer: int) -> int:
         return whole("layer", layer, 0, self._shape.num_layers - 1)

@@ -14,7 +14,7 @@ from blockmgr.groups import RecurrentState
 from blockmgr.kv.cache import PagedKVCache
 from blockmgr.kv.hybrid import HybridShape
 from blockmgr.kv.shape import ModelShape
-from blockmgr.uncopied import NotCopied
+from blockmgr.kv.swaps import Swaps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,7 @@ __all__ = ["GroupedKVCache"]
 WHOLE_PAGES = ("BLOCK_KV_NHD", "BLOCK_KV_HND", "MLA")
 
 
-class GroupedKVCache(NotCopied):
+class GroupedKVCache(Swaps):
     """The memory of a hybrid model: ``group_size`` tensors of pages that all groups share.
 
     A block is one page of each tensor, and one group has it at a time. Layer i of a group uses
@@ -276,31 +276,9 @@ class GroupedKVCache(NotCopied):
         """Fills blocks with zeros, of whatever group; see ``KVBlocks.zero``."""
         self._pages.zero(blocks)
 
-    def host_counterpart(self, num_blocks: int) -> GroupedKVCache:
-        """A cache on the host for blocks of this one, pinned if this one is on a GPU.
-
-        Args:
-            num_blocks: Blocks on the host.
-
-        Raises:
-            ValueError: ``num_blocks`` is out of its bounds.
-            TypeError: ``num_blocks`` is not an int.
-        """
-        return GroupedKVCache(
-            num_blocks,
-            self.block_size,
-            self._shape,
-            layout=self.layout,
-            pin_memory=self.device.type == "cuda",
-        )
-
-    def swap_out(self, host: GroupedKVCache, device_blocks: Indices, host_blocks: Indices) -> None:
-        """Copies blocks of whatever group to the host; see ``PagedKVCache.swap_out``."""
-        self._pages.swap_out(_cache("host", host)._pages, device_blocks, host_blocks)
-
-    def swap_in(self, host: GroupedKVCache, host_blocks: Indices, device_blocks: Indices) -> None:
-        """Copies blocks from the host to this cache; the reverse of ``swap_out``."""
-        self._pages.swap_in(_cache("host", host)._pages, host_blocks, device_blocks)
+    @property
+    def _page_shape(self) -> ModelShape:
+        return self._pages.shape
 
     def _kind(self, group: int) -> str:
         return str(self._shape.groups[group])
@@ -315,12 +293,6 @@ class GroupedKVCache(NotCopied):
         if self._recurrent[group]:
             raise ValueError(f"layer {layer} keeps no K/V: group {group}, {self._kind(group)}")
         return tensor
-
-
-def _cache(name: str, value: object) -> GroupedKVCache:
-    if not isinstance(value, GroupedKVCache):
-        raise TypeError(f"{name} must be a GroupedKVCache, got {type(value).__name__}")
-    return value
 
 
 def _pages_of(shape: HybridShape) -> ModelShape:

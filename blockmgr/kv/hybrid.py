@@ -127,7 +127,8 @@ class HybridShape:
 
     Attributes:
         layers: Each layer of the model in order; None for one that keeps nothing, or reads what
-            another keeps.
+            another keeps. Of a layer with attention and a state, its attention; the states of such
+            layers follow after the last layer.
         group_size: Layers of a group. None for the number of layers of the rarest kind, or of the
             most frequent one if that has less than a fourth more.
         groups: What to pass to ``BlockManager(groups=...)``.
@@ -211,9 +212,9 @@ class HybridShape:
         """The groups of the model that a Hugging Face style config describes.
 
         Understands ``layer_types``, and the fields with which Gemma 2 and 3, Llama 4, Qwen3-Next,
-        Jamba, Bamba and Nemotron-H say the same. A model without them has one group. The state of
-        a recurrent layer has the tensors that transformers keeps: of the convolution and, but for
-        LFM2, of the recurrence.
+        Jamba, Bamba, Nemotron-H and Falcon-H1 say the same. A model without them has one group. The
+        state of a recurrent layer has the tensors that transformers keeps: of the convolution and,
+        but for LFM2, of the recurrence.
 
         Args:
             config: A config object, its fields as a mapping, or the path of a ``config.json`` or

@@ -28,6 +28,11 @@ FULL = {"full_attention", "attention"}
 SLIDING = {"sliding_attention", "window_attention"}
 STATES = {"linear_attention", "mamba", "recurrent", "conv"}
 NOTHING = {"moe", "mlp"}
+BOTH = "hybrid"
+"""A layer with full attention and a state."""
+
+# Families each of whose layers has both; others mean something else by the name.
+BOTH_IN_EACH = ("falcon_h1",)
 
 # Every so many layers one has full attention, where a config of the family does not say it.
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
@@ -66,18 +71,22 @@ def layers_of(
 
 
 def _kinds(fields: ConfigFields) -> list[Group | None]:
-    """What each layer reads; None for one that keeps nothing."""
+    """What each layer reads; None for one that keeps nothing. States beside attention follow."""
     num_layers = whole(LAYERS[0], fields.need(*LAYERS), 1)
     names = _names(fields, num_layers)
     shared = fields.get("num_kv_shared_layers") or 0  # the last layers read the K/V of earlier ones
     last = num_layers - whole("num_kv_shared_layers", shared, 0, num_layers - 1)
     if len(names) < num_layers:
         raise ValueError(f"config names {len(names)} layers, there are {num_layers}")
-    return [_kind(fields, name) if i < last else None for i, name in enumerate(names[:num_layers])]
+    names = names[:num_layers]
+    kinds = [_kind(fields, name) if i < last else None for i, name in enumerate(names)]
+    if fields.get("model_type") in BOTH_IN_EACH:
+        kinds += [RecurrentState()] * names.count(BOTH)
+    return kinds
 
 
 def _kind(fields: ConfigFields, name: str) -> Group | None:
-    if name in FULL:
+    if name in FULL or (name == BOTH and fields.get("model_type") in BOTH_IN_EACH):
         return FullAttention()
     if name in SLIDING:
         return SlidingWindow(fields.size("sliding_window", "sliding_window_size"))
@@ -94,6 +103,8 @@ def _kind(fields: ConfigFields, name: str) -> Group | None:
 
 def _names(fields: ConfigFields, num_layers: int) -> list[str]:
     """The kind of each layer in the words of ``layer_types``."""
+    if fields.get("model_type") in BOTH_IN_EACH:
+        return [BOTH] * num_layers
     listed = fields.get("layer_types", "layers_block_type")
     if listed is not None:
         if not isinstance(listed, list | tuple) or not all(isinstance(n, str) for n in listed):
@@ -192,7 +203,7 @@ def _gated_delta(fields: ConfigFields) -> Sizes:
 
 
 def _mamba_2(fields: ConfigFields) -> Sizes:
-    """Bamba, Granite 4 and Nemotron-H."""
+    """Bamba, Granite 4, Nemotron-H and Falcon-H1."""
     heads, states = fields.size(*MAMBA_HEADS), fields.size(*MAMBA_STATE)
     wide = fields.get(*MAMBA_HEAD_DIM)
     if wide in (None, "auto"):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.manager import BlockManager
 
-__all__ = ["ByGroup", "GroupCounts", "GroupWatch"]
+__all__ = ["ByGroup", "GroupCounts", "GroupWatch", "refusing"]
 
 MOMENTS: Final = 16
 """Snapshots of a replay: each takes as long as the pool has blocks."""
@@ -100,8 +100,8 @@ class ByGroup:
         ]
 
 
-def _refusing(groups: Sequence[Group]) -> Group | None:
-    """The group that lacks something wherever full attention has more than is found.
+def refusing(groups: Sequence[Group]) -> Group | None:
+    """The group that lacks something wherever full attention has more than is found; None if none.
 
     A state is cached as long as a prompt can be found up to it, so where no prompt can, no state is
     left. Of windows and chunks, the widest lacks something whenever one of the others does.
@@ -209,5 +209,5 @@ class GroupWatch:
             unfilled_used_blocks=unfilled_used,
             cached_blocks=cached,
             unfilled_cached_blocks=unfilled_cached,
-            refused_tokens=self._refused_tokens if group == _refusing(self._groups) else 0,
+            refused_tokens=self._refused_tokens if group == refusing(self._groups) else 0,
         )

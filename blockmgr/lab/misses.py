@@ -9,6 +9,8 @@ import numpy as np
 
 from blockmgr.explain import Explanation, MissReason
 from blockmgr.lab.attainable import unbounded
+from blockmgr.lab.by_group import refusing
+from blockmgr.lab.forgotten import Seen
 from blockmgr.lab.replay import EventLoop, held_blocks
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class MissTable:
         missed_tokens: The others by reason, in the order of ``MissReason``, reasons that do not
             occur left out. They sum to ``query_tokens - hit_tokens``.
         more_blocks: ``int64[n]`` on the host, growing: by how many blocks the pool was too small
-            for blocks that were evicted.
+            for blocks that were evicted. Empty with groups of layers, for which nothing tells.
         saved_tokens: ``int64[n]`` on the host, growing: evicted tokens that so many more blocks, or
             fewer, would have kept.
     """
@@ -48,6 +50,16 @@ class MissTable:
     missed_tokens: Mapping[MissReason, int]
     more_blocks: npt.NDArray[np.int64]
     saved_tokens: npt.NDArray[np.int64]
+
+    @property
+    def refusing(self) -> str | None:
+        """The group that ``MissReason.GROUP`` is of, such as ``"SlidingWindow(width=1024)"``.
+
+        Where several groups lack something, it is the one that lacks it at each place. None without
+        groups of layers, and if all of them have full attention.
+        """
+        group = refusing(self.config.groups)
+        return None if group is None else repr(group)
 
     def saved(self, more_blocks: int) -> int:
         """Evicted tokens that a pool with ``more_blocks`` more blocks would have found."""
@@ -76,6 +88,7 @@ def misses(
     num_blocks: int,
     config: ReplayConfig,
     *,
+    warmup: int = 0,
     progress: Progress | None = None,
 ) -> MissTable:
     """``replay``, and why each token that was missed was missed.
@@ -84,6 +97,7 @@ def misses(
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
         config: How to replay.
+        warmup: Requests at the start that fill the pool and are not counted.
         progress: Called once for each request.
 
     Raises:
@@ -92,18 +106,18 @@ def misses(
     Cost: a replay, one digest for each block that is not found, and a walk over the cached blocks
     for each request that misses one.
     """
-    table = _Table(config.block_size)
-    result = _Explained(trace, num_blocks, config, table.add, progress=progress).run()
-    rejected = result.query_tokens - table.query_tokens
-    table.tokens[MissReason.TOO_LARGE] += rejected
+    table = _Table(config, warmup)
+    _Explained(trace, num_blocks, config, table.add, progress=progress).run()
+    asked = sum(request.num_prompt_tokens for request in trace.requests[warmup:])
+    table.tokens[MissReason.TOO_LARGE] += asked - table.query_tokens
     places, order = np.unique(np.array(table.more_blocks, dtype=np.int64), return_inverse=True)
     saved = np.bincount(order, weights=table.evicted_tokens, minlength=len(places))
     return MissTable(
         trace=trace.name,
         config=config,
         num_blocks=num_blocks,
-        query_tokens=result.query_tokens,
-        hit_tokens=result.hit_tokens,
+        query_tokens=asked,
+        hit_tokens=table.hit_tokens,
         missed_tokens={reason: count for reason, count in table.tokens.items() if count},
         more_blocks=places,
         saved_tokens=np.cumsum(saved).astype(np.int64),
@@ -141,7 +155,7 @@ def explain_request(
 
     # Nothing that comes later can change what happened before, and requests are admitted in order.
     until = replace(trace, requests=trace.requests[:number])
-    ghosts = unbounded(trace, config).working_set_blocks
+    ghosts = 0 if config.groups else unbounded(trace, config).working_set_blocks
     _Explained(until, num_blocks, config, keep, progress=progress, ghost_blocks=ghosts).run()
     if not found:
         needed = held_blocks(trace.requests[number - 1], config)
@@ -154,15 +168,20 @@ def explain_request(
 class _Table:
     """Sums over explanations."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, config: ReplayConfig, warmup: int) -> None:
         self.tokens = dict.fromkeys(MissReason, 0)
         self.query_tokens = 0
+        self.hit_tokens = 0
         self.more_blocks: list[int] = []
         self.evicted_tokens: list[int] = []
-        self._block_size = block_size
+        self._block_size = config.block_size
+        self._warmup = warmup
 
-    def add(self, _number: int, explanation: Explanation, num_cached: int) -> None:
+    def add(self, number: int, explanation: Explanation, num_cached: int) -> None:
+        if number <= self._warmup:
+            return
         self.query_tokens += explanation.num_tokens
+        self.hit_tokens += num_cached
         # Part of a block that is not worth its copy in a pool this full is missed like the rest.
         self.tokens[explanation.reason] += explanation.num_cached_tokens - num_cached
         most = 0
@@ -191,9 +210,11 @@ class _Explained(EventLoop):
         progress: Progress | None,
         ghost_blocks: int | None = None,
     ) -> None:
+        # A manager with groups remembers nothing that is gone.
+        self._seen = Seen(config.block_size) if config.groups else None
         if ghost_blocks is None:
             # All that can ever be evicted, so that nothing is forgotten.
-            ghost_blocks = unbounded(trace, config).working_set_blocks
+            ghost_blocks = 0 if config.groups else unbounded(trace, config).working_set_blocks
         super().__init__(trace, num_blocks, config, progress=progress, ghost_blocks=ghost_blocks)
         self._add = add
         self._number = 0
@@ -204,9 +225,23 @@ class _Explained(EventLoop):
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         explanation = self.manager.explain(tokens, namespace=request.namespace)
+        digests = []
+        if self._seen is not None:
+            digests = self.manager.block_digests(tokens, namespace=request.namespace)
+            explanation = self._seen.told(explanation, digests)
         handles = super()._start(request, tokens)
         if handles:
+            if self._seen is not None:
+                self._seen.add(digests)
             self._add(
                 self._number, explanation, self.manager.sequence(handles[0]).num_cached_tokens
             )
         return handles
+
+    def _end(self, request: Request, handles: list[int], number: int) -> None:
+        if self._seen is not None:
+            # Of an output, all but the last token is computed.
+            for output in request.outputs:
+                tokens = np.concatenate((request.tokens(), output[:-1]))
+                self._seen.add(self.manager.block_digests(tokens, namespace=request.namespace))
+        super()._end(request, handles, number)

@@ -48,15 +48,18 @@ class RayWorkers:
     Args:
         trace: What tasks are about.
         cluster: Where they run.
+        warmup: Requests at the start that replays do not count, fewer than there are.
 
     Raises:
+        ValueError: There are not more requests than ``warmup``.
         MissingExtraError: The extra ``ray`` is not installed.
     """
 
-    def __init__(self, trace: Trace, cluster: RayCluster) -> None:
+    def __init__(self, trace: Trace, cluster: RayCluster, warmup: int = 0) -> None:
         if find_spec("ray") is None:
             raise MissingExtraError("ray", "a cluster of Ray")
-        self._trace = trace
+        Replays(trace, warmup)  # which looks at both
+        self._kept = trace, warmup
         self._cluster = cluster
 
     def __enter__(self) -> Self:
@@ -68,7 +71,7 @@ class RayWorkers:
         self._pipe, theirs = spawn.Pipe()
         with uninterrupted():
             self._driver = spawn.Process(
-                target=drive, args=(theirs, self._trace, cluster, self._folder.name), daemon=True
+                target=drive, args=(theirs, self._kept, cluster, self._folder.name), daemon=True
             )
             self._driver.start()
         theirs.close()
@@ -145,7 +148,9 @@ def check_reachable(cluster: RayCluster) -> None:
         raise ClusterLostError(cluster.address, f"does not answer: {error}") from None
 
 
-def drive(pipe: Connection, trace: Trace, cluster: RayCluster, folder: str) -> None:
+def drive(
+    pipe: Connection, kept_by_all: tuple[Trace, int], cluster: RayCluster, folder: str
+) -> None:
     """Drive a cluster for the process at the other end of a pipe, until that closes it.
 
     Messages are pairs: the place of a task and its result; or None, and an error or nothing.
@@ -158,7 +163,7 @@ def drive(pipe: Connection, trace: Trace, cluster: RayCluster, folder: str) -> N
 
     try:
         _connect(ray, cluster, folder)
-        kept = ray.put(trace)
+        kept = ray.put(kept_by_all)
         remote = ray.remote(max_retries=cluster.retries)(run_there)
         pipe.send((None, None))
         while True:
@@ -214,7 +219,8 @@ def run_there(kept: list[Any], version: str, function: Callable[..., Any], *argu
     """Carry out a task in a worker of the cluster.
 
     Args:
-        kept: Where the trace is, as a list of one so that Ray does not fetch it for every task.
+        kept: Where the trace and its warm-up are, as a list of one so that Ray does not fetch them
+            for every task.
         version: Of the package that asks.
         function: As in a task.
         arguments: Likewise.
@@ -230,5 +236,5 @@ def run_there(kept: list[Any], version: str, function: Callable[..., Any], *argu
         import ray  # noqa: PLC0415  (there it is)
 
         _replays.clear()
-        _replays[name] = Replays(ray.get(reference))
+        _replays[name] = Replays(*ray.get(reference))
     return function(_replays[name], *arguments)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from blockmgr.lab.attainable import Attainable, unbounded_by_ids
 from blockmgr.lab.by_ids import IdReplays, id_replays, same_replays
-from blockmgr.lab.optimum import Optimum, check_full_blocks_only, optima, optima_of
+from blockmgr.lab.optimum import Optimum, check_full_blocks_only, optima_of
+from blockmgr.lab.references import run_columns
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
 from blockmgr.lab.study import attainable
+from blockmgr.lab.warmup import attainable_after, first_requests, result_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +25,19 @@ class Replays:
 
     Every call raises what the function of its name in the lab raises, and returns what it returns.
     Only ``ReplayResult.host_s`` is another: the processor time of the whole replay.
+
+    Args:
+        trace: The requests.
+        warmup: Requests at the start that fill the pool and are not counted
+            (``blockmgr.lab.warmup``), fewer than the trace has.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, warmup: int = 0) -> None:
+        if not 0 <= warmup < len(trace.requests):
+            raise ValueError(f"warmup must be in [0, {len(trace.requests)}), got {warmup}")
         self._trace = trace
+        self._warmup = warmup
+        self._first = Replays(first_requests(trace, warmup)) if warmup else None
         self._named: tuple[ReplayConfig, IdReplays | None] | None = None  # for the last config
 
     @property
@@ -38,8 +49,12 @@ class Replays:
         """What an unbounded pool does."""
         by_ids = None if config.groups else self._by_ids(config)
         if by_ids is None or config.min_partial_tokens:
-            return attainable(self._trace, config)
-        return unbounded_by_ids(by_ids)
+            found = attainable(self._trace, config)
+        else:
+            found = unbounded_by_ids(by_ids)
+        if self._first is None:
+            return found
+        return attainable_after(found, self._first.attainable(config))
 
     def optima(self, sizes: Sequence[int], config: ReplayConfig) -> Sequence[Optimum | None]:
         """The optimum at several pool sizes; None for each with groups of layers."""
@@ -47,16 +62,19 @@ class Replays:
             return [None] * len(sizes)
         check_full_blocks_only(config)
         by_ids = self._by_ids(config)
-        if by_ids is None:
-            return optima(self._trace, sizes, config)
-        return optima_of(by_ids.columns(), sizes, config)
+        columns = run_columns(self._trace, config) if by_ids is None else by_ids.columns()
+        return optima_of(columns.counted_after(self._warmup), sizes, config)
 
     def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:
         """One replay."""
         by_ids = None if config.groups else self._by_ids(config)
         if by_ids is None or not by_ids.exact(config):
-            return replay(self._trace, num_blocks, config)
-        return by_ids.replay(num_blocks, config)
+            result = replay(self._trace, num_blocks, config)
+        else:
+            result = by_ids.replay(num_blocks, config)
+        if self._first is None:
+            return result
+        return result_after(result, self._first.replay(num_blocks, config))
 
     def _by_ids(self, config: ReplayConfig) -> IdReplays | None:
         same = same_replays(config)

@@ -71,7 +71,7 @@ GROUP_HEADINGS: Final = (
 
 NOT_INSTALLED: Final = "not installed"
 
-EXTRAS: Final = MappingProxyType({"cli": ("click", "rich"), "plot": ("matplotlib",)})
+EXTRAS: Final = MappingProxyType({"cli": ("click", "rich"), "plot": ("matplotlib", "jinja2")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
@@ -184,6 +184,17 @@ class RunColumns:
     def query_blocks(self) -> int:
         """Blocks looked up: those that may hit."""
         return int(self.column("limit_blocks").sum())
+
+    def counted_after(self, number: int) -> RunColumns:
+        """The same references, of which the first requests are not counted.
+
+        They compute all their blocks and look none up, so whatever an order of eviction that
+        knows the future keeps, it keeps for the others.
+        """
+        requests = self.requests.copy()
+        for name, value in (("limit", NO_RUN), ("limit_blocks", 0), ("query_tokens", 0)):
+            requests[:number, COLUMNS.index(name)] = value
+        return replace(self, requests=requests)
 
     def paths(self) -> _core.RunPaths:
         """The same in the core."""

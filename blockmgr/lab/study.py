@@ -25,6 +25,7 @@ __all__ = [
     "parse_capacities",
     "parse_share",
     "study",
+    "working_set_blocks",
 ]
 
 PERCENT: Final = 100
@@ -119,6 +120,16 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
     # each, none waits.
     ample = replay(trace, best.working_set_blocks + sequences, replace(config, max_seqs=sequences))
     return replace(best, hit_tokens=ample.hit_tokens)
+
+
+def working_set_blocks(trace: Trace, config: ReplayConfig) -> int:
+    """Blocks with which a replay neither evicts nor waits, without counting hits.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+    found = attainable(trace, config) if config.groups else unbounded(trace, config)
+    return found.working_set_blocks
 
 
 def full_attention(trace: Trace, config: ReplayConfig) -> Attainable:

@@ -142,6 +142,7 @@ def sweep(
     *,
     policies: Sequence[str] = ("lru",),
     block_sizes: Sequence[int] = (),
+    warmup: int = 0,
     jobs: int | RayCluster = 1,
     advance: Advance | None = None,
 ) -> Sweep:
@@ -153,6 +154,7 @@ def sweep(
         config: How to replay; its ``eviction`` and ``block_size`` give way to the next two.
         policies: Names of eviction policies, at least one.
         block_sizes: Tokens per block; empty for that of ``config``.
+        warmup: Requests at the start that fill the pool and are not counted, fewer than there are.
         jobs: Processes at work, at least 1, or a cluster. With more than one process, and with a
             cluster, some are spawned, so a program that calls this keeps its own start behind
             ``if __name__ == "__main__":``.
@@ -160,8 +162,8 @@ def sweep(
             often if some pools are too small.
 
     Raises:
-        ValueError: Every pool is smaller than the largest request, ``jobs`` is below 1, there is
-            no such policy, or the trace cannot be cut into blocks of such a size.
+        ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
+            bounds, there is no such policy, or the trace cannot be cut into blocks of such a size.
         ChildProcessError: A process was killed, as a system short of memory does.
         ClusterLostError: The cluster does not answer, or not any more.
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
@@ -169,7 +171,7 @@ def sweep(
     told = advance or (lambda: None)
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
     sizes = tuple(capacities)
-    with workers_on(trace, jobs) as workers:
+    with workers_on(trace, jobs, warmup) as workers:
         ceilings = workers.run([(Replays.attainable, setting) for setting in settings], told)
         pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [

@@ -63,9 +63,10 @@ class Watched:
         asked_gaps_ms: One for each block that a prompt asked for and that some request had
             computed before: ``int64[n]``.
         reuse_gaps_ms: Of these, one for each block that was found: ``int64[m]``.
-        lifetimes_ms: One for each block that was evicted: ``int64[result.evictions]``.
-        idle_ms: Of the same blocks, the time since their last use: ``int64[result.evictions]``.
-        uses: Of the same blocks, how often a prompt found them: ``int64[result.evictions]``.
+        lifetimes_ms: One for each block that was evicted: ``int64[k]``, with ``result.evictions``
+            of them if there is no warm-up.
+        idle_ms: Of the same blocks, the time since their last use: ``int64[k]``.
+        uses: Of the same blocks, how often a prompt found them: ``int64[k]``.
         age_bounds_ms: Where the age bands of frames part, growing; the last band has no end.
         frames: The pool over time; empty if none were asked for.
     """
@@ -87,6 +88,7 @@ def watch(
     *,
     frames: int = 0,
     age_bounds_ms: collections.abc.Sequence[int] = (),
+    warmup: int = 0,
     progress: Progress | None = None,
 ) -> Watched:
     """``replay``, watched.
@@ -97,6 +99,8 @@ def watch(
         config: How to replay, without reuse of parts of blocks.
         frames: Instants at which to look at the whole pool, spread evenly over the trace.
         age_bounds_ms: Where the age bands of idle blocks part, growing.
+        warmup: Requests at the start whose gaps are not noted, nor evictions until the next one
+            comes; ``result`` counts them all.
         progress: Called once for each request.
 
     Raises:
@@ -110,7 +114,9 @@ def watch(
             f"min_partial_tokens must be 0 to watch whole blocks, got {config.min_partial_tokens}"
         )
     bounds = tuple(age_bounds_ms)
-    loop = _WatchedLoop(trace, num_blocks, config, progress, frames=frames, age_bounds_ms=bounds)
+    loop = _WatchedLoop(
+        trace, num_blocks, config, progress, frames=frames, age_bounds_ms=bounds, warmup=warmup
+    )
     return loop.watched()
 
 
@@ -121,6 +127,7 @@ class _WatchedManager(BlockManager):
         self._set_up(config)
         count = config.num_blocks
         self.now = 0
+        self.noting = True
         self.promoted_ms = np.full(count, NEVER, dtype=np.int64)
         self.used_ms = np.full(count, NEVER, dtype=np.int64)
         self.uses = np.zeros(count, dtype=np.int64)
@@ -170,7 +177,8 @@ class _WatchedManager(BlockManager):
         evicted = ids[self.promoted_ms[ids] != NEVER]
         if len(evicted):
             lived = self.now - self.promoted_ms[evicted]
-            self.gone.append((lived, self.now - self.used_ms[evicted], self.uses[evicted]))
+            if self.noting:
+                self.gone.append((lived, self.now - self.used_ms[evicted], self.uses[evicted]))
             self.promoted_ms[evicted] = NEVER
 
 
@@ -186,9 +194,11 @@ class _WatchedLoop(EventLoop):
         *,
         frames: int,
         age_bounds_ms: tuple[int, ...],
+        warmup: int,
     ) -> None:
         super().__init__(trace, num_blocks, config, progress=progress)
         self._watched = _WatchedManager(self._manager.config)
+        self._warmup = warmup
         self._manager = self._watched
         self._ends: dict[int, int] = {}
         self._age_bounds_ms = age_bounds_ms
@@ -220,6 +230,7 @@ class _WatchedLoop(EventLoop):
 
     def _admit(self, waiting: Any, now: int) -> bool:
         self._watched.now = now
+        self._watched.noting = waiting.number > self._warmup
         admitted = super()._admit(waiting, now)
         if admitted:
             _, _, request, handles = max(self._running, key=lambda entry: entry[1])
@@ -233,9 +244,10 @@ class _WatchedLoop(EventLoop):
         used = self._content_used_ms
         asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)
         found = asked[: view.num_cached_tokens // self._config.block_size]
-        self._found_gaps.append(now - used[found])
-        known = asked[used[asked] != NEVER]
-        self._asked_gaps.append(now - used[known])
+        if number > self._warmup:
+            self._found_gaps.append(now - used[found])
+            known = asked[used[asked] != NEVER]
+            self._asked_gaps.append(now - used[known])
         used[self._stream.nodes(refers.prompt)] = now
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:

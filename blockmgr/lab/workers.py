@@ -94,37 +94,38 @@ class Workers(Protocol):
         """
 
 
-def workers_on(trace: Trace, jobs: int | RayCluster) -> Workers:
+def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers:
     """Workers for a trace.
 
     Args:
         trace: What tasks are about.
         jobs: How many processes, at least 1; or a cluster.
+        warmup: Requests at the start that replays do not count, fewer than there are.
 
     Raises:
-        ValueError: ``jobs`` is below 1.
+        ValueError: ``jobs`` is below 1, or there are not more requests than ``warmup``.
     """
     if isinstance(jobs, RayCluster):
         # Nothing of clusters where there is none.
         from blockmgr.lab.on_ray import RayWorkers  # noqa: PLC0415
 
-        return RayWorkers(trace, jobs)
+        return RayWorkers(trace, jobs, warmup)
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    return Processes(trace, jobs)
+    return Processes(trace, jobs, warmup)
 
 
 class Processes:
     """Carries out tasks here, or in spawned processes."""
 
-    def __init__(self, trace: Trace, jobs: int) -> None:
-        self._replays = Replays(trace)
+    def __init__(self, trace: Trace, jobs: int, warmup: int = 0) -> None:
+        self._replays = Replays(trace, warmup)
         self._pool: ProcessPoolExecutor | None = None
         if jobs > 1:
             # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(
-                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace,)
+                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace, warmup)
             )
 
     def __enter__(self) -> Self:
@@ -190,8 +191,8 @@ _replays: list[Replays] = []
 """In a spawned process, those of the one trace that it works on."""
 
 
-def _take_trace(trace: Trace) -> None:
-    _replays[:] = [Replays(trace)]
+def _take_trace(trace: Trace, warmup: int) -> None:
+    _replays[:] = [Replays(trace, warmup)]
 
 
 def _run_there(function: Callable[..., Any], *arguments: Any) -> Any:

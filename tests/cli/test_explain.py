@@ -68,3 +68,30 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(
     assert result.stdout == ""
     [line] = result.stderr.splitlines()
     assert says in line
+
+
+def test_a_model_explains_what_its_groups_refused(run: Run) -> None:
+    command = ("explain", "few-shot", "--model", "gemma-3", "--capacity", "10%")
+    result = run(*command)
+    assert result.exit_code == 0
+    names = [line.split("  ")[0] for line in result.stdout.splitlines()[1:]]
+    assert "refused by SlidingWindow(width=1024)" in names
+    assert "evicted" in names
+    assert not any("more blocks" in name for name in names)
+    assert "--model gemma-3" in result.stderr
+    document = json.loads(run(*command, "--json").stdout)
+    assert document["refused_by"] == "SlidingWindow(width=1024)"
+    assert document["missed_tokens"]["group"] > 0
+    missed = document["query_tokens"] - document["hit_tokens"]
+    assert sum(document["missed_tokens"].values()) == missed
+
+
+def test_one_request_names_the_group_that_refused(run: Run) -> None:
+    command = ("explain", "few-shot", "--model", "gemma-3", "--capacity", "10%")
+    document = json.loads(run(*command, "--request", 61, "--json").stdout)
+    assert document["config"]["groups"][1] == "SlidingWindow(width=1024)"
+    assert {"group": 1, "reason": "group", "start": 0, "stop": 256}.items() <= (
+        document["misses"][0].items()
+    )
+    said = run(*command, "--request", 61).stdout
+    assert "group 1 has no block there: SlidingWindow(width=1024)" in said

@@ -145,6 +145,40 @@ def test_workload_exports_a_trace_that_can_be_replayed(
         assert 0 < unbounded(back, config).hit_tokens <= unbounded(trace, config).hit_tokens
 
 
+def test_report_covers_a_fleet_a_sample_and_a_warm_up(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    extra = ("--replicas", "1,2", "--routers", "session", "--warmup", "25%", "--sample", "50%")
+    result = run(*REPORT, *extra, "-o", tmp_path / "page.html", "--json")
+
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["warmup_requests"] == 256
+    assert document["curve_sampling_rate"] == 0.5
+    assert [(row["replicas"], row["router"]) for row in document["fleet"]] == [
+        (1, "session"),
+        (2, "session"),
+    ]
+    for part in ("--warmup 25%", "--sample 50%", "--replicas 1,2", "--routers session"):
+        assert part in result.stderr
+
+
+def test_report_covers_the_groups_of_a_model(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    target = tmp_path / "page.html"
+    model = ("--model", "qwen3-next", "--min-partial-tokens", "64")
+    command = ("report", "few-shot", *model, "--capacities", "50%", "--policies", "lru")
+    result = run(*command, "--capacity", "50%", "-o", target, "--json")
+
+    assert result.exit_code == 0
+    groups = json.loads(result.stdout)["groups"]
+    assert groups["model"]["name"] == "qwen3-next"
+    [pool] = groups["by_capacity"]
+    assert [group["group"] for group in pool["groups"]] == ["FullAttention()", "RecurrentState()"]
+    assert pool["groups"][1]["num_groups"] == 3
+    assert "3 x RecurrentState()" in target.read_text(encoding="utf-8")
+    assert "--block-size 544" in result.stderr
+
+
 def test_report_writes_a_page_and_pictures(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     target = tmp_path / "page.html"
@@ -207,6 +241,9 @@ def test_replay_takes_a_policy(run: Run) -> None:
         (("report", "chat", "-o", "no/page.html"), "folder that exists, got 'no'"),
         (("report", "chat", "-o", "a.html", "--png", "b.svg"), "output must end in .png"),
         (("report", "chat", "-o", "a.html", "--capacity", "1,2"), "capacity must be one pool"),
+        (("report", "chat", "-o", "a.html", "--replicas", "0"), "replicas must be whole numbers"),
+        (("report", "chat", "-o", "a.html", "--routers", "sesion"), "did you mean 'session'"),
+        (("report", "chat", "-o", "a.html", "--warmup", "half"), "share must be in [0, 1]"),
     ],
 )
 def test_a_wrong_command_is_one_line_with_what_would_be_right(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -232,3 +233,22 @@ def test_states_have_colours_on_a_terminal_and_none_where_they_are_not_wanted(
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured.stdout) == plain.stdout
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in CliRunner().invoke(cli, [*SMALL, "--step", "20"], color=True).stdout
+
+
+def test_a_model_is_shown_by_group(run: Run) -> None:
+    command = ("show", "few-shot", "--model", "gemma-3", "--capacity", "10%", "--step", 30)
+    result = run(*command)
+    assert result.exit_code == 0
+    assert "group 5, SlidingWindow(width=1024): " in result.stdout
+    assert "\n  group 1 " in result.stdout
+    assert "--model gemma-3" in result.stderr
+    document = json.loads(run(*command, "--json").stdout)
+    held = document["blocks_by_group"]
+    assert [each["group"] for each in held] == ["FullAttention()"] + 5 * [
+        "SlidingWindow(width=1024)"
+    ]
+    states = document["blocks_by_state"]
+    assert sum(each["used_blocks"] for each in held) == states["owned"] + states["cached"]
+    assert sum(each["cached_blocks"] for each in held) == states["idle"]
+    sequence = document["sequences"][0]
+    assert len(sequence["block_ids_by_group"]["3"]) == len(sequence["block_ids"])

@@ -205,6 +205,29 @@ def test_layers_that_share_the_k_v_of_others_keep_nothing() -> None:
     assert shape.group_size == 10
 
 
+def test_states_beside_attention_follow_after_the_layers() -> None:
+    shape = HybridShape.from_config(
+        {
+            "model_type": "falcon_h1",
+            "num_hidden_layers": 3,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "torch_dtype": "bfloat16",
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+        }
+    )
+    assert shape.groups == (FULL, RecurrentState())
+    assert shape.members == ((0, 1, 2), (3, 4, 5))
+    assert [state.shape for state in shape.group_layer(1).states] == [(80, 4), (4, 16, 8)]
+
+
 def test_kinds_that_are_nearly_as_many_make_one_group_each() -> None:
     layers = [attention(FULL)] * 9 + [attention(SlidingWindow(8))] * 11
     assert HybridShape(layers).group_size == 11

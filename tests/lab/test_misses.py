@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from blockmgr import FullAttention, RecurrentState, SlidingWindow
 from blockmgr.explain import MissReason
+from blockmgr.groups import Group
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.misses import explain_request, misses
 from blockmgr.lab.replay import EventLoop, ReplayConfig, replay
+from blockmgr.lab.study import full_attention, working_set_blocks
 from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.conftest import MakeRequest, MakeTrace
@@ -62,6 +65,41 @@ def test_what_was_evicted_is_what_an_unbounded_pool_finds_besides(chat: Trace) -
     half = table.more_blocks_for(0.5)
     assert table.saved(half) * 2 >= evicted > table.saved(half - 1) * 2
     assert table.more_blocks_for(0) == 0
+
+
+@pytest.mark.parametrize("groups", [(SlidingWindow(64),), (RecurrentState(),) * 2])
+def test_with_groups_what_full_attention_would_find_is_found_refused_or_evicted(
+    groups: tuple[Group, ...],
+) -> None:
+    trace = generate("few-shot", seed=3, requests=150)
+    config = replace(ONE_AT_A_TIME, groups=(FullAttention(), *groups))
+    num_blocks = working_set_blocks(trace, config) // 5
+    table = misses(trace, num_blocks, config)
+    result = replay(trace, num_blocks, config)
+    assert (table.query_tokens, table.hit_tokens) == (result.query_tokens, result.hit_tokens)
+    assert sum(table.missed_tokens.values()) == result.query_tokens - result.hit_tokens
+    refused, evicted = (table.missed_tokens[r] for r in (MissReason.GROUP, MissReason.EVICTED))
+    assert table.hit_tokens + refused + evicted == full_attention(trace, config).hit_tokens
+    assert MissReason.NOT_REMEMBERED not in table.missed_tokens
+    assert result.by_group is not None
+    assert refused == result.by_group.refused_tokens > 0
+    assert table.refusing == repr(groups[0])
+    assert not len(table.more_blocks)
+
+
+def test_one_request_with_groups_names_what_was_evicted() -> None:
+    trace = generate("few-shot", seed=3, requests=80)
+    config = replace(ONE_AT_A_TIME, groups=(FullAttention(), SlidingWindow(64)))
+    num_blocks = working_set_blocks(trace, config) // 5
+    table = misses(trace, num_blocks, config)
+    tokens = dict.fromkeys(MissReason, 0)
+    for number in range(1, 81):
+        found = explain_request(trace, num_blocks, config, number)
+        edges = [found.num_cached_tokens, *(miss.stop for miss in found.misses)]
+        assert [miss.start for miss in found.misses] == edges[:-1]
+        for miss in found.misses:
+            tokens[miss.reason] += miss.num_tokens
+    assert {reason: count for reason, count in tokens.items() if count} == table.missed_tokens
 
 
 def test_no_other_reason_than_these_in_a_pool_that_never_evicts(chat: Trace) -> None:

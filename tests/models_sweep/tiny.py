@@ -83,6 +83,8 @@ SIZES: Final[dict[str, Any]] = {
     "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 8,
     "use_mamba_kernels": False,
+    "mamba_chunk_size": 16,
+    "mamba_d_state": 16,
     "attn_layer_indices": [2, 5],
     "tie_word_embeddings": False,  # else a model without training says the last token again
 }
@@ -118,6 +120,8 @@ def _fields(config_class: type[PretrainedConfig], setting: str) -> dict[str, Any
     aliases = getattr(config_class, "attribute_map", {})
     named = {aliases.get(name, name): value for name, value in SIZES.items()}
     fields = {name: value for name, value in named.items() if name in known}
+    if known.get("head_dim") == known.get("qk_rope_head_dim") is not None:
+        fields["head_dim"] = fields["qk_rope_head_dim"]  # what is rotated, where the rest is not
     fields |= _per_layer(known, default)
     if isinstance(rope := known.get("rope_parameters"), dict):
         fields["rope_parameters"] = _rope(rope)

@@ -23,14 +23,15 @@ from tests.ports.engine_models import (
 import torch  # isort: skip  (engine_models skips this file where there is none)
 import transformers  # isort: skip
 
-from blockmgr import UnsupportedModelError
-from blockmgr.kv import ModelShape, PagedKVCache
+from blockmgr import FullAttention, RecurrentState, UnsupportedModelError
+from blockmgr.kv import HybridShape, ModelShape, PagedKVCache
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.ports.transformers import PagedBatch, PagedModel, check_config, load_model
 from blockmgr.ports.transformers.try_out import TryOut
 
 GREEDY = Sampling(max_new_tokens=NEW_TOKENS)
 FAMILIES = ("Qwen2", "Mistral", "Gemma", "Gemma2", "Gemma3Text", "GPT2", "Mixtral")
+SPECIAL = ("GptOss", "DeepseekV3", "FalconH1")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -41,6 +42,86 @@ def test_other_families_say_what_generate_says(name: str) -> None:
         assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth(name, MIXED)
     found = engine.beam_search(MIXED, 4, NEW_TOKENS, num_return=4, stop_token_ids=STOPS)
     assert tokens_of(found) == beam_truth(name, MIXED, 4)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_sinks_latents_and_states_beside_attention_say_what_generate_says(name: str) -> None:
+    size = None if name == "FalconH1" else 4
+    engine = engine_of(name, block_size=size, chunk_size=11)
+    for _ in range(2):
+        assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth(name, MIXED)
+        engine.manager.check_invariants()
+    found = engine.beam_search(MIXED, 4, NEW_TOKENS, num_return=4, stop_token_ids=STOPS)
+    assert tokens_of(found) == beam_truth(name, MIXED, 4)
+    assert engine.manager.stats().hit_tokens > 0
+
+
+def test_sinks_and_latents_decide_what_is_said() -> None:
+    """Else the comparison would see nothing."""
+    model = copy.deepcopy(model_of("GptOss"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(-1e9)
+    tokens = torch.tensor([MIXED[2]])
+    with torch.no_grad():
+        with_sinks, without = (each(tokens).logits for each in (model_of("GptOss"), model))
+    assert not torch.allclose(with_sinks, without, atol=1e-2)
+
+
+def test_a_layer_with_latents_keeps_them_and_no_heads() -> None:
+    config = config_of("DeepseekV3")
+    shape = check_config(config)
+    assert isinstance(shape, ModelShape)
+    assert shape.latent_dim == config.kv_lora_rank + config.qk_rope_head_dim == 32
+    assert shape.bytes_per_token == 2 * 32 * 4
+    engine = engine_of("DeepseekV3")
+    assert isinstance(engine.model.cache, PagedKVCache)
+    assert engine.model.cache.layout == "MLA"
+
+
+def test_a_layer_with_attention_and_a_state_has_a_place_for_each() -> None:
+    shape = check_config(config_of("FalconH1"))
+    assert isinstance(shape, HybridShape)
+    kinds = [layer.kind for layer in shape.layers if layer is not None]
+    assert kinds == 2 * [FullAttention()] + 2 * [RecurrentState()]
+    assert shape == HybridShape.from_config(config_of("FalconH1"), torch.float32)
+
+
+def test_latents_that_are_changed_after_they_were_expanded_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their shapes are right, so only weights tell."""
+    attention = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention
+    plain, calls = attention.expand_kv, []
+
+    def changing(self: Any, kv_nope: torch.Tensor, k_rot: torch.Tensor) -> Any:
+        calls.append(1)
+        key, value = plain(self, kv_nope, k_rot)
+        return key * len(calls), value
+
+    monkeypatch.setattr(attention, "expand_kv", changing)
+    with pytest.raises(UnsupportedModelError, match="other K/V than its latents expand to"):
+        engine_of("DeepseekV3")
+
+
+def test_sinks_that_are_not_one_score_a_head_are_refused() -> None:
+    config = config_of("Llama")
+    trial = TryOut(config, config)
+    one, layer = torch.zeros(1, 2, 3, 16), torch.nn.Identity()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    with pytest.raises(UnsupportedModelError, match="sinks of layer 0 are not one score for each"):
+        trial.attend(layer, one, one, one, mask=None, s_aux=torch.zeros(3))
+    trial = TryOut(config, config)
+    with pytest.raises(UnsupportedModelError, match="sinks beside scores that are capped"):
+        trial.attend(layer, one, one, one, mask=None, s_aux=torch.zeros(2), softcap=5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("GptOss", "attention sinks"), ("DeepseekV3", "latent attention")]
+)
+def test_other_kernels_than_torchs_are_refused_for_them(name: str, what: str) -> None:
+    with pytest.raises(ValueError, match=f"kernel must be 'sdpa' for {what}, got 'flashinfer'"):
+        engine_of(name, kernel="flashinfer")
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND", "KV_NHD", "BLOCK_KV_HND", "FUSED_NHD"])
@@ -110,15 +191,13 @@ def test_a_batch_whose_arrays_do_not_fit_is_refused() -> None:
 # Unsupported models, and when they are refused.
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
-    ("DeepseekV3Config", {}, "multi-head latent attention"),
+    ("DeepseekV32Config", {}, "layers of type indexed_attention"),
     ("MambaConfig", {}, "no layer has attention"),
     ("FalconMambaConfig", {}, "no layer has attention"),
-    ("FalconH1Config", {}, "layers of type hybrid"),
     ("T5Config", {}, "cross attention"),
     ("BartConfig", {}, "cross attention"),
     ("BertConfig", {}, "not causal"),
     ("BloomConfig", {}, "cannot be chosen"),
-    ("GptOssConfig", {"max_position_embeddings": 131072}, "s_aux"),
     ("Gemma3nTextConfig", {}, "share another layer's K/V"),
     ("Gemma3TextConfig", {"use_bidirectional_attention": True}, "not causal"),
     ("ViTConfig", {}, "no causal language model"),

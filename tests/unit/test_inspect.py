@@ -9,9 +9,17 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from blockmgr import BlockManager, ReentrancyError, UnknownSequenceError
+from blockmgr import (
+    BlockManager,
+    FullAttention,
+    RecurrentState,
+    ReentrancyError,
+    SlidingWindow,
+    UnknownSequenceError,
+)
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
+from blockmgr.lab.block_map import as_html, block_map
 from blockmgr.stress.model_pool import Block, ModelPool
 from tests.conftest import MakeManager
 from tests.stateful.machine import ManagerMachine
@@ -509,3 +517,51 @@ def test_rows_that_share_are_neighbours_whatever_came_between(make_manager: Make
         [True, True, False],
         [True, False],
     ]
+
+
+def test_the_text_of_groups_has_a_row_for_each_table() -> None:
+    groups = (FullAttention(), SlidingWindow(4), RecurrentState())
+    manager = BlockManager(num_blocks=32, block_size=4, null_block=True, groups=groups)
+    handle = manager.admit(range(18))
+    for stop in (16, 18):
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, stop)
+    manager.copies_applied(manager.take_copies().ticket)
+    blocks = manager.blocks()
+    text = describe(manager, names={handle: "prompt"})
+
+    lines = text.splitlines()
+    counts = [line for line in lines if line.startswith("group ")]
+    assert [line.partition(":")[0] for line in counts] == [
+        "group 0, FullAttention()",
+        "group 1, SlidingWindow(width=4)",
+        "group 2, RecurrentState()",
+    ]
+    used = [int(line.split(": ")[1].split()[0]) for line in counts]
+    cached = [int(line.split(", ")[2].split()[0]) for line in counts]
+    in_use = blocks.count(BlockState.OWNED) + blocks.count(BlockState.CACHED)
+    assert sum(used) == in_use
+    assert sum(cached) == blocks.count(BlockState.IDLE)
+    [prompt] = [number for number, line in enumerate(lines) if line.startswith("prompt")]
+    assert lines[prompt].split()[1] == "CCCCo"
+    window, state = (lines[prompt + place].split()[-1] for place in (1, 2))
+    # The window has given back what the next token does not read.
+    assert window.startswith("---")
+    assert set(window[3:]) <= {"C", "o"}
+    assert state in ("C", "o")
+    assert "- no block of this group" in text
+
+
+def test_blocks_of_all_groups_have_their_holders_and_their_group_on_a_map() -> None:
+    groups = (FullAttention(), SlidingWindow(8))
+    manager = BlockManager(num_blocks=16, block_size=4, null_block=True, groups=groups)
+    handle = manager.admit(range(9))
+    shown = block_map(manager, names={handle: "prompt"})
+    row = manager.row(handle)
+    for place in (0, 1):
+        for block in manager.group_table(place)[row, :3].tolist():
+            label = shown.label(block)
+            assert f"group {place}, {groups[place]!r}" in label
+            assert "held by prompt" in label
+    assert "Blocks by group of layers" in as_html(shown)
+    assert "group" not in block_map(BlockManager(8, 4)).label(3)

@@ -15,7 +15,18 @@ import blockmgr.stress
 from blockmgr import _core
 from tests.fingerprints import core_testing
 
-HEAVY = ("torch", "triton", "click", "rich", "matplotlib", "jax", "msgspec", "zmq", "uvicorn")
+HEAVY = (
+    "torch",
+    "triton",
+    "click",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "jax",
+    "msgspec",
+    "zmq",
+    "uvicorn",
+)
 
 
 def test_import_loads_nothing_heavy() -> None:

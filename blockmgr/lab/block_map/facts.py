@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from blockmgr.block_words import GroupBlocks, count, group_blocks
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.inspect import Row, ranges, rows
 
@@ -49,6 +50,7 @@ class BlockMap:
         details: For each row: tokens, computed tokens, whether it is preempted.
         company: ``int32[num_blocks]`` on the host: a number for the sequences that hold a block,
             equal where they are the same; 0 for none.
+        groups: What each group of layers holds; none without groups.
     """
 
     title: str
@@ -59,6 +61,7 @@ class BlockMap:
     rows: tuple[Row, ...]
     details: tuple[tuple[int, int, bool], ...]
     company: Ids
+    groups: tuple[GroupBlocks, ...]
     _owners: npt.NDArray[np.int32] = field(repr=False)
     _first_owner: npt.NDArray[np.int64] = field(repr=False)
 
@@ -77,6 +80,9 @@ class BlockMap:
         """Everything there is to say about a block, as one line."""
         blocks, state = self.blocks, BlockState(self.blocks.state[block])
         parts = [state.name.lower()]
+        if self.groups and state not in {BlockState.FREE, BlockState.NULL}:
+            place = int(blocks.group[block])
+            parts.append(f"group {place}, {self.groups[place].group!r}")
         if state in {BlockState.OWNED, BlockState.CACHED, BlockState.IDLE}:
             parts.append(self._tokens(block))
         if held_by := self._held_by(block):
@@ -170,7 +176,11 @@ def block_map(
     """
     blocks = manager.blocks()
     shown = tuple(rows(manager, names))
-    tables = [row.block_ids for row in shown]
+    # With groups of layers a sequence holds blocks in each of them; the null block is none.
+    tables = [
+        np.concatenate([row.block_ids, *(table[table > 0] for _, table in row.further)])
+        for row in shown
+    ]
     entries = np.concatenate(tables) if tables else np.zeros(0, dtype=np.int32)
     owners = np.repeat(np.arange(len(shown), dtype=np.int32), [len(table) for table in tables])
     order = np.argsort(entries, kind="stable")
@@ -188,6 +198,7 @@ def block_map(
             for row in shown
         ),
         company=_company(owners[order], first),
+        groups=tuple(group_blocks(manager, blocks)),
         _owners=owners[order],
         _first_owner=first,
     )
@@ -241,8 +252,3 @@ def spans(shown: BlockMap, most_rows: int) -> list[Span]:
         )
         below, below_same = heights, row.same
     return [span for row_spans in reversed(result) for span in row_spans]
-
-
-def count(number: int, noun: str) -> str:
-    """``1 block``, ``2,000 blocks``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -229,6 +229,13 @@ def _tables(
     ]
     yield "Blocks by state", ("state", "blocks", "share", "meaning"), states
     headings: tuple[str, ...]
+    if shown.groups:
+        headings = ("group", "its layers read", "in use", "cached")
+        lines = [
+            (str(held.place), repr(held.group), f"{held.used:,}", f"{held.cached:,}")
+            for held in shown.groups
+        ]
+        yield "Blocks by group of layers", headings, lines
     if shown.rows:
         headings = ("sequence", "tokens", "computed", "blocks", "shared", "block ids")
         yield "Sequences", headings, _sequence_lines(shown)
@@ -269,10 +276,12 @@ def _block_lines(shown: BlockMap) -> Iterator[Sequence[str]]:
     """Every block by id; neighbours that are alike share a line."""
     blocks = shown.blocks
     facts = (blocks.state, blocks.ref_count, blocks.num_tokens, blocks.num_computed_tokens)
-    look = np.stack((*facts, shown.company), axis=1)
+    look = np.stack((*facts, shown.company, blocks.group), axis=1)
     cuts = 1 + np.flatnonzero(np.any(look[1:] != look[:-1], axis=1))
     for first, stop in itertools.pairwise([0, *cuts.tolist(), len(blocks)]):
         numbers = [f"{int(fact[first]):,}" for fact in facts[1:]]
         names = ", ".join(shown.rows[row].name for row in shown.holders(first))
         ids = str(first) if first == stop - 1 else f"{first}-{stop - 1}"
+        if shown.groups and names:
+            names += f" (group {blocks.group[first]})"
         yield ids, BlockState(blocks.state[first]).name.lower(), *numbers, names

@@ -29,6 +29,7 @@ __all__ = [
     "looks",
     "rect",
     "script_data",
+    "writable",
     "write",
 ]
 
@@ -66,7 +67,16 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: obj
 def document(root: ET.Element, *, html: bool) -> str:
     """The text of a whole page or drawing, which any reader of such documents takes."""
     text = ET.tostring(root, encoding="unicode", method="html" if html else "xml")
-    return ("<!doctype html>\n" if html else "") + text.translate(UNWRITABLE) + "\n"
+    return ("<!doctype html>\n" if html else "") + writable(text) + "\n"
+
+
+def writable(text: str) -> str:
+    r"""``text`` with a stand-in for each character that no document may hold.
+
+    >>> writable("a\x00b")
+    'a\ufffdb'
+    """
+    return text.translate(UNWRITABLE)
 
 
 def script_data(data: object) -> str:

@@ -5,8 +5,8 @@
     gather(trace, config) ──► Report ──► as_html, save_report ──► a file that needs no other
                                      ──► save_picture ──► PNG or SVG
 
-Needs the extra ``plot``: matplotlib draws, and the page gives its drawings a light and a dark
-scheme, words, tables and places that speak.
+Needs the extra ``plot``: matplotlib draws, and templates of Jinja2 give its drawings a light and a
+dark scheme, words, tables and places that speak.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 try:
-    import matplotlib  # noqa: F401  (for the modules below, which could not say what is missing)
+    # For the modules below, which could not say what is missing.
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("plot", "drawing a report") from error
 
-from blockmgr.lab.page.facts import Outcome, Report, gather, num_steps
+from blockmgr.lab.page.facts import Extent, Outcome, Report
+from blockmgr.lab.page.gather import gather, num_steps
 from blockmgr.lab.page.html import as_html, data_of
 from blockmgr.lab.page.picture import save_picture
 
 __all__ = [
+    "Extent",
     "Outcome",
     "Report",
     "as_html",

@@ -40,7 +40,7 @@ def pool_bands(report: Report) -> list[Band]:
     Frames count idle blocks by fine ages; here they are put together so that each band has its
     share, whether this pool keeps blocks for seconds or for hours.
     """
-    watched = report.watched
+    watched = report.seen
     idle = np.array([frame.idle for frame in watched.frames], dtype=np.int64)
     cuts = _cuts(idle.sum(axis=0))
     names = age_names([watched.age_bounds_ms[cut - 1] for cut in cuts])

@@ -2,117 +2,117 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from blockmgr.explain import MissReason
 from blockmgr.lab.page import charts
 from blockmgr.lab.page.bands import pool_bands
+from blockmgr.lab.page.chapter import Chapter, Rows, Table
+from blockmgr.lab.page.fleet_chapters import fleet_chapters
+from blockmgr.lab.page.group_chapters import group_chapters
 from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from blockmgr.lab.page.facts import Report
 
-__all__ = ["Chapter", "Table", "chapters"]
-
-Rows = tuple[tuple[str, ...], ...]
+__all__ = ["chapters"]
 
 FRAMES_IN_TABLE: Final = 24
+# A share of the tokens below which there is nothing to gain.
+LEAST_GAP: Final = 0.0001
 # Of the evicted tokens, those for which a table says how many more blocks would have kept them.
 SAVED_SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A chart's numbers.
-
-    Attributes:
-        caption: What they are.
-        headings: One a column.
-        rows: As text, the first cell of each being its heading.
-    """
-
-    caption: str
-    headings: tuple[str, ...]
-    rows: Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
-    """One chart with its words.
-
-    Attributes:
-        name: Begins ids.
-        heading: Its title.
-        text: How to read it.
-        description: What it shows, for who cannot see it.
-        height: Of the wide drawing, in CSS pixels.
-        tall: Of the narrow one.
-        draw: Draws it.
-        tables: The same as numbers.
-    """
-
-    name: str
-    heading: str
-    text: str
-    description: str
-    height: float
-    tall: float
-    draw: Callable[..., list[tuple[Any, float, float, str]]]
-    tables: tuple[Table, ...]
 
 
 def chapters(report: Report) -> tuple[Chapter, ...]:
     """All chapters, in order; policies only if there are several, and something to gain."""
     found = [_curve(report)]
-    gains = [row for row in report.sweep.rows if row.gap_closed is not None]
+    gains = [size for size in report.capacities if charts.gap(report, size) >= LEAST_GAP]
     if len(report.policies) > 1 and gains:
         found.append(_policies(report))
-    return (*found, _outcomes(report), _gaps(report), _lifetimes(report), _pool(report))
+    found.append(_outcomes(report))
+    if report.config.groups:
+        found += group_chapters(report)
+    else:
+        found += [_gaps(report), _lifetimes(report), _pool(report)]
+    return (*found, *fleet_chapters(report))
 
 
 def _curve(report: Report) -> Chapter:
-    rows = tuple(
-        (
-            capacity.text,
-            f"{report.row('lru', capacity).result.num_blocks:,}",
-            _percent(report.row("lru", capacity).result.hit_rate),
-            _percent(report.curve.hit_rate_at(report.row("lru", capacity).result.num_blocks)),
-            _percent(report.row("lru", capacity).best.hit_rate),
-            _percent(report.attainable.hit_rate),
-        )
-        for capacity in report.capacities
-    )
-    text = (
-        "The line is LRU at every pool size, from one pass over the trace; dots are replays. "
-        "Diamonds are the best that any order of eviction could do at that size, the dashed line "
-        "what a pool without bounds would find."
-    )
-    if report.curve.exact_from > report.curve.longest_request_blocks:
-        text += (
-            f" Below {report.curve.exact_from:,} blocks requests wait for each other, and the line "
-            "is an estimate."
-        )
-    headings = ("capacity", "blocks", "LRU", "LRU, from the curve", "optimum", "unbounded")
+    curve = report.curve
+    columns = [
+        ("capacity", [size.text for size in report.capacities]),
+        ("blocks", [f"{report.row('lru', s).result.num_blocks:,}" for s in report.capacities]),
+        ("LRU", [_percent(report.row("lru", s).result.hit_rate) for s in report.capacities]),
+    ]
+    blocks = [report.row("lru", size).result.num_blocks for size in report.capacities]
+    if curve is not None:
+        columns.append(("LRU, from the curve", [_percent(curve.hit_rate_at(n)) for n in blocks]))
+        if curve.hit_rate_errors is not None:
+            errors = [f"±{100 * curve.error_at(number):.2f} points" for number in blocks]
+            columns.append(("error of the curve", errors))
+        bests = [_percent(report.bound(size)) for size in report.capacities]
+        columns.append(("optimum", bests))
+    columns.append(("unbounded", [_percent(report.attainable.hit_rate)] * len(blocks)))
+    if report.full_attention is not None:
+        alone = [_percent(report.full_attention.hit_rate)] * len(blocks)
+        columns.append(("full attention", alone))
+    headings = tuple(heading for heading, _ in columns)
+    rows = tuple(zip(*(cells for _, cells in columns), strict=True))
+    first, last = rows[0], rows[-1]
     return Chapter(
         name="curve",
         heading="Hit rate over pool size",
-        text=text,
+        text=_curve_text(report),
         description=(
             "Token hit rate over blocks in the pool, on a logarithmic axis. "
-            f"LRU rises from {rows[0][2]} at {rows[0][1]} blocks "
-            f"to {rows[-1][2]} at {rows[-1][1]}; "
-            f"the optimum from {rows[0][4]} to {rows[-1][4]}; an unbounded pool reaches "
-            f"{rows[0][5]}."
+            f"LRU rises from {first[2]} at {first[1]} blocks to {last[2]} at {last[1]}; "
+            + "; ".join(
+                f"{heading} from {first[place]} to {last[place]}"
+                for place, heading in enumerate(headings)
+                if heading in ("optimum", "unbounded", "full attention")
+            )
+            + "."
         ),
         height=430,
         tall=330,
         draw=charts.draw_curve,
         tables=(Table("Hit rate by pool size", headings, rows),),
     )
+
+
+def _curve_text(report: Report) -> str:
+    curve = report.curve
+    if curve is None:
+        text = (
+            "Dots are replays under LRU. With groups of layers a hit ends where any group lacks a "
+            "block, so no curve and no optimum follow from one order of blocks. "
+        )
+        if report.full_attention is None:
+            return text + "The dashed line is what a pool without bounds would find."
+        return text + (
+            "The dashed line is what a pool without bounds would find for full attention alone: no "
+            "choice of states to keep finds more."
+        )
+    line = "from one pass over the trace"
+    if curve.hit_rate_errors is not None:
+        line = (
+            f"estimated from {curve.sampling_rate:.2%} of the blocks; the band is its error, which "
+            "some nine of ten estimates keep"
+        )
+    text = (
+        f"The line is LRU at every pool size, {line}; dots are replays. "
+        "Diamonds are the best that any order of eviction could do at that size, the dashed line "
+        "what a pool without bounds would find."
+    )
+    if curve.exact_from > curve.longest_request_blocks:
+        text += (
+            f" Below {curve.exact_from:,} blocks requests wait for each other, and the line "
+            "is an estimate."
+        )
+    return text
 
 
 def _policies(report: Report) -> Chapter:
@@ -123,10 +123,8 @@ def _policies(report: Report) -> Chapter:
         )
         for policy in report.policies
     )
-    best = (
-        "optimum",
-        *(_percent(report.row("lru", size).best.hit_rate) for size in report.capacities),
-    )
+    bound = "no more than" if report.config.groups else "optimum"
+    best = (bound, *(_percent(report.bound(size)) for size in report.capacities))
     lines = sum(1 for name in report.policies if name != "lru")
     sizes = len(report.capacities)
     return Chapter(
@@ -161,10 +159,15 @@ def _outcomes(report: Report) -> Chapter:
         for outcome in report.outcomes
     )
     text = (
-        f"Found and missed, by reason, in a pool of {report.watched.result.num_blocks:,} "
+        f"Found and missed, by reason, in a pool of {report.result.num_blocks:,} "
         "blocks under LRU. Only what was evicted can be won back by more blocks or a better "
         "order of eviction."
     )
+    if MissReason.GROUP in report.misses.missed_tokens:
+        text += (
+            " What a group of layers refused is cached in full attention, and that group lacks the "
+            "window or the state there."
+        )
     tables = [Table("Prompt tokens by outcome", ("outcome", "meaning", "tokens", "share"), rows)]
     if len(report.misses.more_blocks):
         text += f" {_saved(report)}."
@@ -211,7 +214,7 @@ def _more_blocks(report: Report) -> Table:
 
 
 def _gaps(report: Report) -> Chapter:
-    wanted, found = report.watched.asked_gaps_ms, report.watched.reuse_gaps_ms
+    wanted, found = report.seen.asked_gaps_ms, report.seen.reuse_gaps_ms
     columns = (binned(wanted), binned(found))
     text = (
         "Every time a prompt asks for a block that was computed before, by how long ago it was "
@@ -238,7 +241,7 @@ def _gaps(report: Report) -> Chapter:
 
 
 def _lifetimes(report: Report) -> Chapter:
-    watched = report.watched
+    watched = report.seen
     unused = watched.uses == 0
     columns = (binned(watched.lifetimes_ms), binned(watched.lifetimes_ms[unused]))
     text = (
@@ -269,8 +272,8 @@ def _lifetimes(report: Report) -> Chapter:
 
 
 def _pool(report: Report) -> Chapter:
-    frames = report.watched.frames
-    total = report.watched.result.num_blocks
+    frames = report.seen.frames
+    total = report.result.num_blocks
     bands = pool_bands(report)
     chosen = np.unique(
         np.linspace(0, len(frames) - 1, min(FRAMES_IN_TABLE, len(frames))).astype(int)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from blockmgr.explain import MissReason
 from blockmgr.lab.page.bands import Band, pool_bands
+from blockmgr.lab.page.parts import (
+    Placed,
+    bar_label,
+    dress,
+    folded,
+    label,
+    log_blocks,
+    percent_axis,
+)
 from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
@@ -17,25 +26,22 @@ if TYPE_CHECKING:
     from blockmgr.lab.page.facts import Report
     from blockmgr.lab.page.paint import Colours
 
-    Placed = list[tuple[Any, float, float, str]]
-
 __all__ = [
+    "COLUMNS",
+    "COLUMNS_NARROW",
+    "draw_bands",
     "draw_curve",
     "draw_gaps",
     "draw_lifetimes",
     "draw_outcomes",
     "draw_policies",
     "draw_pool",
+    "gap",
 ]
 
 CURVE_POINTS: Final = 240
 COLUMNS: Final = 6
 COLUMNS_NARROW: Final = 2
-# Shares of the width of a drawing that the name of a bar takes: wide, and on a telephone at most,
-# where names to the right are folded.
-ROOM: Final = 0.16
-ROOM_LEFT: Final = 0.42
-ROOM_RIGHT: Final = 0.2
 # Shares below it are shown as "below", rather than 0.
 LEAST_SHARE: Final = 0.001
 MINUS: Final = "\N{MINUS SIGN}"
@@ -44,50 +50,67 @@ OUTCOME_ROLES: Final = {None: "found", MissReason.EVICTED: "evicted"}
 
 
 def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """Hit rate over pool size: LRU at every size, and the two ceilings."""
+    """Hit rate over pool size: LRU at every size, or between replays, and the two ceilings."""
     axes: Axes = canvas.add_subplot()
-    curve = report.curve
-    most = max(int(curve.capacities[-1]), report.attainable.working_set_blocks)
-    first = curve.longest_request_blocks
-    sizes = np.unique(np.geomspace(first, most, CURVE_POINTS).astype(int))
-    rates = np.array([100 * curve.hit_rate_at(int(size)) for size in sizes])
-    ceiling = 100 * report.attainable.hit_rate
     rows = [report.row("lru", capacity) for capacity in report.capacities]
     blocks = [row.result.num_blocks for row in rows]
-    bests = [100 * row.best.hit_rate for row in rows]
-
+    measured = [100 * row.result.hit_rate for row in rows]
+    most = max(blocks[-1], report.attainable.working_set_blocks)
+    sizes, rates = np.array(blocks), np.array(measured)
+    if report.curve is not None:
+        sizes, rates, most = _curve_line(axes, report, most, colour)
+    ceiling = 100 * report.bound_of_all
     axes.axhline(ceiling, color=colour("quiet"), linestyle=(0, (5, 4)), linewidth=1.3)
     axes.fill_between(sizes, rates, color=colour("lru-soft"), alpha=0.35, linewidth=0)
     axes.plot(sizes, rates, color=colour("lru"), linewidth=2.4)
-    axes.plot(blocks, bests, color=colour("optimum"), linewidth=1.6, marker="D", markersize=5.5)
-    measured = [100 * row.result.hit_rate for row in rows]
     axes.plot(blocks, measured, "o", color=colour("lru"), markersize=6)
     placed: Placed = []
-    for row, best, rate in zip(rows, bests, measured, strict=True):
+    for row, rate in zip(rows, measured, strict=True):
         text = f"{row.result.num_blocks:,} blocks ({row.capacity.text})"
         placed.append((axes, row.result.num_blocks, rate, f"{text}: LRU {rate:.2f}%"))
-        placed.append((axes, row.result.num_blocks, best, f"{text}: optimum {best:.2f}%"))
+        if row.optimum is not None:
+            best = 100 * row.optimum.hit_rate
+            placed.append((axes, row.result.num_blocks, best, f"{text}: optimum {best:.2f}%"))
 
     axes.set_xscale("log")
     axes.set_xlim(sizes[0], most * 1.04)
     axes.set_ylim(0, min(104.0, max(1.0, ceiling) * 1.16))
-    _label(axes, f"unbounded pool {ceiling:.1f}%", (sizes[0], ceiling), colour("quiet"), (4, 5))
-    at = int(np.argmin(np.abs(np.array(bests) - 0.75 * ceiling)))
-    _label(axes, "optimum", (blocks[at], bests[at]), colour("optimum"), (-8, 6), align="right")
-    at = int(np.searchsorted(rates, 0.62 * ceiling))
-    at = min(at, len(sizes) - 1)
-    _label(axes, "LRU", (sizes[at], rates[at]), colour("lru"), (9, -6), top=True)
-    _log_blocks(axes, sizes[0], most, 4 if narrow else 9)
-    _percent_axis(axes, colour)
+    pool = "unbounded pool" if report.full_attention is None else "full attention, unbounded"
+    label(axes, f"{pool} {ceiling:.1f}%", (sizes[0], ceiling), colour("quiet"), (4, 5))
+    bests = [100 * row.optimum.hit_rate for row in rows if row.optimum is not None]
+    if bests:
+        axes.plot(blocks, bests, color=colour("optimum"), linewidth=1.6, marker="D", markersize=5.5)
+        at = int(np.argmin(np.abs(np.array(bests) - 0.75 * ceiling)))
+        label(axes, "optimum", (blocks[at], bests[at]), colour("optimum"), (-8, 6), align="right")
+    at = min(int(np.searchsorted(rates, 0.62 * ceiling)), len(sizes) - 1)
+    label(axes, "LRU", (sizes[at], rates[at]), colour("lru"), (9, -6), top=True)
+    log_blocks(axes, sizes[0], most, 4 if narrow else 9)
+    percent_axis(axes, colour)
     axes.set_xlabel(f"blocks of {report.config.block_size} tokens in the pool")
-    _dress(axes, colour, grid="y")
+    dress(axes, colour, grid="y")
     return placed
+
+
+def _curve_line(axes: Axes, report: Report, most: int, colour: Colours) -> tuple[Any, Any, int]:
+    """Sizes and rates of the curve, and the largest pool; its error, if any, is drawn."""
+    curve = report.curve
+    assert curve is not None
+    most = max(most, int(curve.capacities[-1]))
+    first = curve.longest_request_blocks
+    sizes = np.unique(np.geomspace(first, most, CURVE_POINTS).astype(int))
+    rates = np.array([100 * curve.hit_rate_at(int(size)) for size in sizes])
+    if curve.hit_rate_errors is not None:
+        errors = np.array([100 * curve.error_at(int(size)) for size in sizes])
+        low, high = np.maximum(0, rates - errors), np.minimum(100, rates + errors)
+        band = axes.fill_between(sizes, low, high, color=colour("lru-soft"), linewidth=0)
+        band.set_zorder(1.5)
+    return sizes, rates, most
 
 
 def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
     """Points of hit rate that each policy gains or loses beside LRU, at each pool size."""
     others = [name for name in report.policies if name != "lru"]
-    sizes = [size for size in report.capacities if _gap(report, size) > 0]
+    sizes = [size for size in report.capacities if gap(report, size) > 0]
     columns = min(len(sizes), COLUMNS_NARROW if narrow else COLUMNS)
     lines = -(-len(sizes) // columns)
     grid = canvas.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
@@ -107,17 +130,17 @@ def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
             axes.barh(place, gain, height=0.5, color=colour(role), linewidth=0)
             text = _signed(gain)
             away, align = ((-5, 0), "right") if text[0] == MINUS else ((5, 0), "left")
-            _label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
+            label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
             placed.append((axes, gain, place, _policy_text(report, name, size)))
         axes.axvline(0, color=colour("ink"), linewidth=1.2)
         heading = f"{size.text} · LRU {100 * _lru(report, size):.1f}%"
-        room = f"{heading}\nat most +{100 * _gap(report, size):.1f}"
+        room = f"{heading}\nat most +{100 * gap(report, size):.1f}"
         axes.set_title(room, color=colour("ink"), fontsize=12, loc="left", linespacing=1.4)
         axes.set_xlim(-1.75 * reach, 1.75 * reach)
         axes.set_ylim(len(others) - 0.4, -0.6)
         axes.set_yticks(range(len(others)), others)
         axes.set_xticks([])
-        _dress(axes, colour, grid="")
+        dress(axes, colour, grid="")
         axes.spines[["left", "bottom"]].set_visible(False)
     return placed
 
@@ -147,11 +170,11 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
         role = OUTCOME_ROLES.get(outcome.reason, "unseen")
         axes.barh(place, 100 * share, height=0.34, color=colour(role), linewidth=0)
         name = outcome.name if narrow else f"{outcome.name}: {outcome.meaning}"
-        _label(axes, name, (0, place - 0.2), colour("ink"), (0, 3))
+        label(axes, name, (0, place - 0.2), colour("ink"), (0, 3))
         few = 0 < share < LEAST_SHARE
         text = f"under {LEAST_SHARE:.1%}" if few else f"{share:.1%}"
         value = f"{text}  ({short_count(outcome.tokens)})"
-        _label(axes, value, (100 * share, place), colour("ink"), (7, 0), middle=True)
+        label(axes, value, (100 * share, place), colour("ink"), (7, 0), middle=True)
         placed.append(
             (axes, 100 * share, place, f"{outcome.name}: {outcome.tokens:,} tokens, {share:.2%}")
         )
@@ -160,7 +183,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     axes.set_xlabel("share of all prompt tokens")
-    _dress(axes, colour, grid="")
+    dress(axes, colour, grid="")
     axes.spines["left"].set_visible(False)
     return placed
 
@@ -168,31 +191,31 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
 def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
     """How long after its last use a block is asked for, and how much of that the pool serves."""
     axes: Axes = canvas.add_subplot()
-    wanted = binned(report.watched.asked_gaps_ms)
-    found = binned(report.watched.reuse_gaps_ms)
+    wanted = binned(report.seen.asked_gaps_ms)
+    found = binned(report.seen.reuse_gaps_ms)
     series = [("asked for", wanted, colour("unseen")), ("found", found, colour("found"))]
     placed = _histogram(axes, series)
     _time_axis(axes, report, narrow)
     if wanted.any():
         late = int(np.argmax(wanted - found))
-        text = _folded(f"asked for: {short_count(int(wanted.sum()))}", narrow)
-        _bar_label(axes, text, (late, wanted[late]), colour("quiet"), right=True, narrow=narrow)
+        text = folded(f"asked for: {short_count(int(wanted.sum()))}", narrow)
+        bar_label(axes, text, (late, wanted[late]), colour("quiet"), right=True, narrow=narrow)
     if found.any():
         peak = int(np.argmax(found))
         text = f"found: {short_count(int(found.sum()))}"
         top = max(found[peak], wanted[peak])
-        _bar_label(axes, text, (peak, top), colour("lru"), right=False, narrow=narrow)
+        bar_label(axes, text, (peak, top), colour("lru"), right=False, narrow=narrow)
     axes.set_xlabel("time since the block was last used")
     axes.set_ylim(0, max(1, wanted.max(), found.max()) * 1.16)
     axes.set_ylabel("blocks")
-    _dress(axes, colour, grid="y")
+    dress(axes, colour, grid="y")
     return placed
 
 
 def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
     """How long evicted blocks had been in the pool, and whether a prompt found them."""
     axes: Axes = canvas.add_subplot()
-    lived, unused = report.watched.lifetimes_ms, report.watched.uses == 0
+    lived, unused = report.seen.lifetimes_ms, report.seen.uses == 0
     every, never = binned(lived), binned(lived[unused])
     series = [("evicted", every, colour("found")), ("never found", never, colour("evicted"))]
     placed = _histogram(axes, series)
@@ -201,30 +224,53 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
         share = float(unused.mean())
         peak = int(np.argmax(never))
         text = f"never found: {share:.0%}"
-        _bar_label(axes, text, (peak, every[peak]), colour("unused"), right=False, narrow=narrow)
+        bar_label(axes, text, (peak, every[peak]), colour("unused"), right=False, narrow=narrow)
         late = int(np.argmax(every - never))
-        text = _folded(f"found before: {1 - share:.0%}", narrow)
+        text = folded(f"found before: {1 - share:.0%}", narrow)
         height = every[late] if late != peak else every[late] / 2
-        _bar_label(axes, text, (late, height), colour("lru"), right=True, narrow=narrow)
+        bar_label(axes, text, (late, height), colour("lru"), right=True, narrow=narrow)
     else:
         said = axes.text(0.5, 0.5, "nothing was evicted", color=colour("quiet"), ha="center")
         said.set_transform(axes.transAxes)
     axes.set_xlabel("time from the block's promotion to its eviction")
     axes.set_ylabel("blocks")
     axes.set_ylim(0, max(1, every.max()) * 1.16)
-    _dress(axes, colour, grid="y")
+    dress(axes, colour, grid="y")
     return placed
 
 
 def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
     """The pool over time, divided by what its blocks are doing."""
-    axes: Axes = canvas.add_subplot()
-    frames = report.watched.frames
-    start = frames[0].time_ms
-    minutes = np.array([(frame.time_ms - start) / 60_000 for frame in frames])
+    frames = report.seen.frames
+    times = [frame.time_ms for frame in frames]
+    busy = np.array([frame.shared + frame.alone for frame in frames], dtype=np.int64)
     bands = pool_bands(report)
-    total = report.watched.result.num_blocks
-    base = np.zeros(len(frames))
+    return draw_bands(canvas, colour, bands, (times, busy), report.result.num_blocks, narrow=narrow)
+
+
+def draw_bands(
+    canvas: Any,
+    colour: Colours,
+    bands: list[Band],
+    over: tuple[list[int], Any],
+    total: int,
+    *,
+    narrow: bool,
+) -> Placed:
+    """Bands of blocks over time, one on another.
+
+    Args:
+        canvas: An empty figure.
+        colour: Colours by role.
+        bands: From the bottom to the top.
+        over: Times of their frames in milliseconds, and blocks in use at each, where places speak.
+        total: Blocks of the pool.
+        narrow: Whether names have no room beside the drawing.
+    """
+    axes: Axes = canvas.add_subplot()
+    times, busy = over
+    minutes = (np.array(times) - times[0]) / 60_000
+    base = np.zeros(len(times))
     for band in bands:
         top = base + 100 * band.blocks / total
         filled = axes.fill_between(minutes, base, top, color=colour(band.role), label=band.name)
@@ -235,20 +281,20 @@ def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
     else:
         _band_labels(axes, bands, total, (minutes[-1], colour))
     placed: Placed = []
-    for number in np.unique(np.linspace(0, len(frames) - 1, min(24, len(frames))).astype(int)):
+    for number in np.unique(np.linspace(0, len(times) - 1, min(24, len(times))).astype(int)):
         counts = ", ".join(
             f"{band.name} {band.blocks[number] / total:.0%}"
             for band in bands
             if band.blocks[number]
         )
-        busy = 100 * (frames[number].shared + frames[number].alone) / total
-        when = duration(frames[number].time_ms - start)
-        placed.append((axes, minutes[number], busy, f"after {when}: {counts}"))
+        when = duration(times[number] - times[0])
+        text = f"after {when}: {counts}"
+        placed.append((axes, minutes[number], 100 * busy[number] / total, text))
     axes.set_xlim(0, max(minutes[-1], 1e-3))
     axes.set_ylim(0, 100)
     axes.set_xlabel("simulated minutes")
-    _percent_axis(axes, colour)
-    _dress(axes, colour, grid="")
+    percent_axis(axes, colour)
+    dress(axes, colour, grid="")
     return placed
 
 
@@ -285,7 +331,7 @@ def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Co
             annotation_clip=False,
         )
         square.set_in_layout(False)
-        _label(axes, band.name, (last, place), colour("ink"), (19, 0), middle=True, inside=False)
+        label(axes, band.name, (last, place), colour("ink"), (19, 0), middle=True, inside=False)
 
 
 def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
@@ -309,36 +355,14 @@ def _lru(report: Report, capacity: Any) -> float:
     return (row.baseline or row.result).hit_rate
 
 
-def _gap(report: Report, capacity: Any) -> float:
-    return report.row("lru", capacity).best.hit_rate - _lru(report, capacity)
-
-
-def _bar_label(
-    axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool, narrow: bool
-) -> None:
-    """Name a bar: to the left of its top, or above it and on to the right."""
-    place, height = at
-    low, high = axes.get_xlim()
-    room = (high - place if right else place - low) / (high - low)
-    enough = room > (ROOM if not narrow else ROOM_RIGHT if right else ROOM_LEFT)
-    if enough and not right:
-        at = (place - 0.5, height)
-        _label(axes, text, at, colour, (-4, 0), align="right", top=True)
-    else:
-        onward = enough or not right
-        at = (place - 0.5 if onward else place + 0.5, height)
-        _label(axes, text, at, colour, (0, 3), align="left" if onward else "right")
-
-
-def _folded(text: str, narrow: bool) -> str:
-    return text.replace(": ", "\n") if narrow else text
+def gap(report: Report, capacity: Any) -> float:
+    """What the best order of eviction could gain beside LRU without hints, as a share."""
+    return report.bound(capacity) - _lru(report, capacity)
 
 
 def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
     """The bins in which any block was asked for or evicted, the same for both charts."""
-    seen = np.flatnonzero(
-        binned(report.watched.asked_gaps_ms) + binned(report.watched.lifetimes_ms)
-    )
+    seen = np.flatnonzero(binned(report.seen.asked_gaps_ms) + binned(report.seen.lifetimes_ms))
     first, last = (int(seen[0]), int(seen[-1])) if len(seen) else (0, len(BINS_MS) - 2)
     axes.set_xlim(first - 0.6, last + 0.6)
     step = max(1, -(-(last - first + 1) // (5 if narrow else 10)))
@@ -346,58 +370,3 @@ def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
     axes.set_xticks([edge - 0.5 for edge in edges], [duration(BINS_MS[edge]) for edge in edges])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(int(value))))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-
-def _log_blocks(axes: Axes, low: int, high: int, most: int) -> None:
-    places = [
-        float(step * 10**power)
-        for power in range(12)
-        for step in (1, 2, 5)
-        if low <= step * 10**power <= high
-    ]
-    if len(places) > most:
-        places = [place for place in places if str(int(place))[0] == "1"]
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(int(value))))
-
-
-def _percent_axis(axes: Axes, colour: Colours) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
-    axes.tick_params(colors=colour("quiet"))
-
-
-def _dress(axes: Axes, colour: Colours, *, grid: str) -> None:
-    if grid:
-        axes.grid(axis=grid, color=colour("line"), linewidth=1)  # type: ignore[arg-type]
-    axes.tick_params(colors=colour("quiet"), labelcolor=colour("quiet"))
-    axes.spines[["left", "bottom"]].set_color(colour("line"))
-    axes.spines["left"].set_visible(False)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set_color(colour("quiet"))
-
-
-def _label(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    colour: str,
-    away: tuple[float, float],
-    *,
-    align: str = "left",
-    top: bool = False,
-    middle: bool = False,
-    center: bool = False,
-    inside: bool = True,
-) -> None:
-    """Write beside a point, so many pixels away from it."""
-    axes.annotate(
-        text,
-        xy=at,
-        xytext=away,
-        textcoords="offset points",
-        ha="center" if center else align,
-        va="center" if middle else "top" if top else "bottom",
-        color=colour,
-        annotation_clip=False,
-    ).set_in_layout(not inside)

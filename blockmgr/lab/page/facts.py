@@ -1,43 +1,28 @@
-"""What a report says: gathered once, drawn and written elsewhere."""
+"""What a report says: gathered, drawn and written elsewhere."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.attainable import Attainable, unbounded
-from blockmgr.lab.curve import Curve, hit_rate_curve
-from blockmgr.lab.misses import MissTable, misses
-from blockmgr.lab.study import Capacity, parse_capacities
-from blockmgr.lab.sweep import (
-    Sweep,
-    SweepRow,
-    check_pool,
-    largest_request_blocks,
-    num_tasks,
-    sweep,
-)
-from blockmgr.lab.watch import Watched, watch
+from blockmgr.lab.routers import ROUTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from blockmgr.lab.attainable import Attainable
+    from blockmgr.lab.curve import Curve
+    from blockmgr.lab.fleets import FleetRow
+    from blockmgr.lab.group_frames import GroupFrame
+    from blockmgr.lab.misses import MissTable
+    from blockmgr.lab.models import Model
+    from blockmgr.lab.replay import ReplayConfig, ReplayResult
+    from blockmgr.lab.study import Capacity
+    from blockmgr.lab.sweep import Sweep, SweepRow
+    from blockmgr.lab.watch import Watched
 
-    from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.sweep import Advance
-    from blockmgr.lab.trace import Trace
+__all__ = ["Extent", "Outcome", "Report"]
 
-__all__ = ["CAPACITIES", "Outcome", "Report", "gather", "num_steps"]
-
-CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
-FRAMES: Final = 120
-# Steps of the second kind: the curve, the pool watched, the pool explained.
-WATCHES: Final = 3
-# What people call a while: ages by which idle blocks are counted.
-DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
-LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
-AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
 FOUND: Final = "found"
 MEANINGS: Final = MappingProxyType(
     {
@@ -75,6 +60,28 @@ class Outcome:
     reason: MissReason | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a report covers besides policies and pool sizes.
+
+    Attributes:
+        warmup: Requests at the start that fill the pool and are not counted.
+        sampling_rate: Share of the blocks that the curve looks at, in ``(0, 1]``.
+        replicas: Sizes of fleets, each with as many blocks altogether as the pool in detail; empty
+            for none.
+        routers: Names of the routers of these fleets.
+        seed: Of routers that draw.
+        model: Whose groups of layers these are, for bytes beside blocks.
+    """
+
+    warmup: int = 0
+    sampling_rate: float = 1.0
+    replicas: tuple[int, ...] = ()
+    routers: tuple[str, ...] = tuple(ROUTERS)
+    seed: int = 0
+    model: Model | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Report:
     """Everything a report shows.
@@ -85,10 +92,14 @@ class Report:
         span_ms: Simulated time from the first arrival to the last.
         config: How it was replayed.
         capacity: The pool that is looked at in detail, as it was asked for.
-        curve: Hit rate of LRU at every pool size.
         sweep: Every policy at every pool size.
-        watched: The pool in detail, under LRU.
         misses: Why prompt tokens were missed in the pool in detail.
+        curve: Hit rate of LRU at every pool size; None with groups of layers.
+        watched: The pool in detail, under LRU; None with groups of layers.
+        full_attention: With groups that have states, what full attention alone would find.
+        group_frames: With groups of layers, the pool in detail over time.
+        fleet: The same blocks as fleets behind routers, if that was asked for.
+        extent: What was asked for besides.
         command: What repeats the report.
     """
 
@@ -97,11 +108,15 @@ class Report:
     span_ms: int
     config: ReplayConfig
     capacity: Capacity
-    curve: Curve
     sweep: Sweep
-    watched: Watched
     misses: MissTable
-    command: str
+    curve: Curve | None = None
+    watched: Watched | None = None
+    full_attention: Attainable | None = None
+    group_frames: tuple[GroupFrame, ...] = ()
+    fleet: tuple[FleetRow, ...] = ()
+    extent: Extent = field(default_factory=Extent)
+    command: str = ""
 
     @property
     def attainable(self) -> Attainable:
@@ -109,15 +124,50 @@ class Report:
         return self.sweep.rows[0].attainable
 
     @property
+    def result(self) -> ReplayResult:
+        """The pool in detail, under LRU."""
+        return self.row("lru", self.capacity).result
+
+    @property
+    def seen(self) -> Watched:
+        """The pool in detail over time, for readers of reports with one group of layers.
+
+        Raises:
+            ValueError: The replay had groups of layers.
+        """
+        if self.watched is None:
+            raise ValueError("a pool is watched block by block without groups of layers only")
+        return self.watched
+
+    @property
+    def bound_of_all(self) -> float:
+        """The hit rate that no pool of any size exceeds."""
+        return (self.full_attention or self.attainable).hit_rate
+
+    @property
+    def warmup(self) -> int:
+        """Requests at the start that are not counted."""
+        return self.extent.warmup
+
+    @property
+    def model(self) -> Model | None:
+        """Whose groups of layers these are, if that is known."""
+        return self.extent.model
+
+    @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of all prompt tokens in the pool in detail; they add up.
 
         What was found, what was evicted, then the other reasons, the most tokens first.
         """
-        missed = self.misses.missed_tokens
-        found = Outcome(FOUND, "served from the pool", self.misses.hit_tokens)
-        order = sorted(missed, key=lambda why: (why is not MissReason.EVICTED, -missed[why]))
-        return (found, *(Outcome(why.value, MEANINGS[why], missed[why], why) for why in order))
+        found = [Outcome(FOUND, "served from the pool", self.misses.hit_tokens)]
+        missed = []
+        for why, tokens in self.misses.missed_tokens.items():
+            grouped = why is MissReason.GROUP
+            name = f"refused by {self.misses.refusing}" if grouped else why.value
+            missed.append(Outcome(name, MEANINGS[why], tokens, why))
+        missed.sort(key=lambda outcome: (outcome.reason is not MissReason.EVICTED, -outcome.tokens))
+        return (*found, *missed)
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -141,104 +191,49 @@ class Report:
                 return row
         raise KeyError((policy, capacity.text))
 
+    def bound(self, capacity: Capacity) -> float:
+        """The hit rate that no order of eviction exceeds in a pool of this size.
+
+        With groups of layers none is known for one size; it is that of a pool without bounds, of
+        full attention alone if states are among the groups.
+        """
+        best = self.row("lru", capacity).optimum
+        if best is not None:
+            return best.hit_rate
+        return self.bound_of_all
+
     @property
     def summary(self) -> str:
         """What the report comes to, in a few sentences."""
-        blocks = self.watched.result.num_blocks
-        rate = self.watched.result.hit_rate
-        most = self.attainable.hit_rate
-        best = next(row.best for row in self.sweep.rows if row.result.num_blocks == blocks).hit_rate
+        blocks, rate = self.result.num_blocks, self.result.hit_rate
         share = f", {self.capacity.text} of the working set,"
         if isinstance(self.capacity.value, int):
             share = ""
         said = [
-            f"A pool of {blocks:,} blocks{share} finds {rate:.1%} of the prompt tokens under LRU.",
-            f"No order of eviction could find more than {best:.1%} in it, "
-            f"and no pool of any size more than {most:.1%}.",
+            f"A pool of {blocks:,} blocks{share} finds {rate:.1%} of the prompt tokens under LRU."
         ]
-        twice, half = 2 * blocks, blocks // 2
-        if half >= self.curve.longest_request_blocks:
+        bound, most = self.bound(self.capacity), self.attainable.hit_rate
+        if self.config.groups:
+            said.append(f"No pool of any size finds more than {bound:.1%}.")
+        else:
             said.append(
-                f"Twice the blocks would find {self.curve.hit_rate_at(twice):.1%}, "
-                f"half of them {self.curve.hit_rate_at(half):.1%}."
+                f"No order of eviction could find more than {bound:.1%} in it, "
+                f"and no pool of any size more than {most:.1%}."
             )
-        if len(self.watched.uses):
+        twice, half = 2 * blocks, blocks // 2
+        curve = self.curve
+        if curve is not None and half >= curve.longest_request_blocks:
+            said.append(
+                f"Twice the blocks would find {curve.hit_rate_at(twice):.1%}, "
+                f"half of them {curve.hit_rate_at(half):.1%}."
+            )
+        if self.watched is not None and len(self.watched.uses):
             unused = float((self.watched.uses == 0).mean())
             said.append(f"Of the blocks that were evicted, {unused:.0%} had never been found.")
+        refused = self.misses.missed_tokens.get(MissReason.GROUP, 0)
+        if refused:
+            said.append(
+                f"{self.misses.refusing} refused {refused / self.misses.query_tokens:.1%} of them, "
+                "which full attention had."
+            )
         return " ".join(said)
-
-
-def num_steps(*, policies: int, capacities: int, hints: object = "none") -> int:
-    """How often ``gather`` calls ``advance``."""
-    places = capacities + 1
-    return num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints) + WATCHES
-
-
-def gather(
-    trace: Trace,
-    config: ReplayConfig,
-    *,
-    capacity: Capacity,
-    policies: Sequence[str],
-    capacities: Sequence[Capacity] = (),
-    jobs: int = 1,
-    command: str = "",
-    advance: Advance | None = None,
-) -> Report:
-    """Find out everything a report shows.
-
-    Args:
-        trace: The requests.
-        config: How to replay; its ``eviction`` gives way to ``policies``.
-        capacity: The pool to look at in detail.
-        policies: Names of eviction policies; LRU is added, which the others are compared with.
-        capacities: Pool sizes to compare policies at; empty for those of ``CAPACITIES`` that hold
-            the largest request.
-        jobs: Processes at work, at least 1.
-        command: What repeats the report.
-        advance: Called as work is done, at most ``num_steps`` times.
-
-    Raises:
-        ValueError: A pool is smaller than the largest request, there is no such policy, or the
-            trace cannot be cut into blocks of ``config.block_size``.
-        ChildProcessError: A process was killed.
-    """
-    step = advance or (lambda: None)
-    alone = replace(config, eviction="lru")
-    curve = hit_rate_curve(trace, alone)
-    step()
-    names = tuple(dict.fromkeys(("lru", *policies)))
-    sizes = list(capacities) or _default_capacities(trace, alone)
-    # As the row that has it writes it: 10% and 10.0% are one pool.
-    capacity = next((size for size in sizes if size.equals(capacity)), capacity)
-    if capacity not in sizes:
-        sizes.append(capacity)
-    working_set = unbounded(trace, alone).working_set_blocks
-    for size in sizes:
-        check_pool(trace, alone, size, working_set)
-    outcome = sweep(trace, sizes, alone, policies=names, jobs=jobs, advance=step)
-    best = outcome.rows[0].attainable
-    span = trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms
-    blocks = capacity.blocks(best.working_set_blocks)
-    watched = watch(trace, blocks, alone, frames=FRAMES, age_bounds_ms=AGES_MS)
-    step()
-    missed = misses(trace, blocks, alone)
-    step()
-    return Report(
-        trace=trace.name,
-        requests=len(trace.requests),
-        span_ms=span,
-        config=alone,
-        capacity=capacity,
-        curve=curve,
-        sweep=outcome,
-        watched=watched,
-        misses=missed,
-        command=command,
-    )
-
-
-def _default_capacities(trace: Trace, config: ReplayConfig) -> list[Capacity]:
-    least = largest_request_blocks(trace, config)
-    working_set = unbounded(trace, config).working_set_blocks
-    return [size for size in parse_capacities(CAPACITIES) if size.blocks(working_set) >= least]

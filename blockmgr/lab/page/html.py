@@ -1,27 +1,36 @@
 """A report as a web page that needs no other file.
 
 Without its script the page is complete. With it, pointing at a place of a chart, or moving to it
-with the arrow keys, says what it stands for. Every chart is a table as well.
+with the arrow keys, says what it stands for. Every chart is a table as well. The page is made of
+the templates beside this module, and matplotlib draws its charts.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Final
-from xml.etree import ElementTree as ET
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from blockmgr import __version__
-from blockmgr.lab.block_map.shapes import add, document, script_data
-from blockmgr.lab.page.chapters import Chapter, chapters
-from blockmgr.lab.page.look import PAGE_RULES, SCRIPT
+from blockmgr.lab.block_map.shapes import script_data, writable
+from blockmgr.lab.block_map.style import FONT
+from blockmgr.lab.page.chapters import chapters
+from blockmgr.lab.page.fleet_chapters import fleet_data
+from blockmgr.lab.page.group_chapters import groups_data
 from blockmgr.lab.page.paint import Drawing, as_drawing, style_rules
 from blockmgr.lab.page.words import duration
 
 if TYPE_CHECKING:
+    from blockmgr.lab.page.chapter import Chapter
     from blockmgr.lab.page.facts import Report
+    from blockmgr.lab.replay import ReplayConfig
 
 __all__ = ["as_html", "data_of"]
 
+TEMPLATES: Final = Path(__file__).parent / "templates"
 WIDE: Final = 860
 NARROW: Final = 358
 # Places that speak: as large as a finger where there is room.
@@ -29,136 +38,103 @@ REACH: Final = 10
 RING: Final = 7
 
 
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A number at the top of a page."""
+
+    name: str
+    value: str
+    look: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chapter, and its chart for wide and for narrow windows."""
+
+    chapter: Chapter
+    drawings: tuple[tuple[str, Drawing], ...]
+
+
 def as_html(report: Report) -> str:
     """A report as one page. The same report gives the same text."""
-    title = f"Hit rate of {report.trace}"
-    root = ET.Element("html", {"lang": "en"})
-    head = add(root, "head")
-    add(head, "meta", charset="utf-8")
-    add(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
-    add(head, "title", title)
-    add(head, "style", "\n" + style_rules() + PAGE_RULES)
-    body = add(root, "body")
-    add(body, "a", "Skip to the charts", class_="skip", href="#charts")
-    parts = chapters(report)
-    _add_header(body, report, title, parts)
-    main = add(body, "main", id="charts")
-    for chapter in parts:
-        _add_chapter(main, report, chapter)
-    _add_footer(body, report)
-    # What a screen reader says of a point is its label; this is for the eye.
-    add(body, "div", "", id="told", aria_hidden="true", hidden="hidden")
-    add(body, "script", script_data(data_of(report)), type="application/json", id="data")
-    add(body, "script", SCRIPT)
-    return document(root, html=True)
-
-
-def _add_header(body: ET.Element, report: Report, title: str, parts: tuple[Chapter, ...]) -> None:
-    header = add(body, "header")
-    add(header, "h1", title)
-    facts = (
-        f"{report.requests:,} requests in {duration(report.span_ms)}, "
-        f"{report.attainable.query_tokens:,} prompt tokens, "
-        f"blocks of {report.config.block_size} tokens"
-    )
-    add(header, "p", facts, class_="under")
-    add(header, "p", report.summary, class_="summary")
-    tiles = add(header, "dl", class_="tiles")
-    row = report.row("lru", report.capacity)
-    for name, rate, look in (
-        (f"LRU, {row.result.num_blocks:,} blocks", row.result.hit_rate, "lru"),
-        ("best order of eviction", row.best.hit_rate, "optimum"),
-        ("unbounded pool", report.attainable.hit_rate, "ceiling"),
-    ):
-        tile = add(tiles, "div")
-        add(tile, "dt", name)
-        add(tile, "dd", f"{rate:.1%}", class_=look)
-    tile = add(tiles, "div")
-    add(tile, "dt", "working set")
-    add(tile, "dd", f"{report.attainable.working_set_blocks:,}")
-    links = add(add(header, "nav", aria_label="Charts"), "ul")
-    for chapter in parts:
-        add(add(links, "li"), "a", chapter.heading, href=f"#{chapter.name}")
-
-
-def _add_chapter(main: ET.Element, report: Report, chapter: Chapter) -> None:
-    section = add(main, "section", id=chapter.name, aria_labelledby=f"{chapter.name}-heading")
-    add(section, "h2", chapter.heading, id=f"{chapter.name}-heading")
-    add(section, "p", chapter.text)
-    shown = add(section, "figure")
-    for kind, width, height in (("wide", WIDE, chapter.height), ("narrow", NARROW, chapter.tall)):
-        name = f"{chapter.name}-{kind}"
-        draw = partial(chapter.draw, report, narrow=kind == "narrow")
-        drawing = as_drawing(name, (width, height), draw)
-        _add_drawing(shown, name, kind, drawing, chapter)
-    for table in chapter.tables:
-        details = add(section, "details")
-        add(details, "summary", f"{table.caption}, as a table")
-        region = f"{table.caption}, as a table"
-        scroll = add(details, "div", class_="scroll", tabindex=0, role="region", aria_label=region)
-        drawn = add(scroll, "table")
-        add(drawn, "caption", table.caption)
-        line = add(add(drawn, "thead"), "tr")
-        for heading in table.headings:
-            add(line, "th", heading, scope="col")
-        rows = add(drawn, "tbody")
-        for cells in table.rows:
-            line = add(rows, "tr")
-            add(line, "th", cells[0], scope="row")
-            for cell in cells[1:]:
-                add(line, "td", cell)
-
-
-def _add_drawing(
-    shown: ET.Element, name: str, kind: str, drawing: Drawing, chapter: Chapter
-) -> None:
-    svg = add(
-        shown,
-        "svg",
-        viewBox=f"0 0 {drawing.width:g} {drawing.height:g}",
-        class_=f"chart {kind}",
-        role="group",
-        aria_labelledby=f"{name}-title",
-        aria_describedby=f"{name}-desc",
-    )
-    # A desc rather than a title for the words, so that pointing at the chart shows no tooltip of
-    # the browser's beside that of the page.
-    add(svg, "title", chapter.heading, id=f"{name}-title")
-    add(svg, "desc", chapter.description, id=f"{name}-desc")
-    svg.append(drawing.shapes)
-    for point in drawing.points:
-        place = {"cx": f"{point.x:.1f}", "cy": f"{point.y:.1f}"}
-        add(
-            svg,
-            "circle",
-            class_="point",
-            r=REACH,
-            role="img",
-            tabindex=-1,
-            aria_label=point.text,
-            **place,
+    text = (
+        _templates()
+        .get_template("report.html")
+        .render(
+            colours=style_rules(),
+            command=report.command,
+            data=script_data(data_of(report)),
+            font=FONT,
+            made=_made(report.config),
+            parts=[_part(report, chapter) for chapter in chapters(report)],
+            reach=REACH,
+            ring=RING,
+            summary=report.summary,
+            tiles=_tiles(report),
+            title=f"Hit rate of {report.trace}",
+            under=_under(report),
         )
-        add(svg, "circle", class_="ring", r=RING, aria_hidden="true", **place)
+    )
+    # No document may hold some characters, and the name of a file may.
+    return writable(text) + "\n"
 
 
-def _add_footer(body: ET.Element, report: Report) -> None:
-    footer = add(body, "footer")
-    config = report.config
-    add(
-        footer,
-        "p",
+@cache
+def _templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _made(config: ReplayConfig) -> str:
+    """How it was replayed, in a line."""
+    return (
         f"Replayed through blockmgr {__version__}. A request holds its blocks for "
         f"{config.service_ms_per_token} ms for each output token, {config.min_service_ms} ms at "
-        "least. Token hit rate is hit tokens over prompt tokens.",
+        "least. Token hit rate is hit tokens over prompt tokens."
     )
-    if report.command:
-        line = add(footer, "p", "Made by ")
-        add(line, "code", report.command)
 
 
-def data_of(report: Report) -> dict[str, object]:
-    """The numbers of the page, for other tools."""
-    return {
+def _under(report: Report) -> str:
+    """What was replayed, in a line."""
+    facts = [
+        f"{report.requests:,} requests in {duration(report.span_ms)}",
+        f"{report.attainable.query_tokens:,} prompt tokens",
+        f"blocks of {report.config.block_size} tokens",
+    ]
+    if report.model is not None:
+        facts.append(f"model {report.model.name}")
+    if report.warmup:
+        facts.append(f"the first {report.warmup:,} requests fill the pool and are not counted")
+    return ", ".join(facts)
+
+
+def _tiles(report: Report) -> list[_Tile]:
+    row = report.row("lru", report.capacity)
+    tiles = [_Tile(f"LRU, {row.result.num_blocks:,} blocks", f"{row.result.hit_rate:.1%}", "lru")]
+    if row.optimum is not None:
+        tiles.append(_Tile("best order of eviction", f"{row.optimum.hit_rate:.1%}", "optimum"))
+    tiles.append(_Tile("unbounded pool", f"{report.attainable.hit_rate:.1%}", "ceiling"))
+    if report.full_attention is not None:
+        tiles.append(_Tile("full attention alone", f"{report.full_attention.hit_rate:.1%}"))
+    return [*tiles, _Tile("working set", f"{report.attainable.working_set_blocks:,}")]
+
+
+def _part(report: Report, chapter: Chapter) -> _Part:
+    drawings = []
+    for kind, width, height in (("wide", WIDE, chapter.height), ("narrow", NARROW, chapter.tall)):
+        draw = partial(chapter.draw, report, narrow=kind == "narrow")
+        drawings.append((kind, as_drawing(f"{chapter.name}-{kind}", (width, height), draw)))
+    return _Part(chapter, tuple(drawings))
+
+
+def data_of(report: Report) -> dict[str, Any]:
+    """The numbers of the page, for other tools; parts that a report lacks are left out."""
+    data: dict[str, Any] = {
         "trace": report.trace,
         "command": report.command,
         "version": __version__,
@@ -171,9 +147,18 @@ def data_of(report: Report) -> dict[str, object]:
                 "num_blocks": row.result.num_blocks,
                 "hit_tokens": row.result.hit_tokens,
                 "query_tokens": row.result.query_tokens,
-                "optimum_hit_tokens": row.best.hit_tokens,
+                "optimum_hit_tokens": None if row.optimum is None else row.optimum.hit_tokens,
             }
             for row in report.sweep.rows
         ],
         "outcomes": {outcome.name: outcome.tokens for outcome in report.outcomes},
     }
+    if report.warmup:
+        data["warmup_requests"] = report.warmup
+    if report.curve is not None and report.curve.hit_rate_errors is not None:
+        data["curve_sampling_rate"] = report.curve.sampling_rate
+    if report.config.groups:
+        data["groups"] = groups_data(report)
+    if report.fleet:
+        data["fleet"] = fleet_data(report)
+    return data

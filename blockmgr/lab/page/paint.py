@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from blockmgr.lab.block_map.style import FONT
@@ -57,6 +58,21 @@ LIGHT: Final = MappingProxyType(
         "idle-2": "#94c6e6",
         "idle-3": "#cfe5f4",
         "free": "#eceff2",
+        "group-0": "#0072b2",
+        "group-0-soft": "#a9d0e8",
+        "group-1": "#0f7a5f",
+        "group-1-soft": "#a3d9c8",
+        "group-2": "#b84f00",
+        "group-2-soft": "#f0c49f",
+        "group-3": "#8a3b75",
+        "group-3-soft": "#e0b8d3",
+        "router-0": "#57606a",
+        "router-1": "#e69f00",
+        "router-2": "#0f7a5f",
+        "router-3": "#56b4e9",
+        "router-4": "#0072b2",
+        "router-5": "#b84f00",
+        "router-6": "#8a3b75",
     }
 )
 DARK: Final = MappingProxyType(
@@ -79,6 +95,21 @@ DARK: Final = MappingProxyType(
         "idle-2": "#245f88",
         "idle-3": "#193e59",
         "free": "#23282d",
+        "group-0": "#56b4e9",
+        "group-0-soft": "#1f4a66",
+        "group-1": "#38c79d",
+        "group-1-soft": "#185443",
+        "group-2": "#ff9a4d",
+        "group-2-soft": "#6b3c14",
+        "group-3": "#d58fc0",
+        "group-3-soft": "#583149",
+        "router-0": "#a3acb6",
+        "router-1": "#ffc649",
+        "router-2": "#38c79d",
+        "router-3": "#9bd3f5",
+        "router-4": "#56b4e9",
+        "router-5": "#ff9a4d",
+        "router-6": "#d58fc0",
     }
 )
 ROLES: Final = tuple(LIGHT)
@@ -134,6 +165,11 @@ class Drawing:
     height: float
     shapes: ET.Element
     points: tuple[Point, ...]
+
+    @property
+    def markup(self) -> Markup:
+        """The shapes as text of an HTML document."""
+        return Markup(ET.tostring(self.shapes, encoding="unicode", method="html"))
 
 
 def figure(width: float, height: float) -> Figure:

@@ -41,7 +41,7 @@ def save_picture(report: Report, path: str | Path) -> Path:
         canvas = figure(WIDTH, sum(heights))
         canvas.set_facecolor(LIGHT["paper"])
         rows: Any = canvas.subfigures(len(heights), 1, height_ratios=heights)
-        title = f"Hit rate of {report.trace}: {report.watched.result.hit_rate:.1%} found"
+        title = f"Hit rate of {report.trace}: {report.result.hit_rate:.1%} found"
         left = {"x": 0.02, "ha": "left", "color": LIGHT["ink"]}
         # A dollar in the name of a file begins no formula.
         rows[0].suptitle(title, fontsize=22, parse_math=False, **left)

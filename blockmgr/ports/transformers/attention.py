@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,11 +22,17 @@ except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers.attention") from error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from blockmgr.kv import GroupedKVCache, PagedKVCache
 
-__all__ = ["GroupTables", "Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+__all__ = ["Expand", "GroupTables", "Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+
+Expand: TypeAlias = "Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
+"""From latents ``[num_seqs, 1, num_keys, latent_dim]``, K and V ``[num_seqs, num_heads, num_keys,
+...]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,8 +117,12 @@ class Reader(Protocol):
         window: int | None,
         softcap: float | None,
         chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
+        expand: Expand | None = None,
     ) -> torch.Tensor:
         """Causal attention of each token over its sequence's context.
+
+        The last three arguments are given to layers that need them, and to no others.
 
         Args:
             layer: Layer whose K/V is read; this batch's is written already.
@@ -121,9 +131,13 @@ class Reader(Protocol):
             window: Tokens that a token sees, itself included; ``None`` for all.
             softcap: Bound the scores smoothly to ``(-softcap, softcap)``; ``None`` for no bound.
             chunk: A token sees those of its own chunk of so many; ``None`` for all.
+            sinks: ``[num_heads]``: a score beside those of the tokens, whose weight goes to no
+                value; ``None`` for no sink.
+            expand: Of a layer that keeps latents, what makes K and V of them.
 
         Returns:
-            ``[num_tokens, num_heads, head_dim]``, like ``query``.
+            ``[num_tokens, num_heads, value_dim]``; values have the size of ``query``, or what
+            ``expand`` gives them.
         """
         ...
 
@@ -255,19 +269,17 @@ class _SdpaReader:
         window: int | None,
         softcap: float | None,
         chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
+        expand: Expand | None = None,
     ) -> torch.Tensor:
-        result = torch.empty_like(query)
-        values = self._cache.values(layer)
-        assert values is not None  # check_config refuses models whose K and V are one
+        result: torch.Tensor | None = None
         for alike in self._groups:
             q = query[alike.rows].unflatten(0, (-1, alike.num_queries)).transpose(1, 2)
-            first = alike.first_block(window, chunk)
-            k = _context(self._cache.keys(layer), alike, first)
-            v = _context(values, alike, first)
+            k, v = self._read(layer, alike, alike.first_block(window, chunk), expand)
             width = min(window or alike.longest, chunk or alike.longest)
-            if softcap is not None:
+            if softcap is not None or sinks is not None:
                 mask = alike.mask(window, chunk)
-                out = _capped(q, k, v, mask, scale=scale, softcap=softcap)
+                out = _spelled_out(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
             elif alike.num_queries == 1:
                 out = _decoded(q, k, v, alike.mask(window, chunk), scale)
             elif alike.whole and width >= alike.longest:
@@ -278,8 +290,21 @@ class _SdpaReader:
                 out = F.scaled_dot_product_attention(
                     q, k, v, attn_mask=alike.mask(window, chunk), scale=scale, enable_gqa=True
                 )
+            if result is None:
+                result = query.new_empty(*query.shape[:2], out.shape[-1])
             result[alike.rows] = out.transpose(1, 2).flatten(0, 1)
+        assert result is not None  # a batch has sequences
         return result
+
+    def _read(
+        self, layer: int, alike: _Alike, first: int, expand: Expand | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the contexts, from block ``first`` on."""
+        keys, values = self._cache.keys(layer), self._cache.values(layer)
+        if expand is not None:
+            return expand(_context(keys, alike, first))
+        assert values is not None  # only latents are without
+        return _context(keys, alike, first), _context(values, alike, first)
 
 
 def _context(blocks: torch.Tensor, alike: _Alike, first: int) -> torch.Tensor:
@@ -298,19 +323,25 @@ def _decoded(
     return out.flatten(1, 2).unsqueeze(2)
 
 
-def _capped(
+def _spelled_out(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor,
     *,
     scale: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    # torch's fused attention has no cap, so it is spelled out.
+    # torch's fused attention has neither a cap nor sinks.
     heads = q.unflatten(1, (k.shape[1], -1))
     scores = heads @ k.unsqueeze(2).transpose(3, 4) * scale
-    scores = softcap * torch.tanh(scores / softcap)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask.unsqueeze(2), float("-inf"))
+    if sinks is not None:
+        own = sinks.to(scores.dtype).unflatten(0, (k.shape[1], -1))[None, :, :, None, None]
+        scores = torch.cat((scores, own.expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
-    return (weights @ v.unsqueeze(2)).flatten(1, 2)
+    out: torch.Tensor = weights[..., : k.shape[2]] @ v.unsqueeze(2)
+    return out.flatten(1, 2)

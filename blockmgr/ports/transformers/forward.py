@@ -14,7 +14,9 @@ except ImportError as error:
 import numpy as np
 
 from blockmgr.kv import GroupedKVCache
+from blockmgr.ports.transformers.latents import latents_of
 from blockmgr.ports.transformers.past import Past, past_argument
+from blockmgr.ports.transformers.try_out import SINKS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -34,6 +36,8 @@ class Forward:
         kernel: How it is read.
         batch: Whose K/V it is.
         needs: What each layer reads.
+        past: What stands in for transformers' cache, where latents are handed over; None if nothing
+            does.
     """
 
     def __init__(
@@ -42,8 +46,11 @@ class Forward:
         kernel: Kernel,
         batch: PagedBatch,
         needs: Needs,
+        past: Past | None = None,
     ) -> None:
         self._cache = cache
+        self._past = past
+        self._layers = needs.layers
         self._chunks = needs.chunks
         # Of each group, or of the one that there is.
         self._places: dict[int, int] = {}
@@ -75,7 +82,18 @@ class Forward:
         layer: int = module.layer_idx  # type: ignore[assignment]
         self._attended.append(layer)
         group = self._numbers[self._places[layer]] if self._places else 0
-        self._cache.write(layer, key, value, self._slots[group])
+        special: dict[str, Any] = {}
+        keeps = self._layers[layer]
+        if keeps and keeps.kv and keeps.kv.latent_dim is not None and self._past is not None:
+            latents, expand = latents_of(module, self._past)
+            self._cache.write(layer, latents, None, self._slots[group])
+            special["expand"] = expand
+        else:
+            self._cache.write(layer, key, value, self._slots[group])
+        if (sinks := options.get(SINKS)) is not None:
+            special["sinks"] = sinks
+        if (chunk := self._chunks.get(layer)) is not None:
+            special["chunk"] = chunk
         scale = options.get("scaling")
         return self._readers[group].attend(
             layer,
@@ -83,7 +101,7 @@ class Forward:
             scale=query.shape[-1] ** -0.5 if scale is None else scale,
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
-            chunk=self._chunks.get(layer),
+            **special,
         )
 
     def check_complete(self, model_type: str) -> None:
@@ -109,19 +127,16 @@ class StateMemory:
         self._cache = cache
         self._config = config
         self._needs = needs
-        self._layers = [
-            (layer, cache.shape.place(layer)[0])
-            for layer, each in enumerate(needs.layers)
-            if each and each.states
-        ]
+        # Of each: its number in the model, in the cache, and its group.
+        self._layers = [(*pair, cache.shape.place(pair[1])[0]) for pair in needs.state_layers]
 
     def load(self, batch: PagedBatch, *, is_fresh: bool) -> Past:
         """The states that the sequences of a batch go on from; those that begin have none."""
         past = Past(self._config, 0 if is_fresh else int(batch.positions[0]))
         if not is_fresh:
-            for layer, group in self._layers:
+            for layer, place, group in self._layers:
                 blocks = self._blocks(batch, group)
-                states = [tensor[blocks] for tensor in self._cache.states(layer)]
+                states = [tensor[blocks] for tensor in self._cache.states(place)]
                 past.load(layer, states, self._needs.names[layer])
         return past
 
@@ -131,18 +146,19 @@ class StateMemory:
         Raises:
             UnsupportedModelError: A state is not what the trial has seen. No state has been stored.
         """
-        new = {layer: past.states(layer) for layer, _ in self._layers}
-        for layer, states in new.items():
-            due = [(each.shape[1:], each.dtype) for each in self._cache.states(layer)]
+        new = {layer: past.states(layer) for layer, _, _ in self._layers}
+        for layer, place, _ in self._layers:
+            states = new[layer]
+            due = [(each.shape[1:], each.dtype) for each in self._cache.states(place)]
             if [(each.shape[1:], each.dtype) for each in states] != due:
                 raise UnsupportedModelError(
                     self._needs.model_type,
                     f"layer {layer} has left the state {_described(states)} in place of "
-                    f"{_described(self._cache.states(layer))}",
+                    f"{_described(self._cache.states(place))}",
                 )
-        for layer, group in self._layers:
+        for layer, place, group in self._layers:
             blocks = self._blocks(batch, group)
-            for tensor, state in zip(self._cache.states(layer), new[layer], strict=True):
+            for tensor, state in zip(self._cache.states(place), new[layer], strict=True):
                 tensor[blocks] = state
 
     def _blocks(self, batch: PagedBatch, group: int) -> torch.Tensor:
@@ -186,19 +202,20 @@ def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     for value in (0.0, 1.0):
         past = Past(model.config, 2)  # type: ignore[arg-type]
-        for layer, each in enumerate(needs.layers):
-            if each and each.states:
-                names = needs.names[layer]
-                states = [
-                    torch.full(
-                        (1, *state.shape),
-                        value if name == "recurrent" else 0.0,
-                        dtype=state.dtype,
-                        device=device,
-                    )
-                    for (name, _), state in zip(names, each.states, strict=True)
-                ]
-                past.load(layer, states, names)
+        for layer, place in needs.state_layers:
+            kept = needs.layers[place]
+            assert kept is not None
+            names = needs.names[layer]
+            states = [
+                torch.full(
+                    (1, *state.shape),
+                    value if name == "recurrent" else 0.0,
+                    dtype=state.dtype,
+                    device=device,
+                )
+                for (name, _), state in zip(names, kept.states, strict=True)
+            ]
+            past.load(layer, states, names)
         model(
             input_ids=tokens,
             position_ids=tokens + torch.arange(2, 4, device=device),
@@ -207,6 +224,6 @@ def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
             paged_batch=_Echo(),
         )
         after.append(past)
-    first = next(layer for layer, each in enumerate(needs.layers) if each and each.states)
+    first = min(needs.state_layers)[0]
     pairs = zip(needs.names[first], after[0].states(first), after[1].states(first), strict=True)
     return not any(name == "recurrent" and torch.equal(a, b) for (name, _), a, b in pairs)

@@ -23,7 +23,7 @@ from blockmgr.kv import HybridShape
 
 if TYPE_CHECKING:
     from blockmgr.kv import GroupedKVCache, ModelShape, PagedKVCache
-    from blockmgr.ports.transformers.attention import Kernel, PagedBatch, Reader
+    from blockmgr.ports.transformers.attention import Expand, Kernel, PagedBatch, Reader
 
 __all__ = ["FlashAttnKernel", "FlashInferKernel", "KernelName", "choose_kernel"]
 
@@ -118,8 +118,10 @@ class _FlashAttnReader:
         window: int | None,
         softcap: float | None,
         chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
+        expand: Expand | None = None,
     ) -> torch.Tensor:
-        _refuse_chunk(chunk)
+        _refuse_others(chunk, sinks, expand)
         result: torch.Tensor = self._function(
             query,
             self._cache.keys(layer),
@@ -185,8 +187,10 @@ class _FlashInferReader:
         window: int | None,
         softcap: float | None,
         chunk: int | None = None,
+        sinks: torch.Tensor | None = None,
+        expand: Expand | None = None,
     ) -> torch.Tensor:
-        _refuse_chunk(chunk)
+        _refuse_others(chunk, sinks, expand)
         # A plan holds the window too, and layers with and without one may alternate, as those of
         # several groups do. They cannot keep a plan each: plans share the workspace.
         kernel = self._kernel
@@ -211,9 +215,9 @@ class _FlashInferReader:
         return result
 
 
-def _refuse_chunk(chunk: int | None) -> None:
-    """``PagedModel`` refuses these kernels for a model with chunks."""
-    assert chunk is None
+def _refuse_others(*special: object) -> None:
+    """``PagedModel`` refuses these kernels for a model with chunks, sinks or latents."""
+    assert special == (None, None, None)
 
 
 def _offsets(lens: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:

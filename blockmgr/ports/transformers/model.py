@@ -25,6 +25,7 @@ from blockmgr.kv import GroupedKVCache, HybridShape, PagedKVCache, num_blocks_fo
 from blockmgr.ports.transformers.forward import Forward, StateMemory, resumes
 from blockmgr.ports.transformers.interface import AttentionConfigs, attending
 from blockmgr.ports.transformers.kernels import choose_kernel
+from blockmgr.ports.transformers.latents import check_latents
 from blockmgr.ports.transformers.parts import parts_of
 from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.trial import check_config, needs_of_model
@@ -142,8 +143,8 @@ class PagedModel:
         kernel: KernelName,
         needs: Needs,
     ) -> None:
-        if needs.chunks and kernel != "sdpa":
-            raise ValueError(f"kernel must be 'sdpa' for attention in chunks, got {kernel!r}")
+        if needs.special is not None and kernel != "sdpa":
+            raise ValueError(f"kernel must be 'sdpa' for {needs.special}, got {kernel!r}")
         self._needs = needs
         self._kernel = choose_kernel(kernel, cache)
         model.train(False)
@@ -162,6 +163,9 @@ class PagedModel:
         """
         self._configs = AttentionConfigs(self.model)
         self._states: StateMemory | None = None
+        if self._needs.has_latents:
+            with torch.inference_mode(), attending(self._configs):
+                check_latents(self.model, self.device)
         if self._needs.has_states and isinstance(self.cache, GroupedKVCache):
             self._states = StateMemory(self.cache, self.model.config, self._needs)
             with torch.inference_mode(), attending(self._configs):
@@ -202,7 +206,7 @@ class PagedModel:
     def _end_to_end(self, batch: PagedBatch) -> torch.Tensor:
         """All sequences in one row."""
         arguments: dict[str, Any] = {"use_cache": False}
-        if self._needs.asks_length:
+        if self._needs.asks_length or self._needs.has_latents:
             # What a token has to add to its place in the row to have its position.
             ahead = torch.from_numpy(batch.positions - np.arange(len(batch.tokens)))
             arguments[past_argument(self.model)] = Past(self.model.config, ahead.to(self.device))
@@ -230,7 +234,8 @@ class PagedModel:
         self, batch: PagedBatch, num_rows: int, kept: torch.Tensor, arguments: dict[str, Any]
     ) -> torch.Tensor:
         """A forward of the model: ``float32[num_rows, len(kept), vocab_size]``."""
-        paged_batch = Forward(self.cache, self._kernel, batch, self._needs)
+        past = arguments.get(past_argument(self.model))
+        paged_batch = Forward(self.cache, self._kernel, batch, self._needs, past)
         with torch.inference_mode(), attending(self._configs):
             result = self.model(
                 input_ids=torch.from_numpy(batch.tokens).view(num_rows, -1).to(self.device),

@@ -26,16 +26,43 @@ class Needs:
 
     Attributes:
         model_type: As its config names it.
-        layers: What each layer reads and keeps; None for one without attention or state.
+        layers: What each layer reads and keeps; None for one without attention or state. Of a
+            layer with both, what its attention keeps; its state comes after all layers.
         asks_length: Whether a layer asks its cache how many tokens came before.
         names: By layer, what the tensors of its state are to transformers: ``"conv"`` or
             ``"recurrent"``, and a number.
+        states_of: Of each state after all layers, whose it is.
+        sinks: Whether a layer has a score beside those of its tokens, whose weight goes to none.
     """
 
     model_type: str
     layers: tuple[LayerShape | None, ...]
     asks_length: bool = False
     names: tuple[tuple[tuple[str, int], ...], ...] = ()
+    states_of: tuple[int, ...] = ()
+    sinks: bool = False
+
+    @property
+    def state_layers(self) -> tuple[tuple[int, int], ...]:
+        """Layers with a state, and which of ``layers`` it is."""
+        first = len(self.layers) - len(self.states_of)
+        recurrent = [(i, i) for i, each in enumerate(self.layers[:first]) if each and each.states]
+        return (*recurrent, *((layer, first + i) for i, layer in enumerate(self.states_of)))
+
+    @property
+    def special(self) -> str | None:
+        """What only torch's own attention serves here; None for plain attention."""
+        reasons = (
+            (self.chunks, "attention in chunks"),
+            (self.sinks, "attention sinks"),
+            (self.has_latents, "latent attention"),
+        )
+        return next((reason for applies, reason in reasons if applies), None)
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether a layer keeps one vector a token, of which it makes its K and V."""
+        return any(each.kv.latent_dim is not None for each in self.layers if each and each.kv)
 
     @property
     def has_states(self) -> bool:

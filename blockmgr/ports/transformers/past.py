@@ -15,7 +15,12 @@ from blockmgr.errors import MissingExtraError
 
 try:
     from transformers import DynamicCache
-    from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
+    from transformers.cache_utils import (
+        Cache,
+        CacheLayerMixin,
+        LinearAttentionCacheLayerMixin,
+        LinearAttentionLayer,
+    )
 except ImportError as error:
     raise MissingExtraError("transformers", "blockmgr.ports.transformers") from error
 
@@ -38,7 +43,11 @@ def past_argument(model: torch.nn.Module) -> str:
 
 
 class _Attention(CacheLayerMixin):
-    """A layer with attention, whose K/V is elsewhere."""
+    """A layer with attention, whose K/V is elsewhere.
+
+    Attributes:
+        handed: What the layer last handed over to be kept: K and V, or two parts of latents.
+    """
 
     is_compileable = False
     is_sliding = False
@@ -47,6 +56,7 @@ class _Attention(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self._past = past
         self.asked = False
+        self.handed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to make."""
@@ -55,6 +65,7 @@ class _Attention(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         del args, kwargs
+        self.handed = key_states, value_states
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -68,6 +79,21 @@ class _Attention(CacheLayerMixin):
         return -1
 
 
+class _Mixed(LinearAttentionLayer, _Attention):  # type: ignore[override]
+    """A layer with attention and a state: its K/V is elsewhere, its state is here."""
+
+    is_compileable = False
+
+    def __init__(self, past: torch.Tensor | int, number_of_states: int) -> None:
+        _Attention.__init__(self, past)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Of a state, which comes by name; there is nothing to make for K/V."""
+        if kwargs:
+            LinearAttentionLayer.lazy_initialization(self, **kwargs)
+
+
 class Past(Cache):
     """The cache of one forward.
 
@@ -79,13 +105,7 @@ class Past(Cache):
 
     def __init__(self, config: PretrainedConfig, past: torch.Tensor | int = 0) -> None:
         layers = DynamicCache(config=config).layers
-        super().__init__(
-            layers=[
-                layer if _is_recurrent(layer) and not _attends(layer) else _Attention(past)
-                for layer in layers
-            ]
-        )
-        self.mixed = [i for i, each in enumerate(layers) if _is_recurrent(each) and _attends(each)]
+        super().__init__(layers=[_stand_in(layer, past) for layer in layers])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """For masks alone, which are made in a trial."""
@@ -97,8 +117,18 @@ class Past(Cache):
         """Whether a layer has asked for the number of tokens before."""
         return any(getattr(layer, "asked", False) for layer in self.layers)
 
+    def handed(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What a layer with attention handed over to be kept in this forward.
+
+        Returns:
+            ``[rows, heads, tokens, size]`` twice: K and V, or latents with one head; None before.
+        """
+        found: tuple[torch.Tensor, torch.Tensor] | None
+        found = getattr(self.layers[layer], "handed", None)
+        return found
+
     def states(self, layer: int) -> list[torch.Tensor]:
-        """The tensors of the state of a layer; empty for one with attention, or none."""
+        """The tensors of the state of a layer; empty for one that has none."""
         return [tensors[i] for tensors, i in self._places(layer)]
 
     def load(
@@ -132,6 +162,13 @@ class Past(Cache):
     def _places(self, layer: int) -> list[tuple[dict[int, torch.Tensor], int]]:
         at = self.layers[layer]
         return [(getattr(at, f"{name}_states"), i) for name, i in self.names(layer)]
+
+
+def _stand_in(layer: Any, past: torch.Tensor | int) -> Any:
+    """What a forward finds in place of a layer of transformers' cache."""
+    if not _is_recurrent(layer):
+        return _Attention(past)
+    return _Mixed(past, layer.number_of_states) if _attends(layer) else layer
 
 
 def _is_recurrent(layer: object) -> bool:

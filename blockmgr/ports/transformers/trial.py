@@ -40,10 +40,12 @@ __all__ = ["check_config", "needs_of_config", "needs_of_model"]
 # while its key stays in the cache.
 MOVING_ROTATIONS: Final = frozenset({"dynamic", "longrope"})
 
-ATTENTION_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+ATTENTION_LAYERS: Final = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "hybrid"}
+)
 KNOWN_LAYERS: Final = ATTENTION_LAYERS | {"linear_attention", "conv", "moe", "mlp"}
 # Layers that read a state out of the cache, or that may ask it how many tokens came before.
-PAST_LAYERS: Final = frozenset({"linear_attention", "conv", "chunked_attention"})
+PAST_LAYERS: Final = frozenset({"linear_attention", "conv", "chunked_attention", "hybrid"})
 
 
 def check_config(
@@ -137,10 +139,6 @@ def _missing_by_config(config: PretrainedConfig) -> str | None:
             "cross attention to an encoder is not supported",
         ),
         (
-            getattr(config, "kv_lora_rank", None),
-            "multi-head latent attention (kv_lora_rank) is not supported",
-        ),
-        (
             is_two_way or not getattr(config, "is_causal", True),
             "attention that is not causal is not supported",
         ),
@@ -203,4 +201,6 @@ def _try_out(
 
 def _needs_past(config: PretrainedConfig) -> bool:
     """Whether a forward needs a stand-in for transformers' cache."""
-    return bool(PAST_LAYERS & set(getattr(config, "layer_types", None) or ()))
+    kinds = set(getattr(config, "layer_types", None) or ())
+    # Latents are what such layers hand to their cache.
+    return bool(PAST_LAYERS & kinds or getattr(config, "kv_lora_rank", None))

@@ -21,6 +21,7 @@ from blockmgr.groups import (
 )
 from blockmgr.kv import LayerShape, ModelShape, StateTensor
 from blockmgr.ports.transformers.interface import mask_rule
+from blockmgr.ports.transformers.latents import is_latent, latents_of
 from blockmgr.ports.transformers.needs import Needs
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
     from blockmgr.ports.transformers.past import Past
 
-__all__ = ["HALF", "TryOut"]
+__all__ = ["HALF", "SINKS", "TryOut"]
+
+SINKS: Final = "s_aux"
+"""Under which a layer hands over its attention sinks, a score a head."""
 
 # What an attention layer may hand over beside the tensors. Anything else that is set would change
 # the result, and is not known here.
@@ -43,6 +47,7 @@ KNOWN_ARGUMENTS: Final = frozenset(
         "output_attentions",
         "output_router_logits",
         "position_ids",
+        SINKS,
         "scaling",
         "sliding_window",
         "softcap",
@@ -71,6 +76,8 @@ class TryOut:
         self.layers: list[int] = []
         self.kinds: dict[int, Group] = {}  # by layer with attention, what it reads
         self.heads: tuple[int, int] = (0, 0)  # how many, and their size
+        self.latents: dict[int, int] = {}  # by layer that keeps them, the elements of each
+        self.sinks = False
         self.past: Past | None = None
 
     def attend(
@@ -93,7 +100,19 @@ class TryOut:
         known = KNOWN_ARGUMENTS
         if unknown := sorted(n for n in set(options) - known if options[n] is not None):
             self.refuse(f"attention with {', '.join(unknown)} is not supported")
-        if len(self.layers) == 1:
+        if (sinks := options.get(SINKS)) is not None:
+            self._check_sinks(layer, sinks, query, options)
+        if self.past is not None and is_latent(module):
+            self._check_latents(module, layer, key, value)
+        else:
+            self._check_heads(layer, key, value)
+        kind = self.kinds[layer] = self._kind(layer, options.get("sliding_window"))
+        if mask is not None:
+            self._check_mask(layer, mask, kind)
+        return query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+
+    def _check_heads(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        if self.heads == (0, 0):
             self.heads = (key.shape[1], key.shape[3])
         for name, tensor in (("keys", key), ("values", value)):
             if (tensor.shape[1], tensor.shape[3]) != self.heads:
@@ -101,10 +120,26 @@ class TryOut:
                     f"{name} of layer {layer} have {tensor.shape[1]} heads of {tensor.shape[3]}, "
                     f"the first keys {self.heads[0]} of {self.heads[1]}; they must be alike"
                 )
-        kind = self.kinds[layer] = self._kind(layer, options.get("sliding_window"))
-        if mask is not None:
-            self._check_mask(layer, mask, kind)
-        return query[0].transpose(0, 1)
+
+    def _check_sinks(
+        self, layer: int, sinks: torch.Tensor, query: torch.Tensor, options: dict[str, Any]
+    ) -> None:
+        if not isinstance(sinks, torch.Tensor) or sinks.shape != (query.shape[1],):
+            self.refuse(f"the sinks of layer {layer} are not one score for each of its heads")
+        if options.get("softcap") is not None:
+            self.refuse("attention sinks beside scores that are capped are not supported")
+        self.sinks = True
+
+    def _check_latents(
+        self, module: torch.nn.Module, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Refuses a layer whose K and V do not have the shapes that its latents expand to."""
+        assert self.past is not None
+        latents, expand = latents_of(module, self.past)
+        found = expand(latents.transpose(0, 1)[None])
+        if [each.shape for each in found] != [key.shape, value.shape]:
+            self.refuse(f"layer {layer} attends to other K/V than its latents expand to")
+        self.latents[layer] = latents.shape[-1]
 
     def _kind(self, layer: int, window: int | None) -> Group:
         named = self._layer_types[layer] if self._layer_types else ""
@@ -155,11 +190,9 @@ class TryOut:
                 )
 
     def check_layers(self) -> None:
-        """Refuses a model with a layer that neither attends nor keeps a state, or does both."""
+        """Refuses a model with a layer that neither attends nor keeps a state."""
         if not self.layers:
             self.refuse("no layer has attention, and a pool needs one with full attention")
-        if self.past is not None and self.past.mixed:
-            self.refuse(f"layer {self.past.mixed[0]} has both attention and a state")
         keep = [i for i in range(self._num_layers) if self._states(i)]
         silent = [i for i in range(self._num_layers) if i not in (*self.layers, *keep)]
         empty = [i for i, name in enumerate(self._layer_types or ()) if name in EMPTY_LAYERS]
@@ -178,27 +211,43 @@ class TryOut:
         Args:
             dtype: Of the K/V.
         """
+        states = [self._state(i, dtype) for i in range(self._num_layers)]
+        both = tuple(i for i, state in enumerate(states) if state and i in self.kinds)
+        layers = [
+            self._attention(i, dtype) if i in self.kinds else state
+            for i, state in enumerate(states)
+        ]
+        names: tuple[tuple[tuple[str, int], ...], ...] = ()
+        if self.past is not None:
+            names = tuple(tuple(self.past.names(i)) for i in range(self._num_layers))
+        return Needs(
+            model_type=self._model_type,
+            layers=(*layers, *(states[i] for i in both)),
+            asks_length=self.past is not None and self.past.asked,
+            names=names,
+            states_of=both,
+            sinks=self.sinks,
+        )
+
+    def _attention(self, layer: int, dtype: torch.dtype) -> LayerShape:
         heads, size = self.heads
-        layers: list[LayerShape | None] = []
-        for i in range(self._num_layers):
-            if i in self.kinds:
-                kv = ModelShape(num_layers=1, num_kv_heads=heads, head_dim=size, dtype=dtype)
-                layers.append(LayerShape(kind=self.kinds[i], kv=kv))
-            elif states := self._states(i):
-                # What is of the model's type, which is that of the trial, is so with any type.
-                kept = tuple(
-                    StateTensor(
-                        tuple(state.shape[1:]), dtype if state.dtype == HALF else state.dtype
-                    )
-                    for state in states
-                )
-                layers.append(LayerShape(kind=RecurrentState(), states=kept))
-            else:
-                layers.append(None)
-        if self.past is None:
-            return Needs(self._model_type, tuple(layers))
-        names = tuple(tuple(self.past.names(i)) for i in range(self._num_layers))
-        return Needs(self._model_type, tuple(layers), self.past.asked, names)
+        latent = self.latents.get(layer)
+        kv = ModelShape(
+            num_layers=1,
+            num_kv_heads=heads if latent is None else 1,
+            head_dim=latent or size,
+            dtype=dtype,
+            latent_dim=latent,
+        )
+        return LayerShape(kind=self.kinds[layer], kv=kv)
+
+    def _state(self, layer: int, dtype: torch.dtype) -> LayerShape | None:
+        # What is of the model's type, which is that of the trial, is so with any type.
+        kept = tuple(
+            StateTensor(tuple(state.shape[1:]), dtype if state.dtype == HALF else state.dtype)
+            for state in self._states(layer)
+        )
+        return LayerShape(kind=RecurrentState(), states=kept) if kept else None
 
     def refuse(self, missing: str) -> NoReturn:
         """Raises an ``UnsupportedModelError``."""

@@ -1,0 +1,113 @@
+"""Words for blocks, and what each group of layers holds: what pictures of a manager start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr.blocks import BlockSnapshot, BlockState
+from blockmgr.groups import first_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockmgr.groups import Group
+    from blockmgr.manager import BlockManager, Sequence
+
+__all__ = ["GroupBlocks", "count", "further_tables", "group_blocks", "listed", "ranges"]
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBlocks:
+    """How many blocks a group of layers has.
+
+    Attributes:
+        place: Its position in ``ManagerConfig.groups``.
+        group: What its layers read.
+        used: Blocks in use.
+        cached: Blocks in no use that a prompt can find.
+    """
+
+    place: int
+    group: Group
+    used: int
+    cached: int
+
+    def __str__(self) -> str:
+        return f"group {self.place}, {self.group!r}: {self.used:,} in use, {self.cached:,} cached"
+
+
+def group_blocks(manager: BlockManager, blocks: BlockSnapshot) -> list[GroupBlocks]:
+    """The blocks of each group; nothing without groups."""
+    used = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
+    idle = blocks.state == BlockState.IDLE
+    return [
+        GroupBlocks(
+            place=place,
+            group=group,
+            used=int(np.count_nonzero(used & (blocks.group == place))),
+            cached=int(np.count_nonzero(idle & (blocks.group == place))),
+        )
+        for place, group in enumerate(manager.config.groups)
+    ]
+
+
+def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids]]:
+    """The block tables of a sequence in all groups but the one of ``BlockManager.block_tables``.
+
+    Args:
+        manager: Whose sequence it is.
+        view: The sequence.
+
+    Returns:
+        Positions of groups, and ``int32[n]`` on the host: one entry for each of its blocks of
+        tokens, the null block where the group holds nothing, or the block of its state.
+    """
+    groups = manager.config.groups
+    if view.is_preempted:
+        return []
+    return [
+        (place, manager.group_table(place)[view.row][: view.num_blocks].copy())
+        for place in range(len(groups))
+        if place != first_full(groups)
+    ]
+
+
+def ranges(ids: Iterable[int], most: int | None = None) -> str:
+    """Block ids in order, neighbours joined: ``0-3, 9``.
+
+    Args:
+        ids: Block ids.
+        most: Ranges to write out before the rest is only counted.
+
+    >>> ranges([4, 5, 6, 9, 3, 2, 1, 7], most=3)
+    '4-6, 9, 3-1 and 1 more'
+    """
+    runs: list[list[int]] = []
+    for block in ids:
+        last = runs[-1] if runs else []
+        # Blocks are often handed out downwards: those freed last go first.
+        if last and abs(block - last[-1]) == 1 and (block - last[-1]) * (last[-1] - last[0]) >= 0:
+            last[1:] = [block]
+        else:
+            runs.append([block])
+    shown = runs if most is None else runs[:most]
+    text = ", ".join("-".join(map(str, run)) for run in shown)
+    left = sum(abs(run[-1] - run[0]) + 1 for run in runs[len(shown) :])
+    return f"{text} and {left:,} more" if left else text
+
+
+def count(number: int, noun: str) -> str:
+    """``1 block``, ``2,000 blocks``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(texts: list[str], of: int) -> str:
+    """The texts of the first few, and how many more there are."""
+    more = f" and {of - len(texts):,} more" if of > len(texts) else ""
+    return ", ".join(texts) + more

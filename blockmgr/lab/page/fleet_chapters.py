@@ -1,0 +1,239 @@
+"""The same blocks as a fleet of replicas behind a router: chapters of reports that have one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from blockmgr.lab.page.chapter import Chapter, Table
+from blockmgr.lab.page.parts import dress, label, percent_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+
+    from blockmgr.lab.fleet import FleetResult
+    from blockmgr.lab.fleets import FleetRow
+    from blockmgr.lab.page.facts import Report
+    from blockmgr.lab.page.paint import Colours
+    from blockmgr.lab.page.parts import Placed
+
+__all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters", "fleet_data"]
+
+MARKERS: Final = "osD^vPX"
+"""One a router, so that colour is not all that tells them apart."""
+HIT_HEADINGS: Final = ("replicas", "router", "blocks each", "hit rate", "no more than")
+BALANCE_HEADINGS: Final = (
+    "replicas",
+    "router",
+    "imbalance",
+    "first token, mean",
+    "first token, 99%",
+    "waited",
+)
+NOTHING: Final = "\N{EN DASH}"
+PERCENTILE: Final = 0.99
+
+
+def fleet_chapters(report: Report) -> list[Chapter]:
+    """The chapters that only reports with fleets have."""
+    if not report.fleet:
+        return []
+    counted = [row for row in report.fleet if row.result is not None]
+    blocks = report.result.num_blocks
+    text = (
+        f"The same {blocks:,} blocks, split evenly over replicas; a router sends each request to "
+        "one of them. The dashed line is what one pool of all these blocks could find with "
+        "knowledge of the future: no routing finds more."
+    )
+    if report.warmup:
+        text += " All requests are counted here."
+    if len(counted) < len(report.fleet):
+        text += " Where a replica does not hold the largest request, there is no point."
+    best = max(counted, key=lambda row: _of(row).hit_rate)
+    worst = max(counted, key=lambda row: _of(row).imbalance)
+    return [
+        Chapter(
+            name="fleet",
+            heading="A fleet: hit rate by router",
+            text=text,
+            description=(
+                f"Token hit rate over replicas, a line for each router. The highest is "
+                f"{_of(best).hit_rate:.1%}, with {best.router} and {best.replicas} replicas."
+            ),
+            height=380,
+            tall=380,
+            draw=draw_fleet_hits,
+            tables=(_hit_table(report),),
+        ),
+        Chapter(
+            name="balance",
+            heading="A fleet: balance and first token",
+            text=(
+                "Imbalance is what the busiest replica computes over the mean of all; 1 is even. "
+                "Time to first token is a model: the wait, a fixed part, and a part for each "
+                "prompt token that is computed."
+            ),
+            description=(
+                f"Imbalance and time to first token over replicas, a line for each router. The "
+                f"least even fleet is {worst.router} with {worst.replicas} replicas, "
+                f"{_of(worst).imbalance:.2f}."
+            ),
+            height=340,
+            tall=620,
+            draw=draw_fleet_balance,
+            tables=(_balance_table(report),),
+        ),
+    ]
+
+
+def draw_fleet_hits(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
+    """Hit rate over replicas, a line for each router, below the bound."""
+    axes: Axes = canvas.add_subplot()
+    placed = _lines(
+        axes, report, colour, lambda found: 100 * found.hit_rate, "hit rate {:.2f}%".format
+    )
+    bounds = {row.replicas: row.best_hit_rate for row in report.fleet if row.best_hit_rate}
+    if bounds:
+        rates = [100 * rate for rate in bounds.values()]
+        style = {"color": colour("quiet"), "linestyle": (0, (5, 4)), "linewidth": 1.3}
+        axes.plot(list(bounds), rates, **style)  # type: ignore[arg-type]
+        label(axes, "no routing finds more", (min(bounds), rates[0]), colour("quiet"), (0, 5))
+    tops = [top for _, _, top, _ in placed] + [100 * rate for rate in bounds.values()]
+    axes.set_ylim(0, max(1.0, *tops) * 1.12)
+    percent_axis(axes, colour)
+    _dress_fleet(axes, report, colour)
+    _legend(axes, canvas, colour, narrow)
+    return placed
+
+
+def draw_fleet_balance(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
+    """Imbalance, and time to first token, side by side."""
+    panels = canvas.subplots(2, 1) if narrow else canvas.subplots(1, 2)
+    even, slow = panels
+    placed = _lines(even, report, colour, lambda found: found.imbalance, "imbalance {:.2f}".format)
+    even.set_title("imbalance", loc="left", fontsize=13, color=colour("ink"))
+    even.set_ylim(bottom=min(1.0, even.get_ylim()[0]))
+    placed += _lines(
+        slow,
+        report,
+        colour,
+        lambda found: found.first_token_quantile(PERCENTILE) / 1000,
+        "first token within {:.2f} s for 99%".format,
+    )
+    slow.set_title("first token, 99th percentile", loc="left", fontsize=13, color=colour("ink"))
+    slow.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} s"))
+    slow.set_ylim(bottom=0)
+    for axes in panels:
+        _dress_fleet(axes, report, colour)
+    _legend(even, canvas, colour, narrow)
+    return placed
+
+
+def _lines(
+    axes: Axes,
+    report: Report,
+    colour: Colours,
+    value: Callable[[FleetResult], float],
+    words: Callable[[float], str],
+) -> Placed:
+    """A line for each router over the sizes of fleets."""
+    placed: Placed = []
+    routers = list(dict.fromkeys(row.router for row in report.fleet))
+    for place, router in enumerate(routers):
+        rows = [row for row in report.fleet if row.router == router and row.result is not None]
+        values = [value(_of(row)) for row in rows]
+        axes.plot(
+            [row.replicas for row in rows],
+            values,
+            label=router,
+            color=colour(f"router-{place % len(MARKERS)}"),
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=6,
+            linewidth=1.8,
+        )
+        for row, found in zip(rows, values, strict=True):
+            text = f"{_replicas(row)}, {router}: {words(found)}"
+            placed.append((axes, float(row.replicas), found, text))
+    placed.sort(key=lambda point: point[1])
+    return placed
+
+
+def _dress_fleet(axes: Axes, report: Report, colour: Colours) -> None:
+    sizes = sorted({row.replicas for row in report.fleet if row.result is not None})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    axes.set_xlabel("replicas")
+    dress(axes, colour, grid="y")
+
+
+def _legend(axes: Axes, canvas: Any, colour: Colours, narrow: bool) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    place, columns = ("outside upper left", 2) if narrow else ("outside right upper", 1)
+    canvas.legend(handles, names, loc=place, ncols=columns, frameon=False, labelcolor=colour("ink"))
+
+
+def _of(row: FleetRow) -> FleetResult:
+    assert row.result is not None
+    return row.result
+
+
+def _replicas(row: FleetRow) -> str:
+    return f"{row.replicas} replica" + ("" if row.replicas == 1 else "s")
+
+
+def _hit_table(report: Report) -> Table:
+    rows = []
+    for row in report.fleet:
+        found, bound = row.result, row.best_hit_rate
+        rows.append(
+            (
+                str(row.replicas),
+                row.router,
+                f"{row.num_blocks:,}",
+                NOTHING if found is None else f"{found.hit_rate:.2%}",
+                NOTHING if bound is None else f"{bound:.2%}",
+            )
+        )
+    return Table("Hit rate of fleets by router", HIT_HEADINGS, tuple(rows))
+
+
+def _balance_table(report: Report) -> Table:
+    rows = []
+    for row in report.fleet:
+        found = row.result
+        cells = [NOTHING] * 4
+        if found is not None:
+            cells = [
+                f"{found.imbalance:.2f}",
+                f"{found.first_token_mean_ms:,.0f} ms",
+                f"{found.first_token_quantile(PERCENTILE):,.0f} ms",
+                f"{found.waited:,}",
+            ]
+        rows.append((str(row.replicas), row.router, *cells))
+    return Table("Balance of fleets by router", BALANCE_HEADINGS, tuple(rows))
+
+
+def fleet_data(report: Report) -> list[dict[str, Any]]:
+    """The same for other tools; without counts where a replica is too small."""
+    entries = []
+    for row in report.fleet:
+        entry: dict[str, Any] = {
+            "replicas": row.replicas,
+            "num_blocks": row.num_blocks,
+            "router": row.router,
+            "best_hit_rate": row.best_hit_rate,
+        }
+        if row.result is not None:
+            entry |= {
+                "hit_rate": row.result.hit_rate,
+                "imbalance": row.result.imbalance,
+                "first_token_mean_ms": row.result.first_token_mean_ms,
+                "first_token_p99_ms": row.result.first_token_quantile(PERCENTILE),
+            }
+        entries.append(entry)
+    return entries

@@ -1,0 +1,183 @@
+"""Finds out everything that a report shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.fleets import FleetRow, fleets
+from blockmgr.lab.group_frames import GroupFrame, group_frames
+from blockmgr.lab.misses import misses
+from blockmgr.lab.page.facts import Extent, Report
+from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
+from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
+from blockmgr.lab.warmup import attainable_after, curve_after, first_requests
+from blockmgr.lab.watch import Watched, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.lab.attainable import Attainable
+    from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.sweep import Advance
+    from blockmgr.lab.trace import Trace
+
+__all__ = ["CAPACITIES", "gather", "num_steps"]
+
+CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
+FRAMES: Final = 120
+# Steps of the second kind: the curve, the pool watched, the pool explained.
+WATCHES: Final = 3
+# What people call a while: ages by which idle blocks are counted.
+DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
+LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
+AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
+
+
+def num_steps(
+    *, policies: int, capacities: int, hints: object = "none", fleet_requests: int = 0
+) -> int:
+    """How often ``gather`` calls ``advance``.
+
+    Args:
+        policies: Eviction policies, LRU among them.
+        capacities: Pool sizes.
+        hints: Of the replay.
+        fleet_requests: Requests of all fleets together.
+    """
+    places = capacities + 1
+    tasks = num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints)
+    return tasks + WATCHES + fleet_requests
+
+
+def gather(
+    trace: Trace,
+    config: ReplayConfig,
+    *,
+    capacity: Capacity,
+    policies: Sequence[str],
+    capacities: Sequence[Capacity] = (),
+    extent: Extent | None = None,
+    jobs: int = 1,
+    command: str = "",
+    advance: Advance | None = None,
+) -> Report:
+    """Find out everything a report shows.
+
+    Args:
+        trace: The requests.
+        config: How to replay; its ``eviction`` gives way to ``policies``.
+        capacity: The pool to look at in detail.
+        policies: Names of eviction policies; LRU is added, which the others are compared with.
+        capacities: Pool sizes to compare policies at; empty for those of ``CAPACITIES`` that hold
+            the largest request.
+        extent: What to cover besides; by default nothing.
+        jobs: Processes at work, at least 1.
+        command: What repeats the report.
+        advance: Called as work is done, at most ``num_steps`` times.
+
+    Raises:
+        ValueError: A pool is smaller than the largest request, there is no such policy or router,
+            no replica of a fleet holds the largest request, ``extent.sampling_rate`` is less than 1
+            with groups of layers, or the trace cannot be cut into blocks of ``config.block_size``.
+        ChildProcessError: A process was killed.
+    """
+    step = advance or (lambda: None)
+    asked = extent or Extent()
+    alone = replace(config, eviction="lru")
+    curve = _curve(trace, alone, asked)
+    step()
+    names = tuple(dict.fromkeys(("lru", *policies)))
+    working_set = working_set_blocks(trace, alone)
+    sizes = list(capacities) or _default_capacities(trace, alone, working_set)
+    # As the row that has it writes it: 10% and 10.0% are one pool.
+    capacity = next((size for size in sizes if size.equals(capacity)), capacity)
+    if capacity not in sizes:
+        sizes.append(capacity)
+    for size in sizes:
+        check_pool(trace, alone, size, working_set)
+    outcome = sweep(
+        trace, sizes, alone, policies=names, warmup=asked.warmup, jobs=jobs, advance=step
+    )
+    blocks = capacity.blocks(working_set)
+    watched, frames = _over_time(trace, blocks, alone, asked.warmup)
+    step()
+    missed = misses(trace, blocks, alone, warmup=asked.warmup)
+    step()
+    return Report(
+        trace=trace.name,
+        requests=len(trace.requests),
+        span_ms=trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms,
+        config=alone,
+        capacity=capacity,
+        curve=curve,
+        sweep=outcome,
+        watched=watched,
+        misses=missed,
+        full_attention=_full_attention(trace, alone, asked.warmup),
+        group_frames=frames,
+        fleet=_fleet(trace, capacity, alone, asked, step),
+        extent=asked,
+        command=command,
+    )
+
+
+def _curve(trace: Trace, config: ReplayConfig, extent: Extent) -> Curve | None:
+    """LRU at every pool size, from all blocks or from a sample."""
+    rate = extent.sampling_rate
+    if config.groups:
+        if rate != 1:
+            raise ValueError(
+                f"sampling_rate must be 1 with groups of layers, for which there is no curve to "
+                f"sample, got {rate}"
+            )
+        return None
+
+    def of(requests: Trace) -> Curve:
+        if rate == 1:
+            return hit_rate_curve(requests, config)
+        return sampled_curve(requests, config, rate)
+
+    if not extent.warmup:
+        return of(trace)
+    return curve_after(of(trace), of(first_requests(trace, extent.warmup)))
+
+
+def _over_time(
+    trace: Trace, blocks: int, config: ReplayConfig, warmup: int
+) -> tuple[Watched | None, tuple[GroupFrame, ...]]:
+    if config.groups:
+        return None, group_frames(trace, blocks, config, FRAMES)
+    seen = watch(trace, blocks, config, frames=FRAMES, age_bounds_ms=AGES_MS, warmup=warmup)
+    return seen, ()
+
+
+def _full_attention(trace: Trace, config: ReplayConfig, warmup: int) -> Attainable | None:
+    if not config.has_states:
+        return None
+    whole = full_attention(trace, config)
+    if not warmup:
+        return whole
+    return attainable_after(whole, full_attention(first_requests(trace, warmup), config))
+
+
+def _fleet(
+    trace: Trace, capacity: Capacity, config: ReplayConfig, extent: Extent, step: Advance
+) -> tuple[FleetRow, ...]:
+    if not extent.replicas:
+        return ()
+    return fleets(
+        trace,
+        extent.replicas,
+        capacity,
+        config,
+        routers=extent.routers,
+        seed=extent.seed,
+        progress=step,
+    )
+
+
+def _default_capacities(trace: Trace, config: ReplayConfig, working_set: int) -> list[Capacity]:
+    least = largest_request_blocks(trace, config)
+    return [size for size in parse_capacities(CAPACITIES) if size.blocks(working_set) >= least]

@@ -1,0 +1,140 @@
+"""What a replay counts after its first requests, which only fill the pool.
+
+Requests are admitted in the order of the trace, and nothing that comes later changes what happened
+before. So the counts of the first requests are those of a replay of them alone, and the rest is the
+difference. An order of eviction that knows the future is another matter: there the first requests
+are made to look nothing up (``RunColumns.counted_after``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from blockmgr.lab.attainable import Attainable
+    from blockmgr.lab.by_group import ByGroup
+    from blockmgr.lab.curve import Curve
+    from blockmgr.lab.distances import Counts
+    from blockmgr.lab.replay_config import ReplayResult
+    from blockmgr.lab.trace import Trace
+
+__all__ = [
+    "attainable_after",
+    "curve_after",
+    "first_requests",
+    "result_after",
+    "warmup_requests",
+]
+
+COUNTED: Final = (
+    "requests",
+    "rejected",
+    "waited",
+    "wait_ms",
+    "query_tokens",
+    "hit_tokens",
+    "partial_hit_tokens",
+    "evictions",
+)
+"""Counts of a replay that belong to one request each."""
+
+
+def warmup_requests(trace: Trace, share: Fraction) -> int:
+    """Requests in this share of a trace, rounded down.
+
+    Raises:
+        ValueError: ``share`` is not in ``[0, 1)``.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"warmup must be in [0%, 100%), got {float(share):.0%}")
+    return int(share * len(trace.requests))
+
+
+def first_requests(trace: Trace, number: int) -> Trace:
+    """The first requests of a trace."""
+    return replace(trace, requests=trace.requests[:number])
+
+
+def result_after(result: ReplayResult, first: ReplayResult) -> ReplayResult:
+    """The counts of a replay without those of its first requests.
+
+    Args:
+        result: Of the whole trace.
+        first: Of its first requests, in the same pool.
+
+    Returns:
+        ``result`` with other numbers of requests, of their tokens and waits, and of evictions. The
+        others, such as peaks and means over time, are those of the whole replay.
+    """
+    counts = {name: getattr(result, name) - getattr(first, name) for name in COUNTED}
+    return replace(result, by_group=_by_group_after(result.by_group, first.by_group), **counts)
+
+
+def attainable_after(whole: Attainable, first: Attainable) -> Attainable:
+    """What an unbounded pool finds after the first requests; its blocks are those of all."""
+    return replace(
+        whole,
+        query_tokens=whole.query_tokens - first.query_tokens,
+        hit_tokens=whole.hit_tokens - first.hit_tokens,
+    )
+
+
+def curve_after(whole: Curve, first: Curve) -> Curve:
+    """A curve without the look-ups of the first requests.
+
+    Args:
+        whole: Of the whole trace.
+        first: Of its first requests, from all blocks or from a sample like that of ``whole``.
+
+    Returns:
+        A curve whose errors, if any, are at most the two errors together.
+    """
+    sizes = np.union1d(whole.capacities, first.capacities)
+    sizes = sizes[sizes >= whole.longest_request_blocks]
+    asked = whole.query_tokens - first.query_tokens
+
+    def after(name: str) -> Counts:
+        found = _at(whole, name, sizes) - _at(first, name, sizes)
+        # The difference of two estimates may fall by a little.
+        return np.maximum.accumulate(np.maximum(found, 0))
+
+    errors = None
+    if whole.hit_rate_errors is not None and first.hit_rate_errors is not None:
+        of_all = np.interp(sizes, whole.capacities, whole.hit_rate_errors) * whole.query_tokens
+        of_first = np.interp(sizes, first.capacities, first.hit_rate_errors) * first.query_tokens
+        errors = np.minimum(1.0, (of_all + of_first) / asked)
+    return replace(
+        whole,
+        capacities=sizes,
+        hit_blocks=after("hit_blocks"),
+        hit_tokens=after("hit_tokens"),
+        query_tokens=asked,
+        hit_rate_errors=errors,
+    )
+
+
+def _at(curve: Curve, name: str, sizes: Counts) -> Counts:
+    """``Curve.hit_blocks_at`` or ``hit_tokens_at`` of several pool sizes."""
+    capacities, counts = curve.capacities, getattr(curve, name)
+    right = np.minimum(np.searchsorted(capacities, sizes), len(counts) - 1)
+    left = np.maximum(right - 1, 0)
+    low, high = capacities[left], capacities[right]
+    before, after = counts[left], counts[right]
+    steps = np.clip(sizes - low, 0, high - low)
+    found: Counts = before + (after - before) * steps // np.maximum(1, high - low)
+    return found
+
+
+def _by_group_after(whole: ByGroup | None, first: ByGroup | None) -> ByGroup | None:
+    if whole is None or first is None:
+        return whole
+    groups = tuple(
+        replace(group, refused_tokens=group.refused_tokens - before.refused_tokens)
+        for group, before in zip(whole.groups, first.groups, strict=True)
+    )
+    return replace(whole, groups=groups)

@@ -1,0 +1,187 @@
+"""Chapters that not every report has: groups of layers, fleets, sampled curves, a warm-up."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr import FullAttention, RecurrentState, SlidingWindow
+from blockmgr.explain import MissReason
+from blockmgr.lab.curve import sampled_curve
+from blockmgr.lab.fleets import fleets
+from blockmgr.lab.group_frames import group_frames
+from blockmgr.lab.models import Model
+from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.study import full_attention, parse_capacities
+from blockmgr.lab.trace import Trace
+from blockmgr.lab.workloads import generate
+from tests.lab.test_page import Page
+
+page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
+# These import matplotlib as well.
+from blockmgr.lab.page.group_chapters import group_bands  # noqa: E402
+
+[THIRD] = parse_capacities("30%")
+GROUPS = (FullAttention(), SlidingWindow(64), RecurrentState())
+GROUPED = ReplayConfig(block_size=32, groups=GROUPS)
+MODEL = Model(name="small", groups=GROUPS, bytes_per_token=1024, block_size=32)
+ROUTERS = ("round-robin", "session")
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return generate("few-shot", 3, requests=120)
+
+
+@pytest.fixture(scope="module")
+def grouped(trace: Trace) -> page.Report:
+    extent = page.Extent(model=MODEL)
+    options = {"capacity": THIRD, "capacities": parse_capacities("30%,60%"), "extent": extent}
+    return page.gather(trace, GROUPED, policies=("lru", "lfuda"), **options)
+
+
+@pytest.fixture(scope="module")
+def fleet(trace: Trace) -> page.Report:
+    extent = page.Extent(replicas=(1, 2, 64), routers=ROUTERS)
+    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
+    return page.gather(trace, ReplayConfig(), policies=("lru",), **options)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    document: dict[str, Any] = json.loads(data)
+    return document
+
+
+def test_a_page_on_groups_says_what_each_holds_and_what_refused(
+    trace: Trace, grouped: page.Report
+) -> None:
+    text = page.as_html(grouped)
+    parsed = Page(text)
+    ids = [section["id"] for section in parsed.all("section")]
+    assert ids == ["curve", "policies", "misses", "groups"]
+    result = replay(trace, grouped.result.num_blocks, GROUPED)
+    assert result.by_group is not None
+    assert grouped.result.by_group == result.by_group
+    refused = result.by_group.refused_tokens
+    assert refused > 0
+    assert grouped.misses.missed_tokens[MissReason.GROUP] == refused
+    [outcome] = [o for o in grouped.outcomes if o.reason is MissReason.GROUP]
+    assert (outcome.name, outcome.tokens) == ("refused by RecurrentState()", refused)
+    cells = set(parsed.texts["td"])
+    for counts in result.by_group.groups:
+        assert f"1 x {counts.group}" in cells
+        assert f"{counts.used_blocks / result.num_blocks:.2%}" in cells
+        assert f"{counts.refused_tokens:,}" in cells
+        held = (counts.used_blocks + counts.cached_blocks) * MODEL.bytes_per_block(32)
+        assert f"{held / 2**20:,.0f}" in cells
+    assert data_of(text)["groups"]["by_capacity"][0]["groups"] == result.by_group.sized(
+        MODEL.bytes_per_block(32)
+    )
+
+
+def test_a_page_on_states_has_full_attention_as_its_bound(
+    trace: Trace, grouped: page.Report
+) -> None:
+    bound = full_attention(trace, GROUPED).hit_rate
+    assert grouped.bound(THIRD) == bound >= grouped.attainable.hit_rate
+    assert f"No pool of any size finds more than {bound:.1%}." in grouped.summary
+    text = page.as_html(grouped)
+    assert f"full attention, unbounded {100 * bound:.1f}%" in text
+    assert "no curve and no optimum" in text
+
+
+def test_bands_of_groups_are_the_whole_pool_in_every_frame(grouped: page.Report) -> None:
+    bands = group_bands(grouped)
+    assert [band.name for band in bands[:2]] == [
+        "FullAttention(), in use",
+        "FullAttention(), cached",
+    ]
+    assert len({band.role for band in bands}) == len(bands) == 2 * len(GROUPS) + 1
+    total = np.sum([band.blocks for band in bands], axis=0)
+    # The null block is in no band.
+    assert set(total.tolist()) == {grouped.result.num_blocks}
+    assert len(grouped.group_frames) > 50
+
+
+def test_a_pool_without_groups_is_not_looked_at_by_group(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="groups must not be empty"):
+        group_frames(trace, 100, ReplayConfig(), 4)
+    with pytest.raises(ValueError, match="frames must be at least 1, got 0"):
+        group_frames(trace, 4000, GROUPED, 0)
+
+
+def test_a_page_on_a_fleet_says_what_the_fleets_count(trace: Trace, fleet: page.Report) -> None:
+    text = page.as_html(fleet)
+    parsed = Page(text)
+    assert [section["id"] for section in parsed.all("section")][-2:] == ["fleet", "balance"]
+    rows = fleets(trace, (1, 2, 64), THIRD, ReplayConfig(), routers=ROUTERS)
+    cells = set(parsed.texts["td"])
+    for row in rows:
+        if row.result is not None:
+            assert f"{row.result.hit_rate:.2%}" in cells
+            assert f"{row.result.imbalance:.2f}" in cells
+            assert f"{row.result.first_token_quantile(0.99):,.0f} ms" in cells
+            assert f"{row.best_hit_rate:.2%}" in cells
+    assert [row.result is None for row in rows].count(True) == len(ROUTERS)
+    assert "\N{EN DASH}" in cells  # for replicas smaller than the largest request
+    alone = rows[0].result
+    assert alone is not None
+    assert alone.hit_rate == fleet.result.hit_rate
+    said = [point["aria-label"] for point in parsed.all("circle") if point["class"] == "point"]
+    assert f"1 replica, session: hit rate {100 * alone.hit_rate:.2f}%" in said
+    entries = data_of(text)["fleet"]
+    assert [(entry["replicas"], entry["router"]) for entry in entries] == [
+        (row.replicas, row.router) for row in rows
+    ]
+
+
+def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None:
+    extent = page.Extent(sampling_rate=0.3)
+    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
+    report = page.gather(trace, ReplayConfig(), policies=("lru",), **options)
+    curve = sampled_curve(trace, ReplayConfig(), 0.3)
+    blocks = report.result.num_blocks
+    text = page.as_html(report)
+    assert f"<td>±{100 * curve.error_at(blocks):.2f} points</td>" in text
+    assert f"<td>{curve.hit_rate_at(blocks):.2%}</td>" in text
+    assert "estimated from 30.00% of the blocks" in text
+    exact = page.as_html(replace(report, curve=replace(curve, hit_rate_errors=None)))
+    assert "points</td>" not in exact
+    # The band is one more shape in each of the two drawings.
+    assert text.count("<path") - exact.count("<path") == 2
+
+
+def test_a_sample_of_a_curve_that_is_not_there_is_refused(trace: Trace) -> None:
+    with pytest.raises(
+        ValueError, match=r"sampling_rate must be 1 with groups of layers.* got 0.5"
+    ):
+        page.gather(
+            trace,
+            GROUPED,
+            capacity=THIRD,
+            policies=("lru",),
+            extent=page.Extent(sampling_rate=0.5),
+        )
+
+
+@pytest.mark.parametrize("config", [ReplayConfig(), GROUPED])
+def test_a_page_after_a_warm_up_counts_the_later_requests(
+    trace: Trace, config: ReplayConfig
+) -> None:
+    extent = page.Extent(warmup=40)
+    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
+    report = page.gather(trace, config, policies=("lru",), **options)
+    text = page.as_html(report)
+    asked = sum(request.num_prompt_tokens for request in trace.requests[40:])
+    assert "the first 40 requests fill the pool and are not counted" in text
+    assert data_of(text)["warmup_requests"] == 40
+    assert data_of(text)["results"][0]["query_tokens"] == asked
+    assert sum(outcome.tokens for outcome in report.outcomes) == asked
+    assert report.misses.hit_tokens == report.result.hit_tokens
+    assert report.result.hit_rate <= report.bound(THIRD)
