@@ -48,7 +48,7 @@ class Chapter:
         name: Begins ids.
         heading: Its title.
         text: How to read it.
-        description: What it shows, for who cannot see it.
+        description: What it shows, for people who cannot see it.
         height: Of the wide drawing, in CSS pixels.
         tall: Of the narrow one.
         draw: Draws it.
