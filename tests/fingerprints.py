@@ -29,6 +29,11 @@ def fingerprint(subject: BlockManager | BlockPool) -> bytes:
 
 def _shown(subject: BlockManager | BlockPool) -> bytes:
     facts = [getattr(subject, name)() for name in SHOWN if hasattr(subject, name)]
+    if isinstance(subject, BlockPool):
+        blocks = range(subject.num_blocks)
+        facts += [subject.num_available, subject.num_used, subject.num_pending_copies]
+        facts += [(subject.generation(each), subject.waits_for_copy(each)) for each in blocks]
+        facts += [subject.ref_count(blocks).tolist(), subject.is_cached(blocks).tolist()]
     # No handle: two managers in the same state give different ones.
     if isinstance(subject, BlockManager):
         for each in map(subject.sequence, subject.handles()):
