@@ -107,8 +107,8 @@ def main() -> None:
     prompt = torch.randint(VOCAB, (args.prompt,), generator=generator).tolist()
     pairs = [(forked(args, prompt), submitted_anew(args, prompt)) for _ in range(args.repeats + 1)]
     pairs = pairs[1:]  # the first warms up
-    fork, anew = pairs[0]
-    if fork.beams != anew.beams:
+    fork, again = pairs[0]
+    if fork.beams != again.beams:
         raise SystemExit("the two ways found different beams")
 
     def ratio(name: str) -> str:
@@ -127,8 +127,8 @@ def main() -> None:
         f"new requests over forks, median of {args.repeats} pairs (range):\n"
         f"  host time        {ratio('host_s')}   {host[1]:,.0f} us over {host[0]:,.0f} us a step\n"
         f"  all time         {ratio('all_s')}\n"
-        f"  tokens computed  {anew.computed_tokens / fork.computed_tokens:.2f}   "
-        f"{anew.computed_tokens:,} over {fork.computed_tokens:,}\n"
+        f"  tokens computed  {again.computed_tokens / fork.computed_tokens:.2f}   "
+        f"{again.computed_tokens:,} over {fork.computed_tokens:,}\n"
         f"blocks held by forking: {fork.peak_blocks} at the peak, {fork.copies} block copies\n"
         f"  one sequence and {args.beams} tails: {columns} + {args.beams} x {tails} = "
         f"{columns + args.beams * tails}\n"

@@ -46,10 +46,14 @@ def is_number(value: object) -> bool:
 
     Runs nothing of the value's own, which may be a list that overrides anything.
     """
-    kinds = type(value).__mro__
-    return any("__index__" in vars(kind) for kind in kinds) and not any(
-        "__len__" in vars(kind) for kind in kinds
-    )
+    # No generator: where there is no memory for its frame, CPython 3.12 and 3.13 can crash.
+    found = False
+    for kind in type(value).__mro__:
+        names = vars(kind)
+        if "__len__" in names:
+            return False
+        found = found or "__index__" in names
+    return found
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -111,7 +111,7 @@ class Match:
             it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of those
             that are available.
         num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
-            of the same namespace has and has yet to commit. A request that waits until it has
+            of the same namespace has and has yet to commit. A request that waits for this commit
             need not compute them.
     """
 
@@ -181,8 +181,8 @@ class BlockSnapshot:
         priority: ``uint8[num_blocks]``: of a block that can be found, a ``Priority``, at least that
             of the blocks that continue it; else ``Priority.NORMAL``.
         group: ``int32[num_blocks]``: group of layers that has the block, by its position in
-            ``ManagerConfig.groups``; 0 without groups. Of a free block and of the null block
-            ``-1``.
+            ``ManagerConfig.groups``; 0 without groups; ``-1`` for a free block and for the null
+            block.
         ref_count: ``int32[num_blocks]``: block tables that name the block.
         pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in
             use.
@@ -193,16 +193,16 @@ class BlockSnapshot:
         twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
             stands beside, in use as well (``dedup="append_only"``), else ``-1``.
         num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.
-        num_tokens: ``int32[num_blocks]``: tokens that lie in it, in ``[0, block_size]``. Of a
-            state 0.
+        num_tokens: ``int32[num_blocks]``: tokens that it holds, in ``[0, block_size]``; 0 for a
+            state.
         num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
             have not run counted as run.
-        eviction_rank: ``int32[num_blocks]``: of an idle block, how many have been idle longer: how
-            many go before it, if the least recently used goes first; else ``-1``. With quotas, of
-            the blocks that it competes with: those of its quota, or of no quota.
+        eviction_rank: ``int32[num_blocks]``: of an idle block, the number of blocks that have been
+            idle longer, which LRU evicts before it; else ``-1``. With quotas, only blocks of the
+            same quota count, or those of no quota.
         copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
             and not resolved; else ``-1``.
-        copy_tokens: ``int32[num_blocks]``: leading tokens which that copy brings; else 0.
+        copy_tokens: ``int32[num_blocks]``: leading tokens that this copy brings; else 0.
         copy_taken: ``bool[num_blocks]``: whether the copy is in a plan that is not resolved.
     """
 
@@ -236,7 +236,7 @@ class BlockSnapshot:
     def eviction_order(self) -> npt.NDArray[np.int32]:
         """``int32[idle blocks]`` on the host: the idle blocks, the next to be evicted first.
 
-        With quotas, the next of each come first.
+        With quotas, the next block of each share comes before the second of any.
         """
         idle = self.ids(BlockState.IDLE)
         return idle[np.argsort(self.eviction_rank[idle], kind="stable")]

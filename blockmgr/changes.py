@@ -36,8 +36,8 @@ Change: TypeAlias = tuple[Callable[..., object], *tuple[Any, ...]]
 def at_once(changes: Iterable[Change], result: T) -> T:
     """Makes all changes, without an instruction of Python code between them.
 
-    The first change may refuse, which leaves everything as it was. The plan has made sure that
-    those after it cannot.
+    The first change may refuse, which leaves everything as it was. The plan has made sure that the
+    changes after it cannot.
 
     Args:
         changes: In order. Each function is one of ``BlockPool.compiled``, or of a built-in
@@ -183,8 +183,8 @@ def _take_over(
 class Loan:
     """Blocks that a call has taken from a pool while it plans.
 
-    ``keep`` is the change by which they become those of what the call makes. If it does not come to
-    that, ``give_back`` returns them; it does nothing after ``keep``.
+    ``keep`` is the change that makes them the caller's. If the call does not get that far,
+    ``give_back`` returns them; after ``keep`` it does nothing.
 
     Args:
         pool: Whose blocks they are.

@@ -181,8 +181,8 @@ class ManagerConfig:
         retention: Whether blocks can be kept longer, or evicted sooner, than the order says:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
-        max_pinned_blocks: Blocks that pins may cover, and pins there may be, at a time; above 0
-            only with ``retention``. With quotas, each share has its part of them, rounded down.
+        max_pinned_blocks: Most blocks that pins may cover at a time, and most pins; above 0 only
+            with ``retention``. With quotas, each share gets its part of them, rounded down.
         quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
             a separate eviction policy, retention and remembered blocks; all other namespaces share
             the rest.
@@ -193,9 +193,10 @@ class ManagerConfig:
             ``null_block`` must be set, and ``dedup``, ``retention``, ``ghost_blocks`` and
             ``events`` must have their defaults.
         max_rollback_tokens: With ``groups``, computed tokens that ``truncate`` may take back, as
-            after rejected drafts, without leaving a window: windows keep as many tokens more.
+            after rejected drafts, without leaving a window: each window keeps that many more
+            tokens.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
-            quotas, of each share in proportion to its size, rounded down.
+            quotas, each share holds back its part, in proportion to its size and rounded down.
         steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
@@ -210,8 +211,8 @@ class ManagerConfig:
             ``take_events``.
         event_blocks: Blocks that may wait for ``take_events``, only with ``events``; what does not
             fit is counted as lost. ``None`` for four times ``num_blocks``, at least 256 and at most
-            65,536. Memory is reserved at once, ``4 * block_size + 64`` bytes a block and two
-            digests, and used as far as events wait.
+            65,536. The memory, ``4 * block_size + 64`` bytes a block and two digests, is reserved
+            at once; its pages are used when events first fill them.
         debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
             a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
             cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.

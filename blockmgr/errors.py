@@ -131,7 +131,7 @@ class UnknownSequenceError(BlockMgrError, KeyError):
 
 
 class StaleMatchError(BlockMgrError):
-    """The cache has not exactly what the ``match`` of an admission says. Match again.
+    """The cache no longer has exactly what the ``match`` of an admission found. Match again.
 
     Attributes:
         expected: Tokens that the match found.
@@ -171,7 +171,7 @@ class PinBudgetError(BlockMgrError):
 
 
 class UnknownPinError(BlockMgrError, KeyError):
-    """The pin was never made, or was given back already.
+    """The pin was never made, or was released already.
 
     Attributes:
         pin: The pin as it was passed.
@@ -194,7 +194,7 @@ class SequenceStateError(BlockMgrError):
 
 
 class BlockStateError(BlockMgrError):
-    """A block that is not in the state the call needs: released more often than held, say.
+    """A block is not in the state that the call needs: released more often than held, say.
 
     Attributes:
         block: The block id.
@@ -248,14 +248,14 @@ class PolicyError(BlockMgrError):
 
 
 class TraceFormatError(BlockMgrError, ValueError):
-    """A trace file says something no trace can say.
+    """A trace file breaks the rules of its format.
 
     Attributes:
         path: The file.
         line: Line number, from 1.
         column: Column of the offending value or character, from 1.
-        found: What stands there.
-        expected: What should.
+        found: What the file has there.
+        expected: What the format allows there.
     """
 
     def __init__(self, path: str, line: int, column: int, found: str, expected: str) -> None:
@@ -324,7 +324,7 @@ class MissingExtraError(BlockMgrError, ImportError):
 
 
 class InvariantError(BlockMgrError, AssertionError):
-    """The books do not balance. Raised by ``check_invariants()`` alone; please report it.
+    """Counts or links are wrong. Only ``check_invariants()`` raises this; please report it.
 
     Attributes:
         violations: Every violated invariant, one sentence each.

@@ -99,7 +99,11 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 def first_full(groups: Sequence[Group]) -> int:
     """Position of the group whose blocks are in ``BlockManager.block_tables``."""
-    return next((i for i, group in enumerate(groups) if isinstance(group, FullAttention)), 0)
+    # No generator, as in ``arguments.is_number``.
+    for position, group in enumerate(groups):
+        if isinstance(group, FullAttention):
+            return position
+    return 0
 
 
 def core_groups(groups: Sequence[Group]) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """How the ``blockmgr`` command ends when it is interrupted: one line on stderr, exit code 130.
 
-Importing the library takes a good part of a tenth of a second, and an exception that is raised
-inside an import may be printed and lost there. So a command that is still starting ends at once:
-it has nothing to clean up. One that is at work is told by a ``KeyboardInterrupt``, as any program
-is, and has the chance to remove what it was writing; if it is interrupted again, it ends at once.
+Importing the library takes most of a tenth of a second, and an exception that is raised inside an
+import may be printed and lost there. So a command that is still starting ends at once: it has
+nothing to clean up. A command at work gets a ``KeyboardInterrupt``, like any program, and can
+remove what it was writing; if it is interrupted again, it ends at once.
 """
 
 from __future__ import annotations

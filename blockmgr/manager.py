@@ -178,13 +178,13 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             num_slots: Take blocks for this many tokens instead of all: the first chunk of a
                 chunked prefill, or some look-ahead beyond the prompt.
             read_cache: False finds nothing, so that all of the prompt is computed, as
-                log-probabilities of its tokens require. It counts as no look-up. What is computed
-                becomes findable as before; where its twin is cached already, ``commit`` merges them
-                as ``dedup`` says.
+                log-probabilities of its tokens require. It does not count as a look-up. What is
+                computed becomes findable as before; where its twin is cached already, ``commit``
+                merges them as ``dedup`` says.
             match: Result of ``match`` for this prompt. Exactly its ``num_cached_tokens`` are taken
                 from the cache, or nothing is done: a caller that planned with that number can rely
                 on it.
-            max_cached_tokens: Take at most so many tokens from the cache.
+            max_cached_tokens: Take at most this many tokens from the cache.
             watermark_blocks: Blocks to hold back from this call, in place of the config's: 0 for
                 one that may take the last block, more to leave room for work that is to come. With
                 ``quotas``, a namespace holds back its share of them.
@@ -328,9 +328,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         ``num_computed_tokens == num_tokens - 1`` for each sequence, always: an engine writes the
         slots it is given here, and nothing else of these sequences.
 
-        All or nothing for the whole batch, of several namespaces as well: with ``quotas``, the
-        numbers of a shortage are those of one namespace that lacks blocks, and a call for each
-        namespace keeps one from refusing another.
+        The whole batch succeeds or nothing changes, also with sequences of several namespaces. With
+        ``quotas``, the numbers of a shortage are those of one namespace that lacks blocks; with a
+        call for each namespace, a shortage in one does not refuse the others.
 
         Args:
             handles: ``int64[batch]``, distinct, running, with slots for all their tokens.
@@ -364,8 +364,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
         With several groups of layers, the sequence goes on from the deepest place at which each
         group still has what it reads: a window that is gone, or a state that has consumed what is
-        dropped, takes computed tokens back, all of them if need be. Slots behind a gap in a window
-        go as well; ``reserve`` or ``append`` takes them again.
+        dropped, takes computed tokens back, if necessary all of them. Slots behind a gap in a
+        window go as well; ``reserve`` or ``append`` takes them again.
 
         Returns:
             ``num_computed_tokens`` from here on: where the next forward begins.
@@ -448,7 +448,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             ValueError: ``expect_reuse`` without ``retention``.
             TypeError: ``expect_reuse`` or ``withdraw`` is no bool.
 
-        Cost: O(blocks). With ``expect_reuse``, they are gone through twice.
+        Cost: O(blocks); about twice that with ``expect_reuse``.
         """
         if expect_reuse is None:
             self._core.free(handle, withdraw)
@@ -539,8 +539,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         """The block table entries that deduplication changed since the last call.
 
         Only for engines that keep tables of their own; ``block_tables`` is right already. The log
-        is bounded. If it was left untaken for too long, this is every entry of every running
-        sequence instead, with an ``old`` of -1: applying them all makes any table right.
+        is bounded. If it overflowed since the last call, this returns every entry of every running
+        sequence instead, with an ``old`` of -1: applying all of them makes any table right.
         """
         return self._core.take_remaps(Remap)
 

@@ -28,17 +28,17 @@ class BlockCalls:
         """Holds blocks by their ids, independent of the sequences that name them.
 
         For callers that move K/V out of blocks or into them while sequences come and go. A held
-        block is not handed out. It stays as findable as it was, and so does what it continues; if
-        deduplication passes what it is in the cache to a block with the same content, its own K/V
-        stays. A hold is no table's reference: a sequence goes on writing into a private block that
-        is held, in place, so hold cached blocks where the K/V must not change.
+        block is not handed out. It stays as findable as it was, and so do the blocks that it
+        continues. If deduplication passes its key to a block with the same content, its own K/V
+        stays. A hold is not the reference of a table: a sequence still writes in place into a
+        private block that is held. So hold cached blocks if their K/V must not change.
 
         To give the blocks of a sequence back later than the sequence ends: ``acquire`` them,
         ``free`` the sequence, and ``release`` them in the order in which they are to be evicted.
 
         Args:
-            blocks: ``int[n]``, each named by a block table, cached, or held already. One that
-                stands here twice is held twice.
+            blocks: ``int[n]``, each named by a block table, cached, or held already. A block that
+                is listed twice is held twice.
 
         Raises:
             BlockStateError: A block is not held, and it is not cached.
@@ -69,7 +69,7 @@ class BlockCalls:
         """Releases holds on blocks, in this order: the first is evicted first.
 
         Args:
-            blocks: ``int[n]``, each as often as it is to be released.
+            blocks: ``int[n]``, each as often as the call should release it.
 
         Raises:
             BlockStateError: A block is released more often than it is held.
@@ -100,16 +100,16 @@ class BlockCalls:
         """Takes these blocks, and all that continue them, out of the cache.
 
         For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
-        in use stay with their sequences, which go on with them; what those sequences have from the
-        first of these blocks on, and all that they compute later, is not cached any more, until the
-        sequence is preempted and resumed, which computes it again. Copies made of the
-        blocks before, to reuse a part of one, stay. Where ``append_only`` left a sequence with
-        blocks of its own beside cached ones that are forgotten, it caches its own with its next
-        commit. Holds stay held. What ``retain`` said of the blocks is forgotten.
+        in use stay with their sequences, which continue with them. Whatever those sequences hold
+        from the first of these blocks on, and whatever they compute later, is no longer cached
+        until the sequence is preempted and resumed, which computes it again. Copies that were made
+        earlier of a part of a block stay. With ``append_only``, a sequence may have a twin of a
+        forgotten block; its next commit caches the twin. Holds stay. The retention of the blocks is
+        forgotten.
 
         Args:
-            blocks: ``int[n]``, whatever they are in use for. One that is neither cached nor in use
-                has nothing to forget.
+            blocks: ``int[n]``, in use or not. A block that is neither cached nor in use has nothing
+                to forget.
 
         Returns:
             The number of blocks that could be found until now, those that continue them included.

@@ -106,9 +106,9 @@ class CacheCalls:
         Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
         that was never cached, and by how many blocks the pool is too small to have kept it. With
         several groups of layers it names the group that refused what full attention has cached. It
-        says that the same tokens are cached in another namespace, never in which, nor with what
-        extra keys; even so that is more than tenants should learn of each other, so this call is
-        for who runs the engine.
+        reports that the same tokens are cached in another namespace, but neither which namespace
+        nor which extra keys. Tenants should not learn even that of each other, so this call is for
+        the operator of the engine.
 
         Raises:
             NeverFitsError: The prompt is longer than a block table row.
@@ -131,8 +131,8 @@ class CacheCalls:
     def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
         """The hits of pools of other sizes, up to ``num_blocks + ghost_blocks``.
 
-        With ``quotas``, what other shares of this namespace would have: a share is followed by
-        itself, and its requests alone count.
+        With ``quotas``, this is the curve of the namespace's share: only the requests of that share
+        count.
 
         Exact for requests that come one after another, and under any load for the size the pool
         has, if it evicts the least recently used block and reuses whole blocks only. Where requests
@@ -140,7 +140,7 @@ class CacheCalls:
         pools as well.
 
         Args:
-            namespace: Whose share; those without a quota have one in common.
+            namespace: Whose share; namespaces without a quota have one in common.
 
         Raises:
             ValueError: The manager has groups of layers: a hit then ends where any group lacks a
@@ -217,9 +217,9 @@ class CacheCalls:
         until the sequence is preempted and resumed: that computes everything again.
 
         Planned copies stay planned. Pins stay held, and cover nothing (``pinned`` says so);
-        what ``retain`` and ``free(expect_reuse=...)`` said of cached blocks is forgotten. With
-        ``ghost_blocks``, the evicted blocks are forgotten as well; the counters of ``stats`` and
-        ``hit_rate_curve`` go on. What an eviction policy has learned, it keeps.
+        retention and hints of cached blocks are forgotten. With ``ghost_blocks``, the evicted
+        blocks are forgotten as well; the counters of ``stats`` and ``hit_rate_curve`` go on. An
+        eviction policy keeps what it has learned.
 
         Args:
             reset_hit_rate: Whether ``recent_hits`` also starts again.

@@ -24,7 +24,7 @@ class EventCalls:
     def take_events(self) -> Events:
         """What became findable, and what stopped being so, since the last call.
 
-        A set of digests to which they are applied in order holds, after each call, exactly the full
+        A mirror that applies them in order has, after each call, exactly the digests of the full
         blocks that can be found. A partial tail has no digest and no events. A block counts as
         stored when it is committed, with ``early_commit`` before its K/V is written; if it is taken
         back, it is removed.
@@ -68,7 +68,7 @@ class EventCalls:
         """All that can be found, as ``take_snapshot`` says it; changes nothing.
 
         For one mirror among several. Events that wait for ``take_events`` are part of it and come
-        again: a set of digests that they are applied to ends as it should.
+        again; a mirror that applies both ends right.
 
         Raises:
             ValueError: The manager or pool was built without ``events``.

@@ -100,9 +100,9 @@ class RetentionCalls:
         """Keeps the cached full blocks of a prompt before all others.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
-        running work that could have no other block gets them, the deepest and least recently used
-        first. ``evicted_pinned_blocks`` counts that, and ``pinned`` shows it. Blocks cached later
-        are not covered; pin the prompt again for those.
+        running sequences get them if no other block is left, the deepest and least recently used
+        first. ``evicted_pinned_blocks`` counts such blocks, and ``pinned`` shows them. Blocks
+        cached later are not covered; pin the prompt again for those.
 
         Args:
             tokens: The prompt, at least one token.
@@ -110,8 +110,8 @@ class RetentionCalls:
             extras: As ``admit`` has it.
 
         Returns:
-            The pin, for ``unpin``. Pins may overlap: a block that several cover counts once
-            against the budget, and stays pinned until the last of them is given back.
+            The pin, for ``unpin``. Pins may overlap: a block that several pins cover counts once
+            against the budget, and stays pinned until the last of them is released.
 
         Raises:
             PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``; with ``quotas``, than
@@ -146,9 +146,9 @@ class RetentionCalls:
     ) -> int:
         """Makes the cached blocks of a waiting prompt the last of their priority to be evicted.
 
-        It counts as just used, but not as looked up or found, however often it is touched; so
-        orders of eviction that go by use alone do not notice. Blocks that wait for a step in flight
-        are in use until that completes, and so go after it. Works without ``retention``.
+        The blocks count as just used, but not as looked up or found, so policies that only count
+        hits ignore it. Blocks that wait for a step in flight are in use until the step completes,
+        and are evicted after it. Works without ``retention``.
 
         Args:
             tokens: The prompt, at least one token.
@@ -180,8 +180,8 @@ class RetentionCalls:
     def set_time(self, seconds: float) -> None:
         """Sets the time for ``ttl``; the manager has no clock.
 
-        Any clock that never goes back will do, ``time.monotonic`` once a step, say. What has
-        expired by then ends here.
+        Any clock that never goes back will do, such as ``time.monotonic`` once a step. Retention
+        that has expired by then ends in this call.
 
         Args:
             seconds: Finite, and no less than the time set last.
@@ -190,7 +190,7 @@ class RetentionCalls:
             ValueError: Out of that range, or no ``retention``.
             TypeError: No number.
 
-        Cost: O(shares), and for each block whose time is over that of ``retain``.
+        Cost: O(shares), and that of ``retain`` for each block that has expired.
         """
         self._core.set_time(number(seconds, "seconds"))
 

@@ -53,7 +53,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     Args:
         num_blocks: Physical blocks in the pool, the null block included.
         block_size: Tokens per block, ``1 … 65535``.
-        prefix_caching: Off, nothing is found, hashed or kept, behind the same interface.
+        prefix_caching: False finds, hashes and keeps nothing, behind the same interface.
         digest: As in ``ManagerConfig``.
         null_block: Keep block 0 back as a target for padded writes.
         events: As in ``ManagerConfig``.
@@ -188,8 +188,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def acquire(self, blocks: Ints, *, found: bool = True) -> None:
         """Adds a reference to each block, as often as it is in the list.
 
-        A used block keeps whatever it continues used: to acquire the last block of a chain is to
-        keep the chain.
+        A used block keeps the blocks that it continues in use, so acquiring the last block of a
+        chain keeps the whole chain.
 
         Args:
             blocks: Held or cached, of any share.
@@ -235,7 +235,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         so no order of releases can have a block evicted before its children.
 
         Raises:
-            BlockStateError: A block stands there more often than it is held.
+            BlockStateError: A block is listed more often than it is held.
             ValueError: A block out of range.
         """
         self._core.release(blocks)
@@ -536,7 +536,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def is_idle(self, blocks: int | Ints) -> bool | npt.NDArray[np.bool_]:
         """Whether a block is idle, or each of several.
 
-        To acquire an idle block makes one fewer available.
+        Acquiring an idle block makes one block fewer available.
 
         Args:
             blocks: A block, or several.

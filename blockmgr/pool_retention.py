@@ -29,15 +29,15 @@ class PoolRetentionCalls:
     def retain(self, blocks: Ints, *, priority: Priority | None, ttl: float | None = None) -> None:
         """Says how long to keep these blocks.
 
-        Each remembers it until it loses its content or is retained again: the last call holds. What
-        is not cached yet has it from when it is. A block goes no sooner than the blocks that
-        continue it, and when ``promote`` merges two the higher priority holds.
+        Each block remembers it until it loses its content or is retained again: the last call wins.
+        Blocks that are not cached yet get it when they are. A block is not evicted before the
+        blocks that continue it, and when ``promote`` merges two blocks the higher priority wins.
 
         Args:
             blocks: Held or cached.
             priority: From ``LOW`` to ``HIGH``. None withdraws the retention.
-            ttl: Seconds, by ``set_time``, after which it is as if it had never been said; None for
-                no end.
+            ttl: Seconds, by ``set_time``, after which the call has no effect any more; None for no
+                end.
 
         Raises:
             BlockStateError: A block that is not held and not cached.
@@ -52,7 +52,7 @@ class PoolRetentionCalls:
         """Keeps a cached block, and all that it continues, before all else.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
-        they are handed out where nothing else is left. For other words, see ``BlockManager.pin``.
+        they are handed out where nothing else is left. ``BlockManager.pin`` has the details.
 
         Args:
             block: The deepest block of a chain.
@@ -69,7 +69,7 @@ class PoolRetentionCalls:
         return self._core.pin(block)
 
     def unpin(self, pin: int) -> None:
-        """Gives a pin back. Its blocks stay cached, as if they had never been pinned.
+        """Releases a pin. Its blocks stay cached, as if they had never been pinned.
 
         Raises:
             UnknownPinError: It was given back already, or never made.
@@ -78,7 +78,7 @@ class PoolRetentionCalls:
         self._core.unpin(pin)
 
     def pinned(self, pin: int) -> Pin:
-        """What a pin covers, and what of it is still cached.
+        """The number of blocks of a pin, and how many of them are still cached.
 
         Raises:
             UnknownPinError: It was given back already, or never made.
@@ -87,7 +87,7 @@ class PoolRetentionCalls:
         return Pin(*self._core.view_pin(pin))
 
     def priority(self, block: int) -> Priority:
-        """Where a cached block stands; ``NORMAL`` without ``retention``.
+        """The priority of a cached block; ``NORMAL`` without ``retention``.
 
         Raises:
             BlockStateError: The block is not cached.
@@ -114,7 +114,7 @@ class PoolRetentionCalls:
         self._core.set_time(number(seconds, "seconds"))
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """What becomes of the blocks that a namespace is given.
+        """The limit of the blocks of a namespace, and their use.
 
         Args:
             namespace: One without a quota shares with all others that have none.
@@ -147,7 +147,7 @@ class PoolRetentionCalls:
         return HitRateCurve(capacity, query_tokens, hit_tokens)
 
     def check_policy(self) -> None:
-        """Asks whether an eviction policy of one's own has worked so far.
+        """Raises the first error of an eviction policy written in Python, if there was one.
 
         Raises:
             PolicyError: As ``BlockManager.check_policy`` does.

@@ -175,7 +175,7 @@ class HitRateCurve:
 
     @property
     def max_blocks(self) -> int:
-        """Largest pool the curve tells of."""
+        """Largest pool of the curve."""
         return len(self.hit_tokens) - 1
 
     def hit_rate_at(self, num_blocks: int) -> float:
@@ -185,7 +185,7 @@ class HitRateCurve:
             num_blocks: In ``[0, max_blocks]``.
 
         Raises:
-            ValueError: The curve does not tell of such a pool.
+            ValueError: The curve has no pool of this size.
         """
         if not 0 <= num_blocks <= self.max_blocks:
             bound = f"[0, {self.max_blocks}], the blocks of the share and those it remembers"

@@ -28,8 +28,8 @@ __all__ = ["TracedManager"]
 class TracedManager:
     """A manager whose admissions are spans; all else is the manager's own.
 
-    Spans have the numbers of tokens of a prompt and of those found, and what refused it. They have
-    neither tokens nor namespaces, which may be secrets.
+    A span has the number of tokens of a prompt and of those found, and the error that refused it.
+    It has neither tokens nor namespaces, which may be secrets.
 
     Args:
         manager: What does the work.
@@ -67,8 +67,8 @@ class TracedManager:
     def span(self, name: str, **attributes: str | int | float | bool) -> Iterator[trace.Span]:
         """A span of the caller's own: around the load of K/V from another tier, say.
 
-        What is raised within it is recorded by the name of its type: a message may have more in it
-        than should leave the process.
+        An exception within it is recorded by the name of its type only, because its message may
+        contain what should not leave the process.
 
         Args:
             name: What is done; the span is called ``blockmgr.NAME``.

@@ -3,6 +3,7 @@
 from importlib.metadata import version as _version
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 project = "blockmgr"
@@ -31,6 +32,8 @@ html_theme = "furo"
 html_title = f"blockmgr {version}"
 html_copy_source = False
 html_show_sourcelink = False
+# In Furo's own dark style, names of modules are underlined like links.
+pygments_dark_style = "github-dark"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -64,7 +67,29 @@ def _one_dash(app: Sphinx, document: nodes.document) -> None:
             text.parent.replace(text, nodes.Text(" \u2013 "))
 
 
+def _no_empty_line(app: Sphinx, document: nodes.document) -> None:
+    # A doctest in Markdown needs an empty line after its output; a reader does not.
+    for block in document.findall(nodes.literal_block):
+        code = block.astext().rstrip("\n")
+        block.rawsource = code  # else it would not be highlighted
+        block[:] = [nodes.Text(code)]
+
+
+def _no_link_to_the_other_sequence(app: Sphinx, document: nodes.document) -> None:
+    # ``Sequence[...]`` is that of the standard library, and not ``blockmgr.Sequence``.
+    for link in list(document.findall(addnodes.pending_xref)):
+        if link["reftarget"] == "Sequence" and _text_after(link).startswith("["):
+            link.replace_self(nodes.inline("", "Sequence"))
+
+
+def _text_after(node: nodes.Node) -> str:
+    after = node.next_node(descend=False, siblings=True)
+    return after.astext() if after is not None else ""
+
+
 def setup(app: Sphinx) -> None:
     """Hook into autodoc, before napoleon's own hook, and into pages that were read."""
     app.connect("autodoc-process-docstring", _keep_whole, priority=400)
     app.connect("doctree-read", _one_dash)
+    app.connect("doctree-read", _no_empty_line)
+    app.connect("doctree-read", _no_link_to_the_other_sequence)

@@ -9,6 +9,7 @@ import base64
 import itertools
 import json
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ OPTIONS = (
     "--no-first-run",
     "--remote-debugging-pipe",
 )
+# On a machine that does much else, a page takes tens of seconds.
+PATIENCE_S = 240
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowRight": 39}
 
 
@@ -129,6 +132,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
+            assert ready, f"the browser has said nothing for {PATIENCE_S} s"
             read = os.read(self._answers, 1 << 16)
             assert read, "the browser ended"
             self._buffer += read

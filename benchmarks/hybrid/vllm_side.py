@@ -143,7 +143,7 @@ class VllmManager:
         )  # fmt: skip
 
     def look_up(self, request: Any) -> tuple[Any, int]:
-        """What is cached of a request, and where it parts from what full attention has."""
+        """What is cached of a request, and where it diverges from what full attention has."""
         blocks, found, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         return blocks, int(found)
 

@@ -272,7 +272,7 @@ void count_copies() {
   }
 }
 
-// Prompts that begin alike and differ later: at the fork in the road the hint is mostly wrong.
+// Prompts with a common prefix: where they diverge, the hint is mostly wrong.
 void count_many_prompts() {
   constexpr int kShared = 8;
   constexpr int kOwn = 24;

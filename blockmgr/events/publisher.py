@@ -48,19 +48,20 @@ class HasEvents(Protocol):
 class Publisher:
     """Sends the events of one manager to its subscribers.
 
-    ``publish`` sends what has happened since the last time; call it after each step. A thread of
-    its own answers replay requests at once, and publishes what the engine leaves when it is idle.
+    ``publish`` sends what has happened since the last time; call it after each step. A thread
+    answers replay requests at once, and publishes the remaining events when the engine is idle.
     Nothing here waits for a reader: a slow one misses batches, and asks for them again.
 
-    What vLLM's publisher does not have stands where its clients do not look: an epoch in each
-    batch, which tells a restart from a gap; snapshots for readers that come late; the tier of a
-    clearing. Events that the manager has lost are made up for by a snapshot in the stream.
+    The additions to vLLM's format are in places that vLLM's clients do not read: an epoch in each
+    batch, which tells a restart from a gap; snapshots for readers that start late; the tier of a
+    clearing. A snapshot in the stream replaces events that the manager has lost.
 
     Args:
         manager: Built with ``events=True``. A manager has one publisher: two would share its events
             between them.
         block_size: Tokens per block, as the manager has it.
-        endpoint: Where to publish: bound, with ``rank`` added to the port. Port 0 is any.
+        endpoint: Address to bind for publishing, with ``rank`` added to its port. Port 0 takes a
+            free one.
         replay_endpoint: Where to answer requests, likewise; None answers none.
         topic: First frame of each message.
         rank: Data-parallel rank; None for an engine without ranks.
@@ -168,7 +169,7 @@ class Publisher:
         """Sends what has happened since the last time. Never waits for a reader.
 
         Returns:
-            The number of blocks that were told of.
+            The number of blocks in the events that were sent.
 
         Raises:
             ValueError: The publisher is closed.

@@ -28,7 +28,7 @@ class Sink(Protocol):
         """All that is known of this worker may be wrong, and is to be forgotten."""
 
     def apply(self, worker: str, batch: AnyBatch) -> None:
-        """What has happened since the batch before."""
+        """Takes in a batch: what has happened since the one before."""
 
 
 class Reader:
@@ -36,7 +36,7 @@ class Reader:
 
     Args:
         worker: Name of the worker, for the sink.
-        sink: What learns of the events.
+        sink: What receives the events.
         ask: What answers a request with numbers and payloads, or with None if no whole answer
             comes; None without a replay endpoint.
         topic: First frame of the messages.

@@ -32,10 +32,10 @@ class Subscriber:
     """Follows the events of one worker and hands them to a sink, in order and each once.
 
     A gap is filled by replay, beginning with the next number; if the publisher has forgotten that,
-    by a snapshot; if it has none (vLLM's), by all it can replay. As long as neither comes, the sink
-    knows nothing of the worker: it never has a block that may be gone. The same after a restart of
-    the publisher, and from the moment the connection is lost. If a publisher is
-    silent, the subscriber asks it now and then for lost batches.
+    by a snapshot; if it has none (vLLM's), by all it can replay. Until one of them comes, the sink
+    knows nothing of the worker, so it never has a block that may be gone. The same holds after a
+    restart of the publisher, and from the moment the connection is lost. If a publisher is silent,
+    the subscriber asks it now and then for lost batches.
 
     It counts messages that are no batch of events, logs the first, and applies no part of them.
 
@@ -43,7 +43,7 @@ class Subscriber:
         worker: Name of the worker, for the sink.
         endpoint: Where it publishes.
         replay_endpoint: Where it answers requests; None if nowhere.
-        sink: What learns of the events. It is called from within ``poll`` only.
+        sink: What receives the events. It is called from within ``poll`` only.
         topic: Topic to subscribe to.
         timeout_s: Longest wait for an answer.
         retry_s: Least time between two attempts to fill a gap.

@@ -59,7 +59,7 @@ class Feeds:
         self._lock = threading.Lock()
 
     def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Announces a worker and follows its events. One that is followed already starts again.
+        """Announces a worker and follows its events. If it is followed already, it starts again.
 
         Raises:
             ValueError: An address is none, or the index has no room for another worker.

@@ -71,7 +71,7 @@ class WorkerIndex:
 
     Only blocks that stand for all tokens before them count: those of other groups of layers (a
     window, a state) do not say that a prefix is there. Events of a worker that was not announced
-    are counted and not believed.
+    are counted and ignored.
 
     Calls may come from several threads.
 
@@ -79,7 +79,7 @@ class WorkerIndex:
         max_workers: Workers at a time.
         max_blocks: Different blocks at a time. Those beyond are counted and left out.
         tier_weights: Worth of a block in each tier.
-        load_weight: How much of a score a load of 1 takes.
+        load_weight: What a load of 1 subtracts from a score.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -132,7 +132,7 @@ class WorkerIndex:
     # Workers.
 
     def announce(self, worker: str) -> None:
-        """Takes a worker in, with nothing known of it. One that is known stays as it is.
+        """Adds a worker, with no known blocks. A worker that was announced already stays as it is.
 
         Raises:
             ValueError: There are ``max_workers`` already.
@@ -167,7 +167,7 @@ class WorkerIndex:
             return list(self._slots)
 
     def set_load(self, worker: str, load: float) -> None:
-        """Says how busy a worker is.
+        """Sets how busy a worker is.
 
         Args:
             worker: Its name.
@@ -210,7 +210,7 @@ class WorkerIndex:
             self._table.clear(self._slot(worker), _tier(tier))
 
     def store(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
-        """Says that a worker has blocks, by their digests or the low 64 bits of these.
+        """Notes that a worker has blocks, by their digests or the low 64 bits of these.
 
         Raises:
             KeyError: It was never announced.
@@ -221,7 +221,7 @@ class WorkerIndex:
             self._groups.setdefault(worker, {})[0] = True
 
     def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
-        """Says that a worker has blocks in a tier no more.
+        """Notes that a worker no longer has blocks in a tier.
 
         Raises:
             KeyError: It was never announced.

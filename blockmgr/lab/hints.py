@@ -1,4 +1,4 @@
-"""What a forecaster would tell the manager: will this conversation go on?
+"""Hints for the manager: whether a conversation goes on.
 
 A trace knows the future, so a replay can pass the truth to ``free(expect_reuse=...)`` and measure
 what such hints would be worth to an engine that has them from its clients. Without the future, an

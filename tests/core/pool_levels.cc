@@ -1,4 +1,4 @@
-// What a pool is told of blocks to come, and what it makes of it.
+// What callers tell a pool of blocks to come, and what the pool does with it.
 #include <algorithm>
 #include <cmath>
 #include <utility>

@@ -90,7 +90,7 @@ class PoolPlay {
   BlockPool pool_;
   std::map<std::int64_t, std::uint32_t> held_;  // references of each block in use
   std::map<std::int64_t, Content> contents_;    // of each cached block
-  // What was said of blocks: a level until a time, while the content is the same.
+  // What callers said of blocks: a level until a time, while the content is the same.
   struct Said {
     std::uint32_t generation;
     int level;

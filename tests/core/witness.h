@@ -101,14 +101,14 @@ class Witness final : public Policy {
   void check_run(Run run) noexcept {
     if (run.count < 0) fault_ = "a run has no length";
     for (std::int64_t i = 0; i < run.count; ++i) {
-      if (!range_.holds(run.nodes[i])) fault_ = "a policy is told of blocks of another partition";
+      if (!range_.holds(run.nodes[i])) fault_ = "a policy is notified of blocks of another partition";
       if (i && nodes_[run.nodes[i]].parent != run.nodes[i - 1])
         fault_ = "a run is no part of a chain";
     }
   }
   // Only without a base, which may add to what is known.
   void check_context(Context who) noexcept {
-    if (!base_ && due >= 0 && who != due) fault_ = "a run is told of with another request";
+    if (!base_ && due >= 0 && who != due) fault_ = "a policy is notified of a run with another request";
   }
   void move(NodeId b, State from, State to, const char* otherwise) noexcept {
     if (state(b) != from) fault_ = otherwise;

@@ -52,7 +52,7 @@ Witness* World::witness_of(int name) const {
   return nullptr;
 }
 
-// From here on, policies are to be told of this sequence; nullptr: of any.
+// From here on, policies must be notified of this sequence; nullptr: of any.
 void World::expect_context(const Entry* entry) {
   for (Witness* witness : witnesses_)
     witness->due = entry ? static_cast<std::int64_t>(view(*entry).context) : -1;

@@ -47,7 +47,7 @@ VERDICTS = {
     "within a page": "ours: a prompt may go on inside a page",
     "end of a sequence": "ours: the end of a sequence stays findable, its state included",
     "interior of a window": "ours: windows are kept at every page end while there is room; vLLM's "
-    "interval 0 keeps them where a prompt ended or parted",
+    "interval 0 keeps them where a prompt ended or diverged",
     "page end": "vLLM keeps a state at a page end that ours did not name: at each chunk end "
     "(interval None), or where a prompt diverged from attention that none of our states needed",
     "unit end": "vLLM's finer unit keeps a state at the last unit of a prompt",

@@ -2,8 +2,8 @@
 
 vLLM's scheduler takes the events and hands them to its publisher, which here keeps them. After each
 step the mirror has to have the hashes of exactly the blocks that can be found, as vLLM's own
-functions compute them from their tokens. What is told of a block has to be what vLLM's own manager
-tells of it. In the end a whole engine publishes over ZMQ, to a ``Subscriber`` with an index. Exit
+functions compute them from their tokens. The events of a block have to be those of vLLM's own
+manager. In the end a whole engine publishes over ZMQ, to a ``Subscriber`` with an index. Exit
 code 1 if anything is wrong.
 """
 

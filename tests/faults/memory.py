@@ -8,6 +8,7 @@ back, and the world must be what it was. Every call has a fork of its own.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -30,6 +31,20 @@ AVAILABLE = set_nomemory is not None
 ALL_CALLS = {**CALLS, **NATIVE_CALLS}
 # Where CPython 3.11 has no memory for a frame object it loses the error in flight, and says so.
 INTERPRETERS_OWN = "SystemError: error return without exception set"
+# A function, or a generator, that is made without memory ends CPython 3.12 and 3.13.
+GENERATOR = """
+from _testcapi import remove_mem_hooks, set_nomemory
+def make(numbers):
+    return any(number in (1, 2) for number in numbers)
+for start in range(64):
+    try:
+        set_nomemory(start, 0)
+        make((3, 4))
+    except MemoryError:
+        pass
+    finally:
+        remove_mem_hooks()
+"""
 REPEATS = 5
 MANY_POINTS = 5_000  # no call has as many; beyond, something is wrong here
 
@@ -150,6 +165,13 @@ def run_in_fork(name: str) -> Report:
         if code:
             return Report(broken=[f"died with {code}: {errors.read()[-500:]}"])
         return Report(**json.load(out))
+
+
+@functools.cache
+def interpreter_dies() -> bool:
+    """Whether lack of memory ends this interpreter without anything of blockmgr in it."""
+    child = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, check=False)
+    return child.returncode < 0
 
 
 class Apart:

@@ -321,7 +321,7 @@ class HandsOutWhatAStepInFlightReads(ModelManager):
 
 
 class TakesOverWhatAStepInFlightReads(ModelManager):
-    """Whoever takes over a tail or a state writes it."""
+    """The sequence that takes over a tail or a state writes it."""
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
         open_steps, self.open_steps = self.open_steps, ()

@@ -6,7 +6,7 @@ it in place, so a state that is used twice, too early or too late is another sta
 a forward reads has to be that of its own prefix: what a layer reads decides what the next one
 writes, so one wrong value would spoil all that follows.
 
-Blocks of all groups are of one size. A state fills its block: what is left of it after something
+Blocks of all groups are of one size. A state fills its block: the rest of it after something
 else was written there is no state.
 """
 

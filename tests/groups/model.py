@@ -139,7 +139,7 @@ class ModelManager(ModelAdmission):
             raise WrongStep  # it could mean this forward or the next one
 
     def confirm(self, seq: Seq) -> None:
-        """The states stand where the commit says, unless it may speak of an earlier step."""
+        """The states stand where the commit says, unless it may be about an earlier step."""
         if not self.open_steps or seq.moves <= 1:
             seq.stands, seq.moves = True, 0
 

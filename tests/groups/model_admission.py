@@ -118,7 +118,7 @@ class ModelAdmission(ModelSteps):
             length, plan = found
             may_take_over = bool(plan.copied) and self.can_be_taken_over(plan, seq.prefix(length))
             if length % self.size and may_take_over and seq.prefix(length) not in self.branches:
-                plan.taken_over = True  # a tail is of use to whoever continues it
+                plan.taken_over = True  # a tail is of use to the sequence that continues it
             yield self.priced(plan, num_slots)
             if may_take_over and not plan.taken_over:
                 yield self.priced(

@@ -483,7 +483,7 @@ def test_a_path_that_a_sequence_leaves_goes_from_its_end() -> None:
         assert world.manager.match([1] * 11) == 7
 
 
-# Rule 17, and what is the same as ever
+# Rule 17, and what has not changed
 
 
 def test_a_state_is_copied_whole() -> None:

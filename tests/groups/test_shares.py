@@ -214,11 +214,13 @@ def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
     return None
 
 
+@pytest.mark.specification_alone
 def test_a_higher_level_goes_later() -> None:
     for seed in range(40):
         assert wrong_eviction(ModelManager, seed) is None
 
 
+@pytest.mark.specification_alone
 @pytest.mark.parametrize("build", broken.LEVELS, ids=lambda build: build.__name__)
 def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManager]) -> None:
     assert any(wrong_eviction(build, seed) for seed in range(200))

@@ -28,7 +28,7 @@ LLAMA_3_70B = {
     "num_attention_heads": 64,
     "num_hidden_layers": 80,
 }
-QWEN_3_8B = {  # head_dim is said, not hidden_size // heads of other sizes of the family
+QWEN_3_8B = {  # head_dim is given, not hidden_size // heads of other sizes of the family
     "hidden_size": 4096,
     "num_attention_heads": 32,
     "num_hidden_layers": 36,

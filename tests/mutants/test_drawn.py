@@ -244,7 +244,7 @@ def test_the_rate_leaves_out_what_is_equivalent_and_what_does_not_compile() -> N
 
 
 def test_a_verdict_on_a_mutant_that_is_killed_is_reported() -> None:
-    found = balance([result("k", KILLED)], {"k": Verdict("equivalent", "so it was said")})
+    found = balance([result("k", KILLED)], {"k": Verdict("equivalent", "a reason")})
     assert found.misjudged == ["k"]
 
 

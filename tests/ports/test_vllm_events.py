@@ -1,4 +1,4 @@
-"""The events of the vLLM port without vLLM: which hash each block is told of under.
+"""The events of the vLLM port without vLLM: under which hash each block is published.
 
 Stand-ins take the place of vLLM's structures and functions. ``tests/engines`` runs a real vLLM.
 """

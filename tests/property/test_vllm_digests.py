@@ -102,7 +102,7 @@ def test_the_environment_does_not_choose_the_seed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_seed_changes_only_digests_and_not_namespaces() -> None:
-    """A namespace is a root of its own; what is cached is found all the same."""
+    """A namespace is a root of its own; what is cached is still found."""
     name, prompt = namespace_key(salt=b"tenant"), list(range(SIZE))
     plain, seeded = (BlockManager(8, SIZE, digest=d) for d in ("sha256_cbor", VllmDigest("7")))
     assert plain.block_digests(prompt) != seeded.block_digests(prompt)
@@ -261,7 +261,7 @@ def test_bytes_that_are_no_keys_are_refused() -> None:
 def test_a_library_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python is called then, and the digests are right all the same."""
+    """Python is called then, and the digests are still right."""
     digest_module._evp_addresses.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(digest_module, "_EVP", (*digest_module._EVP[:4], "EVP_DigestUpdate"))

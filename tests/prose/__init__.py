@@ -21,7 +21,15 @@ PAGES = ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/**/*.md", "tests/*
 CODE = ("blockmgr/**/*.py", "blockmgr/**/*.cc", "blockmgr/**/*.h", "examples/*.py")
 # What was written about a release, or kept as a result, stays in the words of its time.
 LEFT_OUT = ("CHANGELOG.md", "SECURITY.md", "docs/benchmarks.md")
+# Read for retired words alone.
+BESIDE = (
+    *("tests/**/*.py", "tests/**/*.cc", "tests/**/*.h", "benchmarks/**/*.py", "benchmarks/**/*.cc"),
+    *("docs/**/*.py", "docs/images/*.svg"),
+)
+# Code of the core as text, and the retired words themselves.
+CODE_AS_TEXT = ("tests/mutants/", "tests/unit/test_words.py")
 
+TAG = re.compile(r"<[^>]*>")
 FENCED = re.compile(r"^ *(```|~~~).*?^ *\1\S*$|^(?: {4}|\t).*$", flags=re.MULTILINE | re.DOTALL)
 MARKUP = re.compile(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+", flags=re.DOTALL)
 RETIRED = re.compile(r"^## Retired words$.*?(?=^## |\Z)", flags=re.MULTILINE | re.DOTALL)
@@ -38,8 +46,21 @@ def blank(text: str) -> str:
 
 def files() -> list[Path]:
     """All files with words for readers."""
-    found = {path for pattern in (*PAGES, *CODE) for path in ROOT.glob(pattern)}
-    return sorted(path for path in found if path.relative_to(ROOT).as_posix() not in LEFT_OUT)
+    return sorted(path for path in _found(*PAGES, *CODE) if _name(path) not in LEFT_OUT)
+
+
+def all_files() -> list[Path]:
+    """Those, and what is kept in the words of its time, tests, benchmarks and pictures."""
+    found = _found(*PAGES, *CODE, *BESIDE)
+    return sorted(path for path in found if not _name(path).startswith(CODE_AS_TEXT))
+
+
+def _found(*patterns: str) -> set[Path]:
+    return {path for pattern in patterns for path in ROOT.glob(pattern)}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def words(path: Path) -> str:
@@ -51,6 +72,8 @@ def words(path: Path) -> str:
         text = FENCED.sub(lambda match: blank(match[0]), text)
     elif path.suffix == ".py":
         text = _of_python(text)
+    elif path.suffix == ".svg":
+        text = TAG.sub(lambda match: blank(match[0]), text)
     else:
         kept = [match.span() for match in COMMENT.finditer(text)]
         text = LEAD.sub(lambda match: " " * len(match[0]), _only(text, kept))

@@ -101,7 +101,7 @@ def test_a_reader_has_what_the_manager_has(manager: BlockManager, publisher: Pub
 
 
 def test_what_an_idle_engine_leaves_is_flushed(manager: BlockManager, publisher: Publisher) -> None:
-    """Nobody calls publish: a reset reaches the readers all the same."""
+    """Nobody calls publish: a reset still reaches the readers."""
     mirror = Mirror()
     with reader_of(publisher, mirror) as reader:
         cache(manager, [1] * 5)
@@ -274,7 +274,7 @@ def test_what_is_no_event_is_counted_and_logged_once(
 
 
 def test_a_killed_publisher_takes_what_is_known_of_it_along(manager: BlockManager) -> None:
-    """And a worker that comes back at the same address is known anew, by its epoch."""
+    """And a worker that comes back at the same address is known again, by its epoch."""
     mirror = Mirror()
     publisher = Publisher(manager, 2, ANY, ANY)
     addresses = publisher.endpoint, publisher.replay_endpoint
@@ -429,7 +429,7 @@ def test_a_message_with_a_number_below_zero_is_not_believed() -> None:
 
 
 def test_an_answer_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign one may go on for ever."""
+    """A foreign one may go on forever."""
     monkeypatch.setattr(subscriber, "_MOST_ANSWERED", 200)
     script, mirror = Script(), Mirror()
     with (

@@ -259,5 +259,5 @@ def test_whole_blocks_of_a_prompt_that_parts_are_found() -> None:
     """With blocks of 256 tokens, a prompt that parts after 300 finds 256 of them."""
     manager = BlockManager(8, 256)
     manager.commit(manager.admit(range(600)), 600)
-    parted = [*range(300), *range(1000, 1300)]
-    assert manager.sequence(manager.admit(parted)).num_cached_tokens == 256
+    diverging = [*range(300), *range(1000, 1300)]
+    assert manager.sequence(manager.admit(diverging)).num_cached_tokens == 256

@@ -246,7 +246,7 @@ def test_a_removal_of_a_group_that_is_unknown_yet_takes_nothing() -> None:
 
 @pytest.mark.parametrize("group", [-1, 256, 2**63])
 def test_a_group_with_a_number_out_of_bounds_is_not_believed(group: int) -> None:
-    """Nor remembered: a sender could count up for ever."""
+    """Nor remembered: a sender could count up forever."""
     index = index_of("w")
     index.apply("w", batch(stored([1], group_idx=group), removed([1], group_idx=group)))
     assert (index.counts["other_group"], index.num_entries, index._groups["w"]) == (2, 0, {})

@@ -6,7 +6,7 @@
                                      ──► save_picture ──► PNG or SVG
 
 Needs the extra ``plot``: matplotlib draws, and templates of Jinja2 give its drawings a light and a
-dark scheme, words, tables and places that speak.
+dark scheme, words, tables and labelled points.
 """
 
 from __future__ import annotations

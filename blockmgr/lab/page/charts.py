@@ -1,4 +1,4 @@
-"""The charts of a report. Each draws on an empty figure and returns the places that speak."""
+"""The charts of a report. Each draws on an empty figure and returns its labelled points."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The worker writes, for each token it is given to compute, a number that stands for the token and all
 before it into the token's slot; before that it reads the slots of everything before. A token is
-drawn from that number, so wrong K/V shows in what is said, too.
+drawn from that number, so wrong K/V shows in the output, too.
 """
 
 from __future__ import annotations
