@@ -110,6 +110,27 @@ def test_it_tells_second_turns_from_third_ones() -> None:
     assert hit_rate("adaptive", prompts) > 0.32
 
 
+def forked(rounds: int, returns: int) -> list[list[int]]:
+    """Second turns come soon and have one length. Those that repeat nearly all of a long first one
+    have a third, ``returns`` rounds later; those that add most of themselves to a short one have
+    none."""
+    prompts = []
+    for i in range(rounds):
+        for number, first in ((2 * i, 29), (2 * i + 1, 8)):
+            text = [1 + number * 1000 + k for k in range(35)]
+            prompts += [text[:first], text[:32]]
+        if i >= returns:
+            prompts.append([1 + 2 * (i - returns) * 1000 + k for k in range(35)])
+    return prompts
+
+
+def test_it_tells_by_what_a_request_added_whether_it_goes_on() -> None:
+    """LRU keeps a block for 16 rounds and finds no third turn. Turns alone are worth 45 %."""
+    prompts = forked(1500, 25)
+    assert hit_rate("lru", prompts) < 0.27
+    assert hit_rate("adaptive", prompts) > 0.465
+
+
 def waking(rounds: int, quiet: int, busy: int, pause: int) -> list[list[int]]:
     """First turns never return for so many rounds that the policy stops keeping them; then, for a
     while, all of them do, as LRU would have had it."""

@@ -21,12 +21,12 @@ std::int64_t victim_steps(Core& self) {
   });
 }
 
-int cell_of(int turn, int part, int gap, int size) {
+int cell_of(int turn, int part, int gap, int computed) {
   BlockTraits traits;
   traits.turn = BlockTraits::turn_bucket(turn);
   traits.part = static_cast<std::uint8_t>(part);
   traits.gap = static_cast<std::uint8_t>(gap);
-  traits.size = static_cast<std::uint8_t>(size);
+  traits.computed = static_cast<std::uint8_t>(computed);
   return traits.cell();
 }
 
@@ -51,7 +51,7 @@ NB_MODULE(_core_testing, m) {
   nb::class_<ReuseModel>(m, "ReuseModel")
       .def(nb::init<std::int64_t>(), nb::arg("unit"))
       .def_static("cell", cell_of, nb::arg("turn"), nb::arg("part"), nb::arg("gap"),
-                  nb::arg("size"))
+                  nb::arg("computed"))
       .def("end", &ReuseModel::end, nb::arg("cell"), nb::arg("level"), nb::arg("age"),
            nb::arg("used"))
       .def("clear_waiting", &ReuseModel::clear_waiting)

@@ -149,12 +149,11 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
 
 void AdaptivePolicy::fingerprint(std::string& out) const {
   put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
-  out.append(reinterpret_cast<const char*>(&usual_blocks_), sizeof usual_blocks_);
   for (const NodeId b : range_) {
     const Facts& f = facts(b);
     if (!nodes_[b].keyed()) continue;
     put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
-                f.idle, f.size);
+                f.idle, f.computed);
   }
   for (const Ghost& ghost : ghosts_)
     if (ghost.place.turn)

@@ -144,6 +144,7 @@ void ReuseSample::fingerprint(std::string& out) const {
     put_numbers(out, e.tag, e.since, e.cell, e.level, e.idle, e.in_lru, e.in_learned);
   }
   lists_.fingerprint(out);
+  out.append(reinterpret_cast<const char*>(&look_ups_), sizeof look_ups_);
   out.append(reinterpret_cast<const char*>(&lru_hits_), sizeof lru_hits_);
   out.append(reinterpret_cast<const char*>(&learned_hits_), sizeof learned_hits_);
   model_.fingerprint(out);

@@ -20,8 +20,11 @@ constexpr int kMaxTurn = 63;
 constexpr int kMaxParted = 3;
 // Of what the directories hit, each time the pool was looked through once.
 constexpr double kKeepHits = 0.8;
-// How much better than LRU the learned order must do to be followed.
-constexpr double kAhead = 1.01;
+// Of the blocks looked up: LRU is followed once the learned order finds fewer by more than the
+// second share, and no longer once it finds fewer by less than the first. The directories are small
+// samples, and what they tell apart at less than that is chance.
+constexpr double kLevel = 0.001;
+constexpr double kBehind = 0.002;
 
 }  // namespace
 
@@ -77,11 +80,10 @@ void AdaptivePolicy::value_lists() noexcept {
 
 void AdaptivePolicy::choose_leader() noexcept {
   next_choice_ = now_ + std::max<std::int64_t>(capacity_, kMinFit);
-  const double lru = sample_.lru_hits();
-  const double learned = sample_.learned_hits();
+  const double fewer = sample_.lru_hits() - sample_.learned_hits();
   // Between the two bounds the leader stays.
-  if (learned > kAhead * lru) follows_lru_ = false;
-  if (learned < lru) follows_lru_ = true;
+  if (fewer < kLevel * sample_.look_ups()) follows_lru_ = false;
+  if (fewer > kBehind * sample_.look_ups()) follows_lru_ = true;
   sample_.fade(kKeepHits);
 }
 
@@ -93,14 +95,13 @@ AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since
   return next;
 }
 
-// In quarters of what requests are like: up to half the usual length, up to it, up to twice it.
-std::uint8_t AdaptivePolicy::size_of(std::int64_t num_blocks) noexcept {
-  const auto blocks = static_cast<double>(num_blocks);
-  usual_blocks_ += (blocks - usual_blocks_) / (usual_blocks_ > 0 ? 64 : 1);
-  return blocks < usual_blocks_ / 2   ? 0
-         : blocks < usual_blocks_     ? 1
-         : blocks < 2 * usual_blocks_ ? 2
-                                      : 3;
+// Of a request's blocks: less than an eighth was not found, than a third, than two thirds, or more.
+std::uint8_t AdaptivePolicy::computed_of(std::int64_t num_found, std::int64_t num_blocks) {
+  const std::int64_t computed = num_blocks - num_found;
+  return 8 * computed < num_blocks       ? 0
+         : 3 * computed < num_blocks     ? 1
+         : 3 * computed < 2 * num_blocks ? 2
+                                         : 3;
 }
 
 int AdaptivePolicy::cell_of(const Facts& f) const {
@@ -111,24 +112,24 @@ int AdaptivePolicy::cell_of(const Facts& f) const {
                 : f.fresh ? BlockTraits::kNew
                           : BlockTraits::kMatched;
   traits.gap = f.place.gap;
-  traits.size = f.size;
+  traits.computed = f.computed;
   return traits.cell();
 }
 
-// Turn, gap and size in the low ten bits, then whether there is a request and whether it has ended.
+// Turn, gap and computed in the low ten bits, then whether there is a request and whether it has ended.
 AdaptivePolicy::Request AdaptivePolicy::request(Context who) {
   Request by;
   by.place.turn = who & 63;
   by.place.gap = (who >> 6) & 3;
-  by.size = static_cast<std::uint8_t>((who >> 8) & 3);
+  by.computed = static_cast<std::uint8_t>((who >> 8) & 3);
   by.any = who >> 10 & 1;
   by.at_end = who >> 11 & 1;
   return by;
 }
 
 Context AdaptivePolicy::context(const Request& by) {
-  return static_cast<Context>(by.place.turn | by.place.gap << 6 | by.size << 8 | by.any << 10 |
-                              by.at_end << 11);
+  return static_cast<Context>(by.place.turn | by.place.gap << 6 | by.computed << 8 |
+                              by.any << 10 | by.at_end << 11);
 }
 
 Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
@@ -145,7 +146,7 @@ Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
     facts(b).shared |= begins;
     on_hit(b);
   }
-  return context({place, size_of(num_blocks), true, false});
+  return context({place, computed_of(found.count, num_blocks), true, false});
 }
 
 void AdaptivePolicy::on_cached(Run run, Context& who) noexcept {
@@ -191,7 +192,7 @@ void AdaptivePolicy::note(NodeId b, Request& by) noexcept {
     by.at_end = true;
   }
   f.place = by.place;
-  f.size = by.size & 3;
+  f.computed = by.computed & 3;
 }
 
 // The request is known now; the age of the block counts from when the step completes.

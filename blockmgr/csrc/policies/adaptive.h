@@ -53,9 +53,9 @@ class AdaptivePolicy final : public Policy {
   // What is known of the request behind a run: kept in a Context, kNobody for none.
   struct Request {
     Place place;
-    std::uint8_t size = 0;   // of its prompt, in quarters of what is usual
-    bool any = false;        // there is one
-    bool at_end = false;     // a block of its own has ended its use in this call
+    std::uint8_t computed = 0;  // how much of it was not found: see computed_of
+    bool any = false;           // there is one
+    bool at_end = false;        // a block of its own has ended its use in this call
   };
   static Request request(Context who);
   static Context context(const Request& request);
@@ -69,7 +69,7 @@ class AdaptivePolicy final : public Policy {
     bool sampled : 1 = false;
     bool idle : 1 = false;
     bool listed : 1 = false;  // idle and without cached children
-    std::uint8_t size : 2 = 0;  // of the prompt whose use ended last
+    std::uint8_t computed : 2 = 0;  // of the request whose use ended last
   };
   // What is remembered of an evicted conversation.
   struct Ghost {
@@ -95,7 +95,7 @@ class AdaptivePolicy final : public Policy {
   }
   // The next turn of the conversation whose last request, in this place, ended then.
   Place next_place(Place last, std::uint32_t since) const;
-  std::uint8_t size_of(std::int64_t num_blocks) noexcept;
+  static std::uint8_t computed_of(std::int64_t num_found, std::int64_t num_blocks);
   // What is noted of a block when its last use ends.
   void note(NodeId b, Request& by) noexcept;
   void cached(NodeId b, Request& by) noexcept;
@@ -114,7 +114,6 @@ class AdaptivePolicy final : public Policy {
   ReuseSample sample_;
   Column<Facts> facts_;
   std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
-  double usual_blocks_ = 0;    // of a request
   bool follows_lru_ = true;
   std::int64_t next_fit_, next_choice_;
 };

@@ -33,22 +33,22 @@ struct BlockTraits {
 
   enum Part { kNew, kMatched, kShared };
 
-  int turn = 0;  // of the conversation, in buckets: see turn_bucket
-  int part = 0;  // what it was to the request: computed in it, found, or found by others
-  int gap = 0;   // how long the conversation's last pause was; 0: it has had none
-  int size = 0;  // how long the request was beside the usual one
+  int turn = 0;      // of the conversation, in buckets: see turn_bucket
+  int part = 0;      // what it was to the request: computed in it, found, or found by others
+  int gap = 0;       // how long the conversation's last pause was; 0: it has had none
+  int computed = 0;  // how much of the request was not found, in four steps
 
   static int turn_bucket(int turn);
   // A number for each combination; 0 is kept for blocks nothing is known of.
   int cell() const {
-    return 1 + ((turn * kValues[1] + part) * kValues[2] + gap) * kValues[3] + size;
+    return 1 + ((turn * kValues[1] + part) * kValues[2] + gap) * kValues[3] + computed;
   }
 };
 
 // A wait begins when a block becomes idle and ends when it is used again (a hit) or forgotten.
 //
 //   hazard(block, age) = P(used in this age bin | idle until then)
-//                      = factor(turn) factor(part) factor(gap) factor(size) * common(age)
+//                      = factor(turn) factor(part) factor(gap) factor(computed) * common(age)
 //
 // The common curve is counted over all blocks. The factors are fitted in turn until the expected
 // hits of each value are those seen (iterative proportional fitting of a Poisson model), and each

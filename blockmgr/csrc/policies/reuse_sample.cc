@@ -80,6 +80,7 @@ void ReuseSample::leave_learned(int i) noexcept {
 }
 
 void ReuseSample::use(std::uint64_t tag, std::int64_t now) noexcept {
+  look_ups_ += 1;
   int i = find(tag);
   if (i >= 0) {
     unlink(i);

@@ -43,10 +43,13 @@ class ReuseSample {
 
   double lru_hits() const { return lru_hits_; }
   double learned_hits() const { return learned_hits_; }
-  // Lets the hits counted so far weigh less beside those to come.
+  // Of sampled blocks.
+  double look_ups() const { return look_ups_; }
+  // Lets what was counted so far weigh less beside what is to come.
   void fade(double keep) {
     lru_hits_ *= keep;
     learned_hits_ *= keep;
+    look_ups_ *= keep;
   }
 
   std::size_t memory() const;
@@ -87,7 +90,7 @@ class ReuseSample {
   int num_entries_ = 0;
   int lru_last_;  // least recently used entry in the LRU directory, or end()
   int num_lru_ = 0, num_learned_ = 0;
-  double lru_hits_ = 0, learned_hits_ = 0;
+  double look_ups_ = 0, lru_hits_ = 0, learned_hits_ = 0;
 };
 
 }  // namespace blockmgr
