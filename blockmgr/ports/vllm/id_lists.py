@@ -14,7 +14,7 @@ PIECE = 256  # blocks
 
 
 class IdLists:
-    """Makes lists, and takes over what the list before begins with.
+    """Makes lists, and takes over what one before begins with.
 
     Prompts that come one after the other often share a long head, whose ids need not become ints
     again.
@@ -22,7 +22,7 @@ class IdLists:
 
     def __init__(self) -> None:
         self._bytes = b""
-        self._ids: list[int] = []
+        self._ids: list[int] = []  # whole pieces
 
     def of(self, table: npt.NDArray[np.int32]) -> list[int]:
         """The ids of a table.
@@ -30,21 +30,23 @@ class IdLists:
         Args:
             table: ``int32[n]``, contiguous.
         """
-        raw = table.tobytes()
-        same = self._same_as_before(raw)
+        raw, known = table.tobytes(), self._bytes
+        if raw.startswith(known) and len(raw) < len(known) + 4 * PIECE:
+            rest: list[int] = table[len(self._ids) :].tolist()
+            return [*self._ids, *rest]
+        same = self._same_pieces(raw) * PIECE
         ids = self._ids[:same]
         ids += table[same:].tolist()
-        self._bytes, self._ids = raw, ids
-        return ids.copy()
+        whole = len(ids) - len(ids) % PIECE
+        self._bytes, self._ids = raw[: 4 * whole], ids[:whole]
+        return ids
 
-    def _same_as_before(self, raw: bytes) -> int:
-        """Leading ids that the list before has as well, in whole pieces."""
-        before, size = self._bytes, 4 * PIECE
-        most = min(len(raw), len(before)) // size
-        same = 0
-        while (
-            same < most
-            and raw[same * size : (same + 1) * size] == before[same * size : (same + 1) * size]
-        ):
-            same += 1
-        return same * PIECE
+    def _same_pieces(self, raw: bytes) -> int:
+        """Leading pieces that the list before has as well."""
+        known, size = self._bytes, 4 * PIECE
+        most = min(len(raw), len(known)) // size
+        for number in range(most):
+            piece = slice(number * size, (number + 1) * size)
+            if raw[piece] != known[piece]:
+                return number
+        return most

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KVCacheManager"]
 
+NEVER = 1 << 62  # as a number of tokens
 NO_BLOCKS = np.zeros(0, np.int32)
 SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -196,13 +197,14 @@ class KVCacheManager(Lookups, Releases):
             to_zero = (found if is_loaded else num_new_computed_tokens) // self.block_size
         else:
             before = to_zero = held.num_blocks
-            is_free = not (full_sequence_must_fit or reserved_blocks or self.watermark_blocks)
-            room = None if is_free else self._room(request, *about)
-            if not self._go_on(held, request, slots, room):
-                return None
+            is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
+            if is_bound or slots > held.num_slots or request.resumable:
+                room = self._room(request, *about) if is_bound else None
+                if not self._go_on(held, request, slots, room):
+                    return None
         if self._zeroes:
             self._new_block_ids += self._ids_from(held, to_zero)
-        if not delay_cache_blocks:
+        if end >= held.next_full and not delay_cache_blocks:
             self._publish(held, request, end)
         if not request.resumable:  # the tokens of a session change between its turns
             self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
@@ -252,7 +254,7 @@ class KVCacheManager(Lookups, Releases):
             len(prompt),
             num_blocks,
             num_blocks * self.block_size,
-            (num_found // self.block_size + 1) * self.block_size,
+            (num_found // self.block_size + 1) * self.block_size if self.enable_caching else NEVER,
         )
         self._held[request.request_id] = held
         return held

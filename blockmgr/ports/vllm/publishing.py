@@ -25,11 +25,11 @@ class Publishing(Steps):
         """Whole blocks up to there can be found from here on."""
         if num_computed < held.next_full or not self.enable_caching:
             return
+        if num_computed > held.num_known:
+            num_computed = self._learn(held, request, num_computed)
         full = num_computed - num_computed % self.block_size
-        if full > held.num_known:
-            full = self._learn(held, request, full) // self.block_size * self.block_size
-            if full < held.next_full:
-                return
+        if full < held.next_full:
+            return
         self.manager.commit(held.handle, full)
         held.next_full = full + self.block_size
         if self.kv_events is not None:
