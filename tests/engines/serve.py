@@ -1,4 +1,4 @@
-"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked over HTTP.
+"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked by an OpenAI client.
 
 A server with its own manager and one on blockmgr are asked the same; texts must be equal, and
 ``/metrics`` must show hits.
@@ -20,6 +20,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
+
 PATIENCE = 300  # seconds for a server to come up
 
 
@@ -30,10 +32,8 @@ def free_port() -> int:
         return port
 
 
-def ask(url: str, body: dict[str, Any] | None = None) -> str:
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as answer:
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -44,7 +44,7 @@ def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
         if server.poll() is not None:
             raise RuntimeError(f"the server has ended:\n{log.read_text()[-4000:]}")
         try:
-            ask(f"{url}/health")
+            read(f"{url}/health")
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(1)
         else:
@@ -71,14 +71,19 @@ def texts(model: str, options: Any) -> tuple[list[str], float, str]:
             server = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             try:
                 wait_for(server, url, log)
+                client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120)
                 answers = []
                 for i in range(8):
                     tail = [rng.randrange(3, 1024) for _ in range(10 + i)]
-                    body = {"model": model, "prompt": head + tail, "max_tokens": 16}
-                    body |= {"temperature": 0, "ignore_eos": True}
-                    said = json.loads(ask(f"{url}/v1/completions", body))
-                    answers.append(said["choices"][0]["text"])
-                metrics = ask(f"{url}/metrics")
+                    said = client.completions.create(
+                        model=model,
+                        prompt=head + tail,
+                        max_tokens=16,
+                        temperature=0,
+                        extra_body={"ignore_eos": True},
+                    )
+                    answers.append(said.choices[0].text)
+                metrics = read(f"{url}/metrics")
             finally:
                 server.terminate()
                 server.wait(60)
