@@ -165,3 +165,30 @@ def test_lists_of_block_ids_are_those_of_the_table(vllm: None) -> None:
             ids = lists.of(row)
             assert ids == row.tolist()
             ids.append(7)  # it is the caller's
+
+
+def test_why_admitted_prompts_were_not_found_is_counted_once_for_each(vllm: None) -> None:
+    assert make()._misses is None
+    manager = make(explain_every=1)
+    serve(manager, list(range(1, 20)))
+    counted = sum(manager._misses.tokens.values())
+    assert counted == 19
+    again = request("again", [*range(1, 17), 90, 91])
+    large = request("large", list(range(200, 400)))
+    assert manager.allocate_slots(large, 200) is None
+    for _ in range(2):
+        blocks, found, _ = manager.get_computed_blocks(again)
+    assert manager.allocate_slots(again, 18 - found, found, blocks) is not None
+    assert sum(manager._misses.tokens.values()) == counted + 2
+    unread = request("unread", list(range(1, 20)))
+    unread.skip_reading_prefix_cache = True
+    assert manager.allocate_slots(unread, 19) is not None
+    assert sum(manager._misses.tokens.values()) == counted + 2
+
+
+def test_each_so_many_th_prompt_is_explained(vllm: None) -> None:
+    manager = make(num_blocks=101, explain_every=3)
+    for number in range(7):
+        served = request(str(number), list(range(100 * number, 100 * number + 10)))
+        assert manager.allocate_slots(served, 10) is not None
+    assert sum(manager._misses.tokens.values()) == 3 * 10

@@ -69,7 +69,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
 }
 OURS = (
-    "events", "hybrid", "id_lists", "layers", "lookups", "manager", "naming", "prompts",
+    "events", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming", "prompts",
     "publishing", "releases", "report", "steps", "support",
 )  # fmt: skip
 

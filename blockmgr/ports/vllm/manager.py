@@ -32,6 +32,7 @@ from blockmgr.ports.vllm.held import Held, Room
 from blockmgr.ports.vllm.id_lists import IdLists
 from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookups import Lookups
+from blockmgr.ports.vllm.misses import Misses
 from blockmgr.ports.vllm.prompts import Prompts
 from blockmgr.ports.vllm.releases import Releases
 from blockmgr.ports.vllm.report import Report
@@ -139,7 +140,9 @@ class KVCacheManager(Lookups, Releases):
         self._committed_late = False  # since the step's planning ended
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
-        self._report = Report(self.manager, options.report_every)
+        is_counted = options.explain_every and enable_caching
+        self._misses = Misses(self.manager, options.explain_every) if is_counted else None
+        self.report = Report(self.manager, options.report_every, self._misses)
         self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
         self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
         for single in self.coordinator.single_type_managers:
@@ -232,10 +235,13 @@ class KVCacheManager(Lookups, Releases):
         slots, manager, prompt = room.slots, self.manager, self.prompts.of(request)
         reads = self.enable_caching and not request.skip_reading_prefix_cache
         match = self._told_of(request, num_found) if reads else None
+        misses, explained = self._misses if reads else None, None
         try:
             if room.whole and not self._whole_fits(prompt, room, match):
                 self._do_without_part(request, num_found)
                 return None
+            if misses is not None and misses.is_due:
+                explained = misses.explain(prompt)
             handle = manager.admit(
                 prompt,
                 num_slots=slots,
@@ -246,6 +252,8 @@ class KVCacheManager(Lookups, Releases):
         except SHORTAGES:
             self._do_without_part(request, num_found)
             return None
+        if misses is not None:
+            misses.count(explained)
         self._whole_only.discard(request.request_id)
         self.prompts.forget(request.request_id)
         num_blocks = -(-max(slots, num_found) // self.block_size)

@@ -137,6 +137,11 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
         return
     if isinstance(ours, hybrid.HybridKVCacheManager):
         scheduler._make_cached_request_data = _replacing(ours, scheduler._make_cached_request_data)
+    if options.metrics_port:
+        from blockmgr.ports.vllm import exposition  # noqa: PLC0415
+
+        port = options.metrics_port + vllm_config.parallel_config.data_parallel_rank
+        exposition.serve(ours.report, options.metrics_host, port)
     scheduler.add_request = _preparing(ours, scheduler)
     if ours.enable_kv_cache_events:
         ours.publish_events = functools.partial(_publish_events, scheduler)
