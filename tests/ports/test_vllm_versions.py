@@ -192,3 +192,19 @@ def test_each_so_many_th_prompt_is_explained(vllm: None) -> None:
         served = request(str(number), list(range(100 * number, 100 * number + 10)))
         assert manager.allocate_slots(served, 10) is not None
     assert sum(manager._misses.tokens.values()) == 3 * 10
+
+
+def test_the_next_turn_finds_the_end_of_an_answer_within_a_block(vllm: None) -> None:
+    manager = make(min_partial_tokens=1)
+    served = request("first", list(range(1, 11)))
+    for num_new in (10, 1, 1, 1, 1, 1):  # the prompt, and what is sampled
+        manager.new_step_starts()
+        assert manager.allocate_slots(served, num_new) is not None
+        manager.take_kv_cache_block_copies()
+        served.num_computed_tokens += num_new
+        served._all_token_ids.append(50 + served.num_computed_tokens)
+        served.num_tokens += 1
+    manager.free(served)
+    turn = request("second", [*served._all_token_ids, 90, 91])
+    # Of 16 tokens, the last was sampled and not computed.
+    assert manager.get_computed_blocks(turn)[1] == 15

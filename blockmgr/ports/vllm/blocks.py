@@ -116,7 +116,7 @@ class FoundBlocks(Blocks):
         self._listed: list[int] | None = None
 
     @property
-    def ids(self) -> list[int]:  # type: ignore[override]  # nobody sets it
+    def ids(self) -> list[int]:  # type: ignore[override]  # never set
         """The ids of the group's blocks."""
         if self._listed is None:
             self._listed = self._found.tolist()
