@@ -1,4 +1,4 @@
-"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked over HTTP.
+"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked by an OpenAI client.
 
 A server with its own manager and one on blockmgr are asked the same; texts must be equal, and
 ``/metrics`` must show hits.
@@ -20,6 +20,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
+
 PATIENCE = 300  # seconds for a server to come up
 
 
@@ -30,10 +32,8 @@ def free_port() -> int:
         return port
 
 
-def ask(url: str, body: dict[str, Any] | None = None) -> str:
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=120) as answer:
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -44,7 +44,7 @@ def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
         if server.poll() is not None:
             raise RuntimeError(f"the server has ended:\n{log.read_text()[-4000:]}")
         try:
-            ask(f"{url}/health")
+            read(f"{url}/health")
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(1)
         else:
@@ -52,8 +52,13 @@ def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise TimeoutError(f"no server:\n{log.read_text()[-4000:]}")
 
 
-def texts(model: str, options: Any) -> tuple[list[str], float, str]:
-    """What a server answers, the tokens it found in its cache, and its log."""
+def total(metrics: str, name: str) -> float:
+    samples = re.findall(rf"^{name}(?:\{{.*\}})? ([0-9.e+]+)$", metrics, re.M)
+    return sum(map(float, samples))
+
+
+def texts(model: str, options: Any) -> tuple[list[str], float, float, str]:
+    """What a server answers, the tokens found by vLLM's and by our metrics, and its log."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
     command += ["--port", str(port), "--enforce-eager", "--dtype", "float32"]
@@ -71,31 +76,39 @@ def texts(model: str, options: Any) -> tuple[list[str], float, str]:
             server = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
             try:
                 wait_for(server, url, log)
+                client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120)
                 answers = []
                 for i in range(8):
                     tail = [rng.randrange(3, 1024) for _ in range(10 + i)]
-                    body = {"model": model, "prompt": head + tail, "max_tokens": 16}
-                    body |= {"temperature": 0, "ignore_eos": True}
-                    said = json.loads(ask(f"{url}/v1/completions", body))
-                    answers.append(said["choices"][0]["text"])
-                metrics = ask(f"{url}/metrics")
+                    said = client.completions.create(
+                        model=model,
+                        prompt=head + tail,
+                        max_tokens=16,
+                        temperature=0,
+                        extra_body={"ignore_eos": True},
+                    )
+                    answers.append(said.choices[0].text)
+                metrics = read(f"{url}/metrics")
+                own = options and read(f"http://127.0.0.1:{options['metrics_port']}/metrics")
             finally:
                 server.terminate()
                 server.wait(60)
-        hits = re.findall(r"^vllm:prefix_cache_hits_total\{.*\} ([0-9.e+]+)$", metrics, re.M)
-        return answers, sum(map(float, hits)), log.read_text()
+        hits = total(metrics, "vllm:prefix_cache_hits_total")
+        our_hits = total(own or "", "blockmgr_prefix_cache_hits_total")
+        return answers, hits, our_hits, log.read_text()
 
 
 def main() -> int:
     model = sys.argv[1]
-    stock, stock_hits, _ = texts(model, None)
-    ours, our_hits, log = texts(model, {"report_every": 1})
+    stock, stock_hits, _, _ = texts(model, None)
+    options = {"report_every": 1, "explain_every": 1, "metrics_port": free_port()}
+    ours, our_hits, told, log = texts(model, options)
     on = "blockmgr manages the KV cache" in log
-    good = stock == ours and our_hits >= stock_hits > 0 and on
+    good = stock == ours and told == our_hits >= stock_hits > 0 and on
     same = sum(a == b for a, b in zip(stock, ours, strict=True))
     print(
         f"{same} of {len(stock)} texts equal over HTTP; hit tokens by /metrics {stock_hits:.0f} "
-        f"with vLLM's own, {our_hits:.0f} with blockmgr; "
+        f"with vLLM's own, {our_hits:.0f} with blockmgr, {told:.0f} by its own metrics; "
         + ("good" if good else f"NOT GOOD (blockmgr {'on' if on else 'off'})")
     )
     return int(not good)

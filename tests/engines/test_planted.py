@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import ChunkedAttention, SlidingWindow
-from blockmgr.ports.vllm import hybrid, layers, lookups, manager
+from blockmgr.ports.vllm import hybrid, layers, lookups, manager, prompts
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
@@ -43,7 +43,7 @@ def test_the_port_itself_is_clean() -> None:
 
 
 def test_a_salt_that_is_passed_over_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "namespace", lambda request: b"")
+    monkeypatch.setattr(prompts, "namespace", lambda request: b"")
     assert wrong_runs({}) > 0
 
 
@@ -66,12 +66,14 @@ def test_blocks_that_turned_out_wrong_and_stay_cached_are_noticed(
 
 
 def test_a_table_that_lacks_a_block_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    grow = manager.KVCacheManager._has_grown
+    grow = manager.KVCacheManager._grow
 
-    def too_far(self: Any, held: Any, slots: int) -> None:
-        grow(self, held, slots + self.block_size)
+    def too_far(self: Any, held: Any, request: Any, slots: int) -> bool:
+        has_grown: bool = grow(self, held, request, slots)
+        held.num_slots += self.block_size
+        return has_grown
 
-    monkeypatch.setattr(manager.KVCacheManager, "_has_grown", too_far)
+    monkeypatch.setattr(manager.KVCacheManager, "_grow", too_far)
     assert wrong_runs({}) > 0
 
 

@@ -34,7 +34,7 @@ from blockmgr.ports.vllm import register
 from tests.engines.layers import FULL, Layers, draw_layers, group_specs
 from tests.engines.one_copy import keep_one_copy
 
-__all__ = ["Settings", "Tally", "World", "draw", "make_scheduler"]
+__all__ = ["Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
 
 MODEL_LENGTH = 512
 VOCABULARY = 1000
@@ -117,6 +117,13 @@ def draw(
 
 def make_scheduler(settings: Settings) -> Any:
     """vLLM's scheduler for a model of a layer in each group that is never loaded."""
+    named = arguments(settings)
+    register()
+    return (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
+
+
+def arguments(settings: Settings) -> dict[str, Any]:
+    """What vLLM's engine hands to its scheduler."""
     if len(settings.layers) > 1:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # refused there
     quotas = list((settings.options or {}).get("quotas", {}).values())
@@ -153,15 +160,13 @@ def make_scheduler(settings: Settings) -> Any:
         kv_cache_groups=group_specs(settings.layers, settings.block_size),
     )
     caching.num_gpu_blocks = settings.num_blocks
-    register()
-    kind = AsyncScheduler if settings.asynchronous else Scheduler
-    return kind(
-        vllm_config=config,
-        kv_cache_config=layout,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=settings.block_size,
-        log_stats=True,
-    )
+    return {
+        "vllm_config": config,
+        "kv_cache_config": layout,
+        "structured_output_manager": StructuredOutputManager(config),
+        "block_size": settings.block_size,
+        "log_stats": True,
+    }
 
 
 class World:

@@ -9,6 +9,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockmgr.ports.vllm import Options
@@ -103,17 +104,18 @@ def test_what_changes_in_a_version_is_something_that_is_compared() -> None:
 def test_a_prompt_is_converted_once_until_it_has_more_tokens(
     vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lookups = importlib.import_module("blockmgr.ports.vllm.lookups")
-    convert, converted = lookups.Prompt, []
+    prompts = importlib.import_module("blockmgr.ports.vllm.prompts")
+    convert, converted = prompts.Prompt, []
 
     def counted(tokens: list[int], **named: Any) -> Any:
         converted.append(len(tokens))
         return convert(tokens, **named)
 
-    monkeypatch.setattr(lookups, "Prompt", counted)
+    monkeypatch.setattr(prompts, "Prompt", counted)
     manager = make()
     tokens = list(range(1, 20))
     waiting = request("waiting", tokens)
+    manager.prompts.prepare(waiting)
     for _ in range(3):
         manager.get_computed_blocks(waiting)
     assert converted == [19]
@@ -125,3 +127,84 @@ def test_a_prompt_is_converted_once_until_it_has_more_tokens(
     assert manager.manager.sequence(manager._held["waiting"].handle).tokens.tolist() == tokens
     manager.get_computed_blocks(request("another", tokens))
     assert converted == [19, 21, 21]
+
+
+def test_prompts_are_kept_only_while_their_requests_wait(vllm: None) -> None:
+    manager = make()
+    waiting, ended, session = (request(name, list(range(1, 20))) for name in "abc")
+    session.resumable = True
+    for each in (waiting, ended, session):
+        manager.prompts.prepare(each)
+    assert len(manager.prompts) == 2
+    manager.free(ended)
+    assert manager.allocate_slots(waiting, 19) is not None
+    assert len(manager.prompts) == 0
+    manager.get_computed_blocks(session)
+    session._all_token_ids[4] = 90  # a session goes on with other tokens
+    assert manager.get_computed_blocks(session)[1] == 4
+    manager.free(session)
+    assert len(manager.prompts) == 0
+
+
+def test_requests_that_come_under_one_name_are_told_apart(vllm: None) -> None:
+    manager = make()
+    serve(manager, list(range(1, 20)))
+    manager.prompts.prepare(request("a", list(range(50, 69))))
+    assert manager.get_computed_blocks(request("a", list(range(1, 20))))[1] == 16
+
+
+def test_lists_of_block_ids_are_those_of_the_table(vllm: None) -> None:
+    id_lists = importlib.import_module("blockmgr.ports.vllm.id_lists")
+    piece, lists = id_lists.PIECE, id_lists.IdLists()
+    table = np.arange(3 * piece, dtype=np.int32)
+    for length in (3 * piece, piece, 2 * piece + 1, 0, 2 * piece):
+        for changed in (None, 0, piece - 1, piece, length - 1):
+            row = table[:length].copy()
+            if changed is not None and 0 <= changed < length:
+                row[changed] = -1
+            ids = lists.of(row)
+            assert ids == row.tolist()
+            ids.append(7)  # it is the caller's
+
+
+def test_why_admitted_prompts_were_not_found_is_counted_once_for_each(vllm: None) -> None:
+    assert make()._misses is None
+    manager = make(explain_every=1)
+    serve(manager, list(range(1, 20)))
+    counted = sum(manager._misses.tokens.values())
+    assert counted == 19
+    again = request("again", [*range(1, 17), 90, 91])
+    large = request("large", list(range(200, 400)))
+    assert manager.allocate_slots(large, 200) is None
+    for _ in range(2):
+        blocks, found, _ = manager.get_computed_blocks(again)
+    assert manager.allocate_slots(again, 18 - found, found, blocks) is not None
+    assert sum(manager._misses.tokens.values()) == counted + 2
+    unread = request("unread", list(range(1, 20)))
+    unread.skip_reading_prefix_cache = True
+    assert manager.allocate_slots(unread, 19) is not None
+    assert sum(manager._misses.tokens.values()) == counted + 2
+
+
+def test_each_so_many_th_prompt_is_explained(vllm: None) -> None:
+    manager = make(num_blocks=101, explain_every=3)
+    for number in range(7):
+        served = request(str(number), list(range(100 * number, 100 * number + 10)))
+        assert manager.allocate_slots(served, 10) is not None
+    assert sum(manager._misses.tokens.values()) == 3 * 10
+
+
+def test_the_next_turn_finds_the_end_of_an_answer_within_a_block(vllm: None) -> None:
+    manager = make(min_partial_tokens=1)
+    served = request("first", list(range(1, 11)))
+    for num_new in (10, 1, 1, 1, 1, 1):  # the prompt, and what is sampled
+        manager.new_step_starts()
+        assert manager.allocate_slots(served, num_new) is not None
+        manager.take_kv_cache_block_copies()
+        served.num_computed_tokens += num_new
+        served._all_token_ids.append(50 + served.num_computed_tokens)
+        served.num_tokens += 1
+    manager.free(served)
+    turn = request("second", [*served._all_token_ids, 90, 91])
+    # Of 16 tokens, the last was sampled and not computed.
+    assert manager.get_computed_blocks(turn)[1] == 15

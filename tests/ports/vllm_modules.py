@@ -68,7 +68,10 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.metrics.stats": {"PrefixCacheStats": Stats},
     "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
 }
-OURS = ("events", "hybrid", "layers", "lookups", "manager", "naming", "report", "steps", "support")
+OURS = (
+    "events", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming", "prompts",
+    "publishing", "releases", "report", "steps", "support",
+)  # fmt: skip
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.events import KVEvents
 
-__all__ = ["Block", "BlockPool", "Blocks", "GroupedBlocks", "SomeBlocks"]
+__all__ = ["Block", "BlockPool", "Blocks", "FoundBlocks", "GroupedBlocks", "SomeBlocks"]
 
 CACHED = b"cached by blockmgr"
 
@@ -60,21 +60,15 @@ class Block:
 
 
 class Blocks:
-    """A ``KVCacheBlocks`` of one group. Of a look-up the ids are listed when they are asked for."""
+    """A ``KVCacheBlocks`` of one group: the ids of its blocks."""
 
-    __slots__ = ("_ids", "_manager")
+    __slots__ = ("_manager", "ids")
 
-    def __init__(self, manager: BlockManager, ids: list[int] | npt.NDArray[np.int32]) -> None:
+    ids: list[int]
+
+    def __init__(self, manager: BlockManager, ids: list[int]) -> None:
         self._manager = manager
-        self._ids = ids
-
-    @property
-    def ids(self) -> list[int]:
-        """The ids of the group's blocks."""
-        ids = self._ids
-        if not isinstance(ids, list):
-            self._ids = ids = ids.tolist()
-        return ids
+        self.ids = ids
 
     @property
     def by_group(self) -> tuple[list[int], ...]:
@@ -90,7 +84,7 @@ class Blocks:
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
         """The ids of the group's blocks, as a list; None for none, if that is allowed."""
-        ids = self._ids if type(self._ids) is list else self.ids  # asked of each request each step
+        ids = self.ids
         if allow_none and not ids:
             return None
         return (ids,) if group_ids is None else tuple(ids for _ in group_ids)
@@ -109,6 +103,24 @@ class Blocks:
 
     def __add__(self, other: Blocks) -> Blocks:
         return Blocks(self._manager, self.ids + other.ids)
+
+
+class FoundBlocks(Blocks):
+    """Those of a look-up: an array, of which a list is made when it is asked for."""
+
+    __slots__ = ("_found", "_listed")
+
+    def __init__(self, manager: BlockManager, found: npt.NDArray[np.int32]) -> None:
+        self._manager = manager
+        self._found = found
+        self._listed: list[int] | None = None
+
+    @property
+    def ids(self) -> list[int]:  # type: ignore[override]  # never set
+        """The ids of the group's blocks."""
+        if self._listed is None:
+            self._listed = self._found.tolist()
+        return self._listed
 
 
 class GroupedBlocks:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Held", "Room"]
+__all__ = ["ROW", "Held", "Room"]
+
+ROW = 0xFFFFFFFF  # of a handle: the row of its block table
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.ports.vllm.blocks import GroupedBlocks
+from blockmgr.ports.vllm.held import ROW
 from blockmgr.ports.vllm.manager import KVCacheManager
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from blockmgr.ports.vllm.held import Held, Room
 
 __all__ = ["HybridKVCacheManager"]
-
-ROW = 0xFFFFFFFF  # of a handle
 
 
 class HybridKVCacheManager(KVCacheManager):
@@ -50,7 +49,7 @@ class HybridKVCacheManager(KVCacheManager):
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
-        prompt = self._prompt_of(request)
+        prompt = self.prompts.of(request)
         most = len(prompt) - 1
         if max_cache_hit_length is not None and max_cache_hit_length < most:
             most = max_cache_hit_length - max_cache_hit_length % self.block_size
@@ -92,7 +91,7 @@ class HybridKVCacheManager(KVCacheManager):
             held.num_committed = num_found
         return held
 
-    def _whole_fits(self, prompt: Prompt, room: Room, asked: dict[str, Any]) -> bool:
+    def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
         """As vLLM counts: windows hold no more at a time than a chunk and what it reads."""
         slots = max(room.whole, room.slots)
         available = self.manager.num_available - room.headroom
@@ -100,21 +99,24 @@ class HybridKVCacheManager(KVCacheManager):
         most = sum(each.num_blocks(slots) + 1 for each in self.layers)
         if most <= available:
             return True
-        num_found = asked["match"].num_cached_tokens if "match" in asked else 0
+        num_found = 0 if match is None else match.num_cached_tokens
         idle = 0
         if num_found:
             idle = self._match(prompt, 1, num_found).num_idle_blocks
         fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self.layers)
         return fresh + idle <= available
 
-    def _grow(self, held: Held, request: Request, room: Room) -> bool:
-        if room.slots > held.num_slots and self.enable_caching:
+    def _grow(self, held: Held, request: Request, slots: int) -> bool:
+        if slots > held.num_slots and self.enable_caching:
             # What was written by steps before this one; windows give back what is behind them.
             self.manager.commit(held.handle, held.num_committed)
             self._note_exchanges(held, request)
-        return super()._grow(held, request, room)
+        return super()._grow(held, request, slots)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
+        if num_computed < held.next_full:
+            return
+        num_computed = min(num_computed, self._learn(held, request, num_computed))
         if num_computed < held.next_full:
             return
         self.manager.commit(held.handle, num_computed)

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.stats import PrefixCacheStats
 
-from blockmgr import Prompt
-from blockmgr.ports.vllm.blocks import Blocks
-from blockmgr.ports.vllm.naming import extras_of, namespace
+from blockmgr.ports.vllm.blocks import Blocks, FoundBlocks
+from blockmgr.ports.vllm.held import ROW
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from blockmgr import BlockManager
+    from blockmgr import BlockManager, Match
     from blockmgr.ports.vllm.blocks import BlockPool, SomeBlocks
     from blockmgr.ports.vllm.events import KVEvents
     from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.id_lists import IdLists
+    from blockmgr.ports.vllm.prompts import Prompts
 
 __all__ = ["Lookups"]
 
@@ -35,8 +36,10 @@ class Lookups:
     kv_events: KVEvents | None
     empty_kv_cache_blocks: SomeBlocks
     _held: dict[str, Held]
+    prompts: Prompts
+    _told: tuple[str, Match] | None
+    _ids: IdLists
     _whole_only: set[str]
-    _asked: tuple[Request, Prompt] | None
 
     # What is cached.
 
@@ -78,7 +81,8 @@ class Lookups:
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
-        found = self.manager.match(self._prompt_of(request), watermark_blocks=0)
+        found = self.manager.match(self.prompts.of(request), watermark_blocks=0)
+        self._told = request.request_id, found
         most = found.num_cached_tokens
         if max_cache_hit_length is not None and max_cache_hit_length < most:
             most = max_cache_hit_length - max_cache_hit_length % self.block_size
@@ -89,7 +93,7 @@ class Lookups:
         blocks = found.block_ids[: most // self.block_size]
         if self.kv_events is not None:
             self.kv_events.reused_by(request, len(blocks))
-        return Blocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
+        return FoundBlocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
 
     def get_computed_blocks_for_connector(
         self, request: Request, max_cache_hit_length: int | None = None
@@ -106,19 +110,6 @@ class Lookups:
             )
         return Blocks(self.manager, blocks.ids[: num_computed_tokens // self.block_size])
 
-    def _prompt_of(self, request: Request) -> Prompt:
-        """Converted once: for a look-up, for others while there is no room, and for admission."""
-        tokens = request._all_token_ids
-        if self._asked is not None and not request.resumable:
-            asker, prompt = self._asked
-            if asker is request and len(prompt) == len(tokens):
-                return prompt
-        prompt = Prompt(
-            tokens, namespace=namespace(request), extras=extras_of(request, self.block_size)
-        )
-        self._asked = request, prompt
-        return prompt
-
     def estimate_cached_tokens(self, request: Request) -> int:
         """Tokens of the request that others can find."""
         held = self._held.get(request.request_id)
@@ -131,7 +122,10 @@ class Lookups:
         held = self._held.get(request_id)
         if held is None:
             return self.empty_kv_cache_blocks
-        return Blocks(self.manager, self.manager.block_ids(held.handle))
+        return Blocks(
+            self.manager,
+            self._ids.of(self.manager.block_tables[held.handle & ROW, : held.num_blocks]),
+        )
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Their ids."""

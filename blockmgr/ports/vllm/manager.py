@@ -23,36 +23,38 @@ from blockmgr import (
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
-    Prompt,
     StaleMatchError,
-    StepError,
 )
-from blockmgr.ports.vllm.blocks import Block, BlockPool, Blocks
+from blockmgr.ports.vllm.blocks import BlockPool, Blocks
 from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, waiting_blocks
 from blockmgr.ports.vllm.held import Held, Room
+from blockmgr.ports.vllm.id_lists import IdLists
 from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookups import Lookups
+from blockmgr.ports.vllm.misses import Misses
+from blockmgr.ports.vllm.prompts import Prompts
+from blockmgr.ports.vllm.releases import Releases
 from blockmgr.ports.vllm.report import Report
-from blockmgr.ports.vllm.steps import Steps
-from blockmgr.ports.vllm.wishes import expects_reuse, retain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm.v1.request import Request
 
+    from blockmgr import Prompt
     from blockmgr.ports.vllm.blocks import SomeBlocks
     from blockmgr.ports.vllm.options import Options
 
 __all__ = ["KVCacheManager"]
 
+NEVER = 1 << 62  # as a number of tokens
 NO_BLOCKS = np.zeros(0, np.int32)
 SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class KVCacheManager(Lookups, Steps):
+class KVCacheManager(Lookups, Releases):
     """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
 
     Args:
@@ -131,12 +133,16 @@ class KVCacheManager(Lookups, Steps):
         # most calls of a decode step, instead of several parts of ``Held``.
         self._nothing_to_do: dict[str, int] = {}
         self._whole_only: set[str] = set()  # requests whose copy of a part found no room
-        self._asked: tuple[Request, Prompt] | None = None  # who looked up last, and what
+        self.prompts = Prompts(self.block_size)
+        self._ids = IdLists()
+        self._told: tuple[str, Match] | None = None  # who looked up last, and what it found
         self._in_step = False
         self._committed_late = False  # since the step's planning ended
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
-        self._report = Report(self.manager, options.report_every)
+        is_counted = options.explain_every and enable_caching
+        self._misses = Misses(self.manager, options.explain_every) if is_counted else None
+        self.report = Report(self.manager, options.report_every, self._misses)
         self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
         self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
         for single in self.coordinator.single_type_managers:
@@ -168,45 +174,57 @@ class KVCacheManager(Lookups, Steps):
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> SomeBlocks | None:
         """Slots for the next tokens of a request: its new blocks, or None and nothing changed."""
-        if not (num_new_tokens or num_external_computed_tokens or num_new_computed_tokens):
-            raise ValueError(
-                "num_new_tokens must be greater than 0 when there are no computed tokens to adopt"
-            )
+        name = request.request_id
         found = num_new_computed_tokens + num_external_computed_tokens
-        if not found:  # by far the most calls of a decode step
+        if not found:
+            if not num_new_tokens:
+                raise ValueError(
+                    "num_new_tokens must be greater than 0 when there are no computed tokens to "
+                    "adopt"
+                )
+            # By far the most calls of a decode step.
             last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
-            idle = last <= self._nothing_to_do.get(request.request_id, 0)
-            if idle and not (request.resumable and request.status in WAITING):
+            if last <= self._nothing_to_do.get(name, 0):
                 return self.empty_kv_cache_blocks
-        held = self._held.get(request.request_id)
         end = min(request.num_computed_tokens + found, self.max_model_len) + num_new_tokens
         slots = min(end + num_lookahead_tokens, self.max_model_len)
-        headroom = 0
-        if has_scheduled_reqs and request.status in WAITING:
-            headroom = self.watermark_blocks
-        whole = min(request.num_tokens, self.max_model_len) if full_sequence_must_fit else 0
-        room = Room(slots, whole, headroom, reserved_blocks)
+        about = slots, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
+        held = self._held.get(name)
         if held is None:
-            held = self._admit(request, num_new_computed_tokens, room)
+            held = self._admit(request, num_new_computed_tokens, self._room(request, *about))
             if held is None:
                 return None
             before = num_new_computed_tokens // self.block_size
             held.is_loading = delay_cache_blocks
-            if self._zeroes:
-                start = found if 0 in skip_zeroing_group_ids else num_new_computed_tokens
-                self.record_blocks_for_zeroing(request.request_id, start)
+            is_loaded = 0 in skip_zeroing_group_ids
+            to_zero = (found if is_loaded else num_new_computed_tokens) // self.block_size
         else:
-            before = held.num_blocks
-            if not self._grow(held, request, room):
-                return None
-            if self._zeroes:
-                self._new_block_ids += self._ids_from(held, before)
-        if not delay_cache_blocks:
-            self._publish(held, request, min(end, held.num_known))
-        self._nothing_to_do[request.request_id] = min(held.next_full - 1, held.num_slots)
+            before = to_zero = held.num_blocks
+            is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
+            if is_bound or slots > held.num_slots or request.resumable:
+                room = self._room(request, *about) if is_bound else None
+                if not self._go_on(held, request, slots, room):
+                    return None
+        if self._zeroes:
+            self._new_block_ids += self._ids_from(held, to_zero)
+        if end >= held.next_full and not delay_cache_blocks:
+            self._publish(held, request, end)
+        if not request.resumable:  # the tokens of a session change between its turns
+            self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
         if held.num_blocks <= before:
             return self.empty_kv_cache_blocks
         return self._blocks_from(held, before)
+
+    def _room(
+        self, request: Request, slots: int, whole: bool, reserved: int, has_scheduled: bool
+    ) -> Room:
+        is_waiting = has_scheduled and request.status in WAITING
+        return Room(
+            slots,
+            min(request.num_tokens, self.max_model_len) if whole else 0,
+            self.watermark_blocks if is_waiting else 0,
+            reserved,
+        )
 
     def _blocks_from(self, held: Held, start: int) -> SomeBlocks:
         """The blocks of a request from the one of this number on."""
@@ -214,40 +232,55 @@ class KVCacheManager(Lookups, Steps):
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """A sequence for the request, with exactly what it was told it finds."""
-        slots, manager, prompt = room.slots, self.manager, self._prompt_of(request)
-        asked: dict[str, Any] = {}
-        if self.prefix_cache_lookup_enabled(request):
-            asked["match"] = Match(num_found, 0, NO_BLOCKS)
-        else:
-            asked["read_cache"] = False
+        slots, manager, prompt = room.slots, self.manager, self.prompts.of(request)
+        reads = self.enable_caching and not request.skip_reading_prefix_cache
+        match = self._told_of(request, num_found) if reads else None
+        misses, explained = self._misses if reads else None, None
         try:
-            if room.whole and not self._whole_fits(prompt, room, asked):
+            if room.whole and not self._whole_fits(prompt, room, match):
                 self._do_without_part(request, num_found)
                 return None
-            held_back = room.headroom + room.reserved
-            handle = manager.admit(prompt, num_slots=slots, watermark_blocks=held_back, **asked)
+            if misses is not None and misses.is_due:
+                explained = misses.explain(prompt)
+            handle = manager.admit(
+                prompt,
+                num_slots=slots,
+                read_cache=reads,
+                match=match,
+                watermark_blocks=room.headroom + room.reserved,
+            )
         except SHORTAGES:
             self._do_without_part(request, num_found)
             return None
+        if misses is not None:
+            misses.count(explained)
         self._whole_only.discard(request.request_id)
-        self._asked = None
+        self.prompts.forget(request.request_id)
         num_blocks = -(-max(slots, num_found) // self.block_size)
         held = Held(
             handle,
             len(prompt),
             num_blocks,
             num_blocks * self.block_size,
-            (num_found // self.block_size + 1) * self.block_size,
+            (num_found // self.block_size + 1) * self.block_size if self.enable_caching else NEVER,
         )
         self._held[request.request_id] = held
         return held
+
+    def _told_of(self, request: Request, num_found: int) -> Match:
+        """The match that found so many tokens; of less than was found, one like it."""
+        if self._told is not None and self._told[0] == request.request_id:
+            found = self._told[1]
+            if found.num_cached_tokens == num_found:
+                return found
+        return Match(num_found, 0, NO_BLOCKS)
 
     def _do_without_part(self, request: Request, num_found: int) -> None:
         """No room: next time the request does without the copy of a part of a block."""
         if num_found % self.block_size:
             self._whole_only.add(request.request_id)
 
-    def _whole_fits(self, prompt: Prompt, room: Room, asked: dict[str, Any]) -> bool:
+    def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
         """Whether there is room for all of a prompt, of which the first slots are taken now."""
         slots, headroom = max(room.whole, room.slots), room.headroom
         # Though all of it were new, the source of a copy included.
@@ -255,41 +288,43 @@ class KVCacheManager(Lookups, Steps):
         if not self._has_shares and most <= self.manager.num_available - headroom:
             return True
         verdict = self.manager.can_admit(
-            prompt, num_slots=slots, watermark_blocks=headroom, **asked
+            prompt,
+            num_slots=slots,
+            read_cache=match is not None,
+            match=match,
+            watermark_blocks=headroom,
         )
         return verdict is Admission.NOW
 
-    def _grow(self, held: Held, request: Request, room: Room) -> bool:
-        tokens, slots = request._all_token_ids, room.slots
+    def _go_on(self, held: Held, request: Request, slots: int, room: Room | None) -> bool:
+        """Whether a request that has blocks has so many slots now."""
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
-        if (room.whole or room.headroom or room.reserved) and not self._leaves(held, room):
+        if room is not None and not self._leaves(held, room):
             return False
+        return self._grow(held, request, slots)
+
+    def _grow(self, held: Held, request: Request, slots: int) -> bool:
+        """Whether the request has so many slots now."""
+        if slots <= held.num_slots:
+            return True
         try:
-            known = min(len(tokens), max(slots, held.num_known))
-            if known > held.num_known:
-                self.manager.append(held.handle, tokens[held.num_known : known])
-                held.num_known = known
-                if known > held.num_slots:
-                    self._has_grown(held, known)
-            if slots > held.num_slots:
-                self.manager.reserve(held.handle, slots)
-                self._has_grown(held, slots)
+            self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):
             return False
+        held.num_blocks = -(-slots // self.block_size)
+        held.num_slots = held.num_blocks * self.block_size
         return True
 
     def _leaves(self, held: Held, room: Room) -> bool:
         """Whether growth leaves what others are to have."""
+        if not (room.whole or room.headroom or room.reserved):
+            return True
         more = -(-room.slots // self.block_size) - held.num_blocks
         to_end = sum(each.num_blocks(room.whole) - held.num_blocks for each in self.layers)
         available = self.manager.num_available - room.headroom
         fits = max(more, 0) * self.num_kv_cache_groups <= available - room.reserved
         return fits and to_end <= available
-
-    def _has_grown(self, held: Held, slots: int) -> None:
-        held.num_blocks = max(held.num_blocks, -(-slots // self.block_size))
-        held.num_slots = held.num_blocks * self.block_size
 
     def _follow_session(self, held: Held, request: Request) -> None:
         """A streaming session takes its last sampled token back before it goes on."""
@@ -308,97 +343,7 @@ class KVCacheManager(Lookups, Steps):
         held.num_slots = held.num_blocks * self.block_size
         held.next_full = min(held.next_full, (same // self.block_size + 1) * self.block_size)
 
-    def _publish(self, held: Held, request: Request, num_computed: int) -> None:
-        """Whole blocks up to there can be found from here on."""
-        if num_computed < held.next_full or not self.enable_caching:
-            return
-        full = num_computed - num_computed % self.block_size
-        self.manager.commit(held.handle, full)
-        held.next_full = full + self.block_size
-        if self.kv_events is not None:
-            self.kv_events.stored_by(request)
-        self._committed_late |= not self._in_step
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Publishes what is known by now: asynchronous outputs, and what a connector has loaded."""
-        held = self._held.get(request.request_id)
-        if held is None:
-            return
-        held.is_loading = False
-        if not self.enable_caching or num_computed_tokens < held.next_full:
-            return
-        tokens = request._all_token_ids
-        known = min(len(tokens), held.num_slots)  # never allocates here
-        if known > held.num_known:
-            self.manager.append(held.handle, tokens[held.num_known : known])
-            held.num_known = known
-        self._publish(held, request, min(num_computed_tokens, held.num_known))
-
-    # Release.
-
-    def free(self, request: Request) -> None:
-        """Gives the request's blocks back, the last to be evicted first."""
-        held = self._held.pop(request.request_id, None)
-        self._nothing_to_do.pop(request.request_id, None)
-        self._whole_only.discard(request.request_id)
-        if self._asked is not None and self._asked[0] is request:
-            self._asked = None
-        if held is not None:
-            self._end(held, request)
-
-    def _end(self, held: Held, request: Request) -> None:
-        if not self._in_step:
-            self._publish_tail(held, request)
-            self._close_late_commits()
-        if self.options.retention:
-            retain(self.manager, held, request)
-        expected = expects_reuse(request) if self.options.retention else None
-        try:
-            # A preempted request may have been scheduled earlier in this step.
-            self.manager.free(held.handle, expect_reuse=expected, withdraw=self._in_step)
-        except StepError:
-            self._leaving.append(held.handle)
-
-    def _publish_tail(self, held: Held, request: Request) -> None:
-        """The next turn of a conversation begins where this one ends, within a block."""
-        if not self.options.min_partial_tokens or held.is_loading or not self.enable_caching:
-            return
-        computed = request.num_computed_tokens - request.num_output_placeholders
-        computed = min(computed, held.num_known)
-        if computed > self.manager.sequence(held.handle).num_computed_tokens:
-            self.manager.commit(held.handle, computed)
-            self._committed_late = True
-            if self.kv_events is not None:
-                self.kv_events.stored_by(request)
-
-    def pop_blocks_for_free(self, request: Request) -> list[Block]:
-        """Ends the request; its blocks are kept until ``block_pool.free_blocks`` has them."""
-        held = self._held.get(request.request_id)
-        if held is None:
-            return []
-        ids = self.manager.block_ids(held.handle)
-        self.manager.acquire(ids)
-        self.free(request)
-        return [Block(self.manager, block) for block in ids]
-
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         """Nothing: full attention reads every block."""
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        """Takes these blocks out of the cache, in use or not."""
-        self._close_late_commits()
-        self.block_pool.evict_blocks(block_ids)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forgets everything, unless a block is in use."""
-        self._close_late_commits()
-        if self.manager.num_available < self.manager.config.capacity:
-            return False
-        self.manager.reset_prefix_cache()
-        if self.prefix_cache_stats is not None:
-            self.prefix_cache_stats.reset = True
-        if self.publish_events is not None:
-            self.publish_events()
-        return True

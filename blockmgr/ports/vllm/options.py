@@ -13,6 +13,14 @@ from blockmgr.errors import BlockMgrError
 
 __all__ = ["OptionError", "Options"]
 
+MAX_PORT = 65_535
+WHOLE_NUMBERS = (
+    "explain_every",
+    "min_partial_tokens",
+    "ghost_blocks",
+    "hit_rate_window",
+    "max_pinned_blocks",
+)
 # Of ManagerConfig, and who decides instead.
 DECIDED_BY_VLLM = {
     "num_blocks": "--num-gpu-blocks-override or the memory there is",
@@ -44,6 +52,11 @@ class Options:
         hash_requests: Whether vLLM goes on hashing each request's blocks though nothing reads it;
             with a KV connector or KV cache events it always does.
         report_every: Seconds between lines in the log on what the cache finds; 0 for none.
+        explain_every: Count why tokens of each so many-th prompt are not found, for the log and
+            Prometheus; 0 for none. To explain one can take a look at each cached block.
+        metrics_port: Port on which the engine's process answers Prometheus; 0 for none. Ranks of
+            data parallelism add their number.
+        metrics_host: Address on which it listens.
         eviction: As ``ManagerConfig`` has it, by name.
         min_partial_tokens: As ``ManagerConfig`` has it: parts of a block are reused from so many
             tokens on, by vLLM's own block copies.
@@ -61,6 +74,9 @@ class Options:
     fallback: Literal["refuse", "stock"] = "refuse"
     hash_requests: bool = False
     report_every: float = 0.0
+    explain_every: int = 0
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
     eviction: str = "lru"
     min_partial_tokens: int = 0
     ghost_blocks: int = 0
@@ -99,10 +115,15 @@ class Options:
         """Refuses values of the wrong type, by name."""
         for name in ("enabled", "hash_requests", "retention"):
             self._require(name, isinstance(getattr(self, name), bool), "true or false")
-        for name in ("min_partial_tokens", "ghost_blocks", "hit_rate_window", "max_pinned_blocks"):
+        for name in WHOLE_NUMBERS:
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
             self._require(name, is_whole, "a whole number from 0 on")
+        port = self.metrics_port
+        is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
+        self._require("metrics_port", is_port, f"a port from 0 to {MAX_PORT}")
+        is_host = isinstance(self.metrics_host, str) and bool(self.metrics_host)
+        self._require("metrics_host", is_host, "an address")
         is_number = isinstance(self.report_every, int | float)
         is_number = is_number and not isinstance(self.report_every, bool)
         self._require("report_every", is_number and self.report_every >= 0, "seconds from 0 on")

@@ -137,10 +137,29 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
         return
     if isinstance(ours, hybrid.HybridKVCacheManager):
         scheduler._make_cached_request_data = _replacing(ours, scheduler._make_cached_request_data)
+    if options.metrics_port:
+        from blockmgr.ports.vllm import exposition  # noqa: PLC0415
+
+        port = options.metrics_port + vllm_config.parallel_config.data_parallel_rank
+        exposition.serve(ours.report, options.metrics_host, port)
+    scheduler.add_request = _preparing(ours, scheduler)
     if ours.enable_kv_cache_events:
         ours.publish_events = functools.partial(_publish_events, scheduler)
     elif scheduler.connector is None and not options.hash_requests:
         vllm_config.cache_config.enable_prefix_caching = False
+
+
+def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:
+    add = scheduler.add_request
+
+    @functools.wraps(add)
+    def add_and_prepare(request: Any) -> None:
+        is_new = request.request_id not in scheduler.requests  # or the next turn of a session
+        add(request)
+        if is_new:
+            ours.prompts.prepare(request)
+
+    return add_and_prepare
 
 
 def _replacing(ours: Any, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,7 @@
-"""A line in the log now and then: what the cache finds, and what larger pools would."""
+"""What the cache finds, what larger pools would, and why the rest is not found.
+
+In a line of the log now and then, and for Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,30 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
-    from blockmgr import BlockManager
+    from collections.abc import Mapping
+
+    from blockmgr import BlockManager, MissReason
+    from blockmgr.ports.vllm.misses import Misses
 
 __all__ = ["Report"]
 
+PARTS = 4  # of what is remembered beyond the pool, at which hit rates are told
 logger = init_logger("vllm.blockmgr")
 
 
 class Report:
-    """Says every so many seconds how well the cache serves; never, with 0."""
+    """Says every so many seconds how well the cache serves; never, with 0.
 
-    def __init__(self, manager: BlockManager, every: float) -> None:
-        self._manager = manager
+    Args:
+        manager: Whose cache.
+        every: Seconds.
+        misses: Why tokens were not found, where that is counted.
+    """
+
+    def __init__(self, manager: BlockManager, every: float, misses: Misses | None = None) -> None:
+        self.manager = manager
         self._every = every
+        self._misses = misses
         self._due = time.monotonic() + every
 
     def now_and_then(self) -> None:
@@ -32,29 +46,45 @@ class Report:
 
     def line(self) -> str:
         """What the last requests found, and what a larger pool would have."""
-        recent, stats = self._manager.recent_hits(), self._manager.stats()
+        recent, stats = self.manager.recent_hits(), self.manager.stats()
         parts = [
             f"blockmgr: {recent.hit_tokens} of the last {recent.query_tokens} prompt tokens came "
             f"from the cache; {stats.used_blocks} of {stats.capacity} blocks in use, "
             f"{stats.idle_blocks} kept for reuse, {stats.evicted_blocks} evicted so far"
         ]
-        if self._manager.config.ghost_blocks and self._manager.config.prefix_caching:
-            parts.append(self._of_a_larger_pool())
+        if rates := list(self.hit_rates().items()):
+            (num_blocks, here), (max_blocks, more) = rates[0], rates[-1]
+            parts.append(
+                f"; {max_blocks} blocks instead of {num_blocks} would have found "
+                f"{more:.1%} of all tokens instead of {here:.1%}"
+            )
+        if self._misses is not None:
+            parts.append(self._misses.line())
         return "".join(parts)
 
-    def _of_a_larger_pool(self) -> str:
-        """Every share on its own, together."""
-        config = self._manager.config
+    def missed_tokens(self) -> Mapping[MissReason, int]:
+        """Tokens that were not found, by reason; empty where that is not counted."""
+        return {} if self._misses is None else dict(self._misses.tokens)
+
+    def hit_rates(self) -> dict[int, float]:
+        """The share of all tokens that pools find, by their blocks: of this size, and larger.
+
+        Every share of the quotas on its own, together. Empty without ``ghost_blocks``.
+        """
+        config = self.manager.config
+        if not (config.ghost_blocks and config.prefix_caching):
+            return {}
         names = [
             name for name, size in zip((b"", *config.quotas), config.shares, strict=True) if size
         ]
-        curves = [self._manager.hit_rate_curve(name) for name in names]
+        curves = [self.manager.hit_rate_curve(name) for name in names]
         asked = sum(curve.query_tokens for curve in curves) or 1
-        here = sum(int(curve.hit_tokens[curve.num_blocks]) for curve in curves) / asked
-        more = sum(int(curve.hit_tokens[-1]) for curve in curves) / asked
-        num_blocks = sum(curve.num_blocks for curve in curves)
-        max_blocks = sum(curve.max_blocks for curve in curves)
-        return (
-            f"; {max_blocks} blocks instead of {num_blocks} would have found "
-            f"{more:.1%} of all tokens instead of {here:.1%}"
-        )
+        rates = {}
+        for part in range(PARTS + 1):
+            num_blocks = hits = 0
+            for curve in curves:
+                blocks = curve.num_blocks + (curve.max_blocks - curve.num_blocks) * part // PARTS
+                num_blocks += blocks
+                hits += int(curve.hit_tokens[blocks])
+            rates[num_blocks] = hits / asked
+        return rates

@@ -27,7 +27,7 @@ class Steps:
     block_pool: BlockPool
     block_size: int
     _held: dict[str, Held]
-    _report: Report
+    report: Report
     _zeroes: bool
     _in_step: bool
     _committed_late: bool
@@ -42,7 +42,7 @@ class Steps:
         """The scheduler plans a step."""
         self._close_late_commits()
         self._in_step = True
-        self._report.now_and_then()
+        self.report.now_and_then()
         if self.options.retention:
             self.manager.set_time(time.monotonic())
 

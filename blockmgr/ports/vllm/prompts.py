@@ -1,0 +1,57 @@
+"""The tokens of requests that wait, as the block manager takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr import Prompt
+from blockmgr.ports.vllm.naming import extras_of, namespace
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+__all__ = ["Prompts"]
+
+
+class Prompts:
+    """Converts a request's list of tokens once, for all look-ups until it is admitted.
+
+    A token takes 4 bytes here, beside at least 16 that vLLM has for it in its lists.
+
+    Args:
+        block_size: Tokens per block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._kept: dict[str, tuple[Request, Prompt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def prepare(self, request: Request) -> None:
+        """Converts the tokens of a request that has come, so that no step converts many at once."""
+        if not request.resumable:
+            self._kept[request.request_id] = request, self._convert(request)
+
+    def of(self, request: Request) -> Prompt:
+        """The request's tokens, with those that it has generated."""
+        kept = self._kept.get(request.request_id)
+        if kept is not None and kept[0] is request and not request.resumable:
+            prompt = kept[1]
+            if len(prompt) == len(request._all_token_ids):
+                return prompt
+        prompt = self._convert(request)
+        self._kept[request.request_id] = request, prompt
+        return prompt
+
+    def forget(self, request_id: str) -> None:
+        """The request is admitted, or has ended."""
+        self._kept.pop(request_id, None)
+
+    def _convert(self, request: Request) -> Prompt:
+        return Prompt(
+            request._all_token_ids,
+            namespace=namespace(request),
+            extras=extras_of(request, self._block_size),
+        )

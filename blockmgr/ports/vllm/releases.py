@@ -1,0 +1,80 @@
+"""How requests give their blocks back, and how the cache forgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr import StepError
+from blockmgr.ports.vllm.blocks import Block
+from blockmgr.ports.vllm.publishing import Publishing
+from blockmgr.ports.vllm.wishes import expects_reuse, retain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.v1.metrics.stats import PrefixCacheStats
+    from vllm.v1.request import Request
+
+    from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.prompts import Prompts
+
+__all__ = ["Releases"]
+
+
+class Releases(Publishing):
+    """Ends of requests, blocks that turned out wrong, resets: a part of the manager."""
+
+    prompts: Prompts
+    prefix_cache_stats: PrefixCacheStats | None
+    publish_events: Callable[[], None] | None
+    _nothing_to_do: dict[str, int]
+    _whole_only: set[str]
+
+    def free(self, request: Request) -> None:
+        """Gives the request's blocks back, the last to be evicted first."""
+        held = self._held.pop(request.request_id, None)
+        self._nothing_to_do.pop(request.request_id, None)
+        self._whole_only.discard(request.request_id)
+        self.prompts.forget(request.request_id)
+        if held is not None:
+            self._end(held, request)
+
+    def _end(self, held: Held, request: Request) -> None:
+        if not self._in_step:
+            self._publish_tail(held, request)
+            self._close_late_commits()
+        if self.options.retention:
+            retain(self.manager, held, request)
+        expected = expects_reuse(request) if self.options.retention else None
+        try:
+            # A preempted request may have been scheduled earlier in this step.
+            self.manager.free(held.handle, expect_reuse=expected, withdraw=self._in_step)
+        except StepError:
+            self._leaving.append(held.handle)
+
+    def pop_blocks_for_free(self, request: Request) -> list[Block]:
+        """Ends the request; its blocks are kept until ``block_pool.free_blocks`` has them."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return []
+        ids = self.manager.block_ids(held.handle)
+        self.manager.acquire(ids)
+        self.free(request)
+        return [Block(self.manager, block) for block in ids]
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Takes these blocks out of the cache, in use or not."""
+        self._close_late_commits()
+        self.block_pool.evict_blocks(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything, unless a block is in use."""
+        self._close_late_commits()
+        if self.manager.num_available < self.manager.config.capacity:
+            return False
+        self.manager.reset_prefix_cache()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        if self.publish_events is not None:
+            self.publish_events()
+        return True
