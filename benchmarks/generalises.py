@@ -116,7 +116,7 @@ def workloads(folder: Path) -> tuple[list[Workload], ...]:
     for table, of, seed in ((chosen, CHOSEN_ON, 1), (judged, JUDGED_BY, 7)):
         for name, (generator, parameters) in of.items():
             table.append(Workload(name, BLOCK_SIZE, generated(generator, seed, **parameters)))
-    # All prompts begin alike; the second block tells conversations apart.
+    # All prompts have a common first block; the second one tells conversations apart.
     quarters = [
         Workload(
             f"quarter {k + 1} of the conversation trace",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from blockmgr.lab.fleet import FleetResult
 from blockmgr.lab.page.chapter import Chapter, Table
 from blockmgr.lab.page.parts import dress, label, percent_axis
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from blockmgr.lab.fleet import FleetResult
     from blockmgr.lab.fleets import FleetRow
     from blockmgr.lab.page.facts import Report
     from blockmgr.lab.page.paint import Colours
@@ -178,7 +178,7 @@ def _legend(axes: Axes, canvas: Any, colour: Colours, narrow: bool) -> None:
 
 
 def _of(row: FleetRow) -> FleetResult:
-    assert row.result is not None
+    assert isinstance(row.result, FleetResult)  # pages show no fleets that decode apart
     return row.result
 
 
