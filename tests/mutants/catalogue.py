@@ -1087,8 +1087,8 @@ CORE = (
     Mutant(
         "leaks_the_last_block",
         "sequences/sequences.cc",
-        "  if (end > keep) pool_.release_table(t + keep, end - keep, who);",
-        "  if (end > keep) pool_.release_table(t + keep, end - keep - (count % 7 == 6), who);",
+        "    pool_.release_table(t + keep, count, who);",
+        "    pool_.release_table(t + keep, count - (count % 7 == 6), who);",
     ),
     Mutant(
         "keeps_what_a_released_block_continues",

@@ -81,8 +81,8 @@ void AdaptivePolicy::value_lists() noexcept {
 void AdaptivePolicy::choose_leader() noexcept {
   next_choice_ = now_ + std::max<std::int64_t>(capacity_, kMinFit);
   const double fewer = sample_.lru_hits() - sample_.learned_hits();
-  // Between the two bounds the leader stays, and as long as the learned order has found nothing.
-  if (sample_.learned_hits() > 0 && fewer < kLevel * sample_.look_ups()) follows_lru_ = false;
+  // Between the two bounds the leader stays.
+  if (fewer < kLevel * sample_.look_ups()) follows_lru_ = false;
   if (fewer > kBehind * sample_.look_ups()) follows_lru_ = true;
   sample_.fade(kKeepHits);
 }

@@ -176,20 +176,28 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
   release_nodes(s, keep);
 }
 
+// With copies pending. None is into a block that is found by its content, or whose twin is; but a
+// short table is not worth a run.
+void Sequences::release_written(const Sequence& s, std::int64_t keep, Context& who) noexcept {
+  constexpr std::int64_t kShort = 16;
+  const std::int32_t* t = table(s);
+  std::int64_t end = s.num_blocks;
+  const bool runs = end - keep > kShort;
+  const std::int64_t stop = runs ? std::max<std::int64_t>(keep, s.num_chained) : keep;
+  while (end > stop) drop_reference(t[--end], who);
+  if (runs) pool_.release_table(t + keep, end - keep, who);
+}
+
 void Sequences::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
   Context who = s.context;
   if (count <= 0) return;
-  // No copy is pending into a block that is found by its content, or whose twin is. But a short
-  // table is not worth a run.
-  constexpr std::int64_t kShort = 16;
-  std::int64_t end = s.num_blocks;
   if (copies_.num_pending()) {
-    const std::int64_t stop = count > kShort ? std::max<std::int64_t>(keep, s.num_chained) : keep;
-    while (end > stop) drop_reference(t[--end], who);
+    release_written(s, keep, who);
+  } else {
+    pool_.release_table(t + keep, count, who);
   }
-  if (end > keep) pool_.release_table(t + keep, end - keep, who);
   std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
 }

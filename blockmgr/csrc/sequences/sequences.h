@@ -506,6 +506,8 @@ class Sequences : public Store {
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
+  [[gnu::noinline]] void release_written(const Sequence& s, std::int64_t keep,
+                                         Context& who) noexcept;
   void release_nodes(Sequence& s, std::int64_t keep) noexcept;
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
