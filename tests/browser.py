@@ -34,6 +34,10 @@ PATIENCE_S = 240
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowRight": 39}
 
 
+class SilentError(Exception):
+    """The browser has ended, or does not answer."""
+
+
 class Browser:
     """One page: what it complains of is in ``complaints``, what it asks for in ``asked``."""
 
@@ -59,6 +63,13 @@ class Browser:
         self._loaded = False
         self.complaints: list[str] = []
         self.asked: list[str] = []
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _begin(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -133,9 +144,10 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._answers], [], [], PATIENCE_S)
-            assert ready, f"the browser has said nothing for {PATIENCE_S} s"
-            read = os.read(self._answers, 1 << 16)
-            assert read, "the browser ended"
+            read = os.read(self._answers, 1 << 16) if ready else b""
+            if not read:
+                self._process.kill()  # the next call fails at once
+                raise SilentError("the browser ended, or said nothing for too long")
             self._buffer += read
         text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
@@ -156,9 +168,12 @@ class Browser:
 
 
 def main(page: str, picture: str, width: str = "960", height: str = "1180") -> None:
-    with Browser() as browser:
-        browser.open(Path(page), int(width))
-        Path(picture).write_bytes(browser.picture(int(height)))
+    try:
+        with Browser() as browser:
+            browser.open(Path(page), int(width))
+            Path(picture).write_bytes(browser.picture(int(height)))
+    except SilentError as error:
+        print(f"no picture: {error}")
 
 
 if __name__ == "__main__":
