@@ -1468,7 +1468,7 @@ CORE = (
         "a_parent_never_becomes_a_candidate",
         "policies/adaptive.cc",
         "  parent.listed = true;\n  lists_.push_front(",
-        "  if (parent.parted > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
+        "  if (parent.diverged > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
         profile="returning",
     ),
     # What a larger pool would have found.

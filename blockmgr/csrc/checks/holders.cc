@@ -65,7 +65,7 @@ class Audit : public BlockAudit {
                       who + " is cached and runs on what was forgotten");
       BLOCKMGR_EXPECT(!core_.is_computing(s) ||
                           core_.computing_.contains(static_cast<std::uint32_t>(row)),
-                      who + " has blocks to commit that nobody is told of");
+                      who + " has blocks to commit that no observer is notified of");
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
       BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),

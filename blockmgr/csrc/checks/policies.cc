@@ -152,7 +152,7 @@ void AdaptivePolicy::fingerprint(std::string& out) const {
   for (const NodeId b : range_) {
     const Facts& f = facts(b);
     if (!nodes_[b].keyed()) continue;
-    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.parted, f.level, f.fresh, f.shared,
+    put_numbers(out, b, f.since, f.place.turn, f.place.gap, f.diverged, f.level, f.fresh, f.shared,
                 f.idle, f.computed);
   }
   for (const Ghost& ghost : ghosts_)

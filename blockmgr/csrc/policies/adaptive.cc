@@ -17,7 +17,7 @@ constexpr int kMinGhosts = 16384;
 constexpr int kMaxTurn = 63;
 // Prompts that may diverge at one block before it is taken for a common beginning: the next turn,
 // and some in which it is told otherwise.
-constexpr int kMaxParted = 3;
+constexpr int kMaxDiverged = 3;
 // Of what the directories hit, each time the pool was looked through once.
 constexpr double kKeepHits = 0.8;
 // Of the blocks looked up: LRU is followed once the learned order finds fewer by more than the
@@ -136,8 +136,8 @@ Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
   Place place{1, 0};
   if (found.count) {
     Facts& last = facts(found.nodes[found.count - 1]);
-    if (last.place.turn && last.parted < kMaxParted) {
-      ++last.parted;
+    if (last.place.turn && last.diverged < kMaxDiverged) {
+      ++last.diverged;
       place = next_place(last.place, last.since);
     }
   }

@@ -62,7 +62,7 @@ class AdaptivePolicy final : public Policy {
   struct Facts {
     std::uint32_t since = 0;  // when its last use ended, in units
     Place place;              // of the request that computed the block or used it last
-    std::uint8_t parted = 0;  // requests whose match ended with it
+    std::uint8_t diverged = 0;  // requests whose match ended with it
     std::uint8_t level : 5 = 0;
     bool fresh : 1 = false;   // not found by anyone since it was computed
     bool shared : 1 = false;  // found by a request that begins a conversation
