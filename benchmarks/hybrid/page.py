@@ -38,6 +38,9 @@ dash means that the pool is too small for the largest prompt, or was not measure
 one request at a time, in chunks of 8,192 tokens. Outputs are left out, because the traces do not
 have their tokens. Prompts are cut to whole ids of the trace.
 
+A prompt that a manager cannot run in so few pages counts as one that finds nothing: with windows,
+vLLM refuses some of the agents' longest prompts at 10 and 20 %.
+
 *Outside* is the share of cached pages that no prompt can find which goes on where a forward
 stopped. With windows, a pool also keeps those of places that prompts only passed, as long as there
 is room; a prompt that diverges there finds them, but they count as outside here. *Unfilled* is the
