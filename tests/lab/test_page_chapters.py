@@ -185,3 +185,17 @@ def test_a_page_after_a_warm_up_counts_the_later_requests(
     assert sum(outcome.tokens for outcome in report.outcomes) == asked
     assert report.misses.hit_tokens == report.result.hit_tokens
     assert report.result.hit_rate <= report.bound(THIRD)
+
+
+def test_a_fleet_with_groups_is_refused_before_anything_is_replayed(trace: Trace) -> None:
+    steps: list[None] = []
+    with pytest.raises(ValueError, match=r"replicas must be empty with groups .* got 1, 2"):
+        page.gather(
+            trace,
+            GROUPED,
+            capacity=THIRD,
+            policies=("lru",),
+            extent=page.Extent(replicas=(1, 2)),
+            advance=lambda: steps.append(None),
+        )
+    assert not steps
