@@ -36,20 +36,50 @@ GROUPS = tuple(
         (
             "a_state_outlives_its_boundary",
             "places/group_places.cc",
-            "    if (group(g).recurrent()) drop_if_unneeded(g, n);\n",
+            "    if (group(g).recurrent()) drop_unneeded(g, n);\n",
             "",
         ),
         (
             "only_the_last_unit_of_a_window_goes",
             "places/group_places.cc",
-            "  for (; n >= 0 && !is_boundary(n); n = nodes_[n].parent) {",
-            "  for (; n >= 0 && !is_boundary(n); n = kNoNode) {",
+            "  while (n >= 0 && !is_boundary(n) && find_near(n)) n = nodes_[n].parent;",
+            "  if (n >= 0 && !is_boundary(n)) find_near(n);",
         ),
         (
             "drops_a_part_that_is_used",
             "places/group_places.cc",
-            "  if (m < 0 || nodes_.used(m) || is_needed(g, n)) return;",
-            "  if (m < 0 || is_needed(g, n)) return;",
+            "  if (m < 0 || nodes_.used(m)) return;",
+            "  if (m < 0) return;",
+        ),
+        (
+            "drops_what_the_next_boundary_needs",
+            "places/group_places.cc",
+            " || (now != kNever && group(g).first_read(now) < end)) continue;",
+            ") continue;",
+        ),
+        (
+            "evicts_paths_as_if_they_were_one",
+            "places/group_places.cc",
+            "  } while (next == parent && free.size() < count);",
+            "  } while (next != sentinel && free.size() < count);",
+        ),
+        (
+            "evicted_boundaries_leave_what_is_before_them",
+            "places/group_places.cc",
+            "  refresh(parent);\n",
+            "",
+        ),
+        (
+            "a_gap_in_a_window_is_a_boundary",
+            "sequences/group_keeping.cc",
+            "      if (!cached) since = i + 1;\n",
+            "",
+        ),
+        (
+            "a_gap_before_a_window_is_forgotten",
+            "sequences/group_keeping.cc",
+            "  while (since > least && groups_->cached(g, t[since - 1]) >= 0) --since;",
+            "  since = least;",
         ),
         (
             "keeps_parts_that_no_boundary_needs",
@@ -283,8 +313,8 @@ GROUPS = tuple(
         (
             "a_window_drops_a_unit_early",
             "sequences/group_steps.cc",
-            "    for (; (first + 1) * std::int64_t{config_.block_size} <= read; ++first) {",
-            "    for (; first * std::int64_t{config_.block_size} <= read; ++first) {",
+            "    const auto until = static_cast<std::int32_t>(read / config_.block_size);",
+            "    const auto until = static_cast<std::int32_t>(read / config_.block_size) + 1;",
         ),
         (
             "a_window_forgets_the_drafts",
@@ -535,8 +565,8 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_was_only_passed",
             "sequences/group_keeping.cc",
-            "        !num_states_ && std::find(stops.begin(), stops.end(), end) == stops.end();\n",
-            "        !num_states_ && stops[0] != end;\n",
+            "!num_states_ && end != stops[0] && end != stops[1];",
+            "!num_states_ && end != stops[0];",
         ),
         (
             "what_is_found_was_only_passed",

@@ -14,14 +14,14 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
       index_(index),
       pool_(pool),
       groups_(std::move(groups)),
+      num_groups_(static_cast<int>(groups_.size())),
+      parts_(static_cast<std::size_t>(nodes.count) * groups_.size()),
       near_(static_cast<std::size_t>(nodes.count)),
       units_(static_cast<std::size_t>(nodes.count)),
       facts_(static_cast<std::size_t>(nodes.count)),
       owners_(static_cast<std::size_t>(nodes.count)),
       links_(static_cast<std::size_t>(nodes.count + num_partitions)),
       passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
-  for (std::size_t g = 0; g < groups_.size(); ++g)
-    parts_.emplace_back(static_cast<std::size_t>(nodes.count));
   for (int i = 0; i < num_partitions; ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
@@ -29,21 +29,11 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
 }
 
 void GroupPlaces::set_part(int g, NodeId n, NodeId part) noexcept {
-  parts(g)[static_cast<std::size_t>(n)] = part + 1;
+  stored(g, n) = part + 1;
   Node& record = nodes_[part];
   record.hint = n;
   record.extras = static_cast<std::uint32_t>(g);
   record.skip = 0;
-}
-
-void GroupPlaces::keep(NodeId part) noexcept {
-  num_cached_ += !nodes_[part].keyed();
-  nodes_[part].key_tokens = 1;
-}
-
-void GroupPlaces::unkeep(NodeId part) noexcept {
-  num_cached_ -= nodes_[part].keyed();
-  nodes_[part].key_tokens = 0;
 }
 
 void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
@@ -63,13 +53,14 @@ bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
 
 void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
   std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
-  if (!(facts & kBoundary)) {
+  if (facts & kBoundary) {
+    unlink(n);
+  } else {
     facts |= kBoundary;
     const std::int64_t end = length(n);
     for (NodeId a = n; a >= 0 && near(a) > end && any_reads(end, unit(a)); a = nodes_[a].parent)
       near(a) = end;
   }
-  unlink(n);
   if (passed) {
     set_passed(n);
   } else if (!is_passed(n) && (nodes_.used(n) || nodes_[n].fence)) {
@@ -103,31 +94,44 @@ void GroupPlaces::clear_passed(NodeId n) noexcept {
   if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);
 }
 
+// Of an idle part, which no node has any more.
+inline void GroupPlaces::forget_part(NodeId part) noexcept {
+  unkeep(part);
+  pool_.free_part(part);
+}
+
+// A used part goes when its use ends.
+inline void GroupPlaces::drop_unneeded(int g, NodeId n) noexcept {
+  const NodeId m = cached(g, n);
+  if (m < 0 || nodes_.used(m)) return;
+  clear_part(g, n);
+  forget_part(m);
+}
+
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kBoundary);
   clear_passed(n);
   for (int g = 0; g < num_groups(); ++g)
-    if (group(g).recurrent()) drop_if_unneeded(g, n);
+    if (group(g).recurrent()) drop_unneeded(g, n);
   refresh(n);
 }
 
 void GroupPlaces::refresh(NodeId n) noexcept {
-  for (; n >= 0 && !is_boundary(n); n = nodes_[n].parent) {
-    const std::int64_t now = computed_near(n);
-    if (now == near(n)) return;
-    near(n) = now;
-    for (int g = 0; g < num_groups(); ++g)
-      if (!group(g).recurrent()) drop_if_unneeded(g, n);
-  }
+  while (n >= 0 && !is_boundary(n) && find_near(n)) n = nodes_[n].parent;
 }
 
-// A used part goes when its use ends.
-void GroupPlaces::drop_if_unneeded(int g, NodeId n) noexcept {
-  const NodeId m = cached(g, n);
-  if (m < 0 || nodes_.used(m) || is_needed(g, n)) return;
-  clear_part(g, n);
-  pool_.forget_part(m);
+// Of a node that is no boundary. Whether it is another than before.
+bool GroupPlaces::find_near(NodeId n) noexcept {
+  const std::int64_t now = computed_near(n);
+  if (now == near(n)) return false;
+  near(n) = now;
+  const std::int64_t end = (unit(n) + 1) * nodes_.block_size;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (group(g).recurrent() || (now != kNever && group(g).first_read(now) < end)) continue;
+    drop_unneeded(g, n);
+  }
+  return true;
 }
 
 // The nearest boundary at or below the node, one of whose parts is needed.
@@ -175,18 +179,52 @@ bool GroupPlaces::frees_something(NodeId n) const {
   return false;
 }
 
-void GroupPlaces::evict_one(int partition) noexcept {
-  const NodeId end = nodes_.count + partition;
-  if (const NodeId oldest = passed_[static_cast<std::size_t>(end)].next; oldest != end) {
+void GroupPlaces::evict(int partition, std::int64_t count) noexcept {
+  while (pool_.free_blocks(partition).size() < count) {
+    if (evict_passed(partition, count)) continue;
+    if (!pool_.partition(partition).idle.empty()) {
+      prune(pool_.evict_next(partition));
+    } else {
+      evict_used(partition);
+    }
+  }
+}
+
+// What the end of a boundary some units before this one will look at, if ids are in a row.
+void GroupPlaces::prefetch_before(NodeId n) const {
+  constexpr NodeId kAhead = 8;
+  if (n < kAhead) return;
+  prefetch(&nodes_[n - kAhead]);
+  for (int g = 0; g < num_groups(); ++g)
+    if (const NodeId m = part(g, n - kAhead); m >= 0) prefetch(&nodes_[m]);
+}
+
+// Of the passed boundaries the first, and those next to it that each continue the next one, for many
+// come from one path; until so many blocks are free. Whether there was one.
+bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
+  const NodeId sentinel = nodes_.count + partition;
+  const FreeBlocks& free = pool_.free_blocks(partition);
+  NodeId next = passed_[static_cast<std::size_t>(sentinel)].next;
+  if (next == sentinel) return false;
+  NodeId n, parent;
+  do {
+    n = next;
+    prefetch_before(n);
+    next = passed_[static_cast<std::size_t>(n)].next;
+    parent = nodes_[n].parent;
+    facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kBoundary | kPassed));
     pool_.count_evicted(partition);
-    remove_boundary(oldest);
-    prune(oldest);
-    return;
-  }
-  if (!pool_.partition(partition).idle.empty()) {
-    prune(pool_.evict_next(partition));
-    return;
-  }
+    find_near(n);
+    if (!nodes_.used(n) && !stays(n)) pool_.forget(n);
+  } while (next == parent && free.size() < count);
+  ring::join(passed_.data(), sentinel, next);
+  refresh(parent);
+  prune(parent);
+  return true;
+}
+
+// Of the boundaries that running sequences have passed, the last one that frees something.
+void GroupPlaces::evict_used(int partition) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   for (NodeId n = links_[static_cast<std::size_t>(sentinel)].prev; n != sentinel;
        n = links_[static_cast<std::size_t>(n)].prev) {
@@ -217,7 +255,7 @@ void GroupPlaces::on_uncached(NodeId n) noexcept {
       if (!nodes_.uses(m).ref_count) clear_part(g, n);
     } else {
       clear_part(g, n);
-      pool_.forget_part(m);
+      forget_part(m);
     }
   }
 }
@@ -237,10 +275,8 @@ void GroupPlaces::unlink(NodeId n) noexcept {
 }
 
 std::size_t GroupPlaces::memory() const {
-  std::size_t total = near_.bytes() + units_.bytes() + facts_.bytes() + owners_.bytes() +
-                      links_.bytes() + passed_.bytes();
-  for (const auto& column : parts_) total += column.bytes();
-  return total;
+  return parts_.bytes() + near_.bytes() + units_.bytes() + facts_.bytes() + owners_.bytes() +
+         links_.bytes() + passed_.bytes();
 }
 
 std::vector<std::string> GroupPlaces::violations() const {

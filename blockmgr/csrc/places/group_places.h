@@ -39,7 +39,7 @@ class GroupPlaces {
   GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool, std::vector<Group> groups,
               int num_partitions);
 
-  int num_groups() const { return static_cast<int>(groups_.size()); }
+  int num_groups() const { return num_groups_; }
   const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   // The first unit that the query at this position reads or writes.
   std::int64_t first_unit(int g, std::int64_t position) const {
@@ -47,7 +47,7 @@ class GroupPlaces {
   }
 
   // The part that a node has in a group; kNoNode: none.
-  NodeId part(int g, NodeId n) const { return parts(g)[static_cast<std::size_t>(n)] - 1; }
+  NodeId part(int g, NodeId n) const { return stored(g, n) - 1; }
   // The same if others may find it.
   NodeId cached(int g, NodeId n) const {
     const NodeId m = part(g, n);
@@ -55,7 +55,7 @@ class GroupPlaces {
   }
   // Gives a node this part. What stands there is forgotten, not released.
   void set_part(int g, NodeId n, NodeId part) noexcept;
-  void clear_part(int g, NodeId n) noexcept { parts(g)[static_cast<std::size_t>(n)] = 0; }
+  void clear_part(int g, NodeId n) noexcept { stored(g, n) = 0; }
   // A new node has none.
   void clear_parts(NodeId n) noexcept {
     set_owner(n, -1);
@@ -67,9 +67,15 @@ class GroupPlaces {
     owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
   }
   // Makes a part that is used findable through its node.
-  void keep(NodeId part) noexcept;
+  void keep(NodeId part) noexcept {
+    num_cached_ += !nodes_[part].keyed();
+    nodes_[part].key_tokens = 1;
+  }
   // Takes that away again.
-  void unkeep(NodeId part) noexcept;
+  void unkeep(NodeId part) noexcept {
+    num_cached_ -= nodes_[part].keyed();
+    nodes_[part].key_tokens = 0;
+  }
   // Parts that can be found.
   int num_cached() const { return num_cached_; }
   int group_of(NodeId part) const { return static_cast<int>(nodes_[part].extras); }
@@ -109,8 +115,8 @@ class GroupPlaces {
   void lose_part(int g, NodeId n) noexcept;
   // Before an unused block waits in a queue: if no boundary needs it, it loses its key.
   void before_unused(NodeId b) noexcept;
-  // Gives the pool a block that is free, if one is available in the partition.
-  void evict_one(int partition) noexcept;
+  // Gives the pool free blocks until there are so many, which must be available in the partition.
+  void evict(int partition, std::int64_t count) noexcept;
   // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
   void prune(NodeId n) noexcept;
 
@@ -141,7 +147,9 @@ class GroupPlaces {
   static constexpr std::uint8_t kPassed = 16;
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
-  const ZeroedArray<NodeId>& parts(int g) const { return parts_[static_cast<std::size_t>(g)]; }
+  NodeId& stored(int g, NodeId n) const {
+    return parts_[static_cast<std::size_t>(n) * static_cast<std::size_t>(num_groups_) + nth(g)];
+  }
   std::int64_t& near(NodeId n) const { return near_[static_cast<std::size_t>(n)]; }
   // Whether the query after so many tokens reads this unit, or one before it.
   bool reads(int g, std::int64_t length, std::int64_t unit) const {
@@ -154,8 +162,13 @@ class GroupPlaces {
   NodeId reader_of(NodeId n) const;
   void set_passed(NodeId n) noexcept;
   void remove_boundary(NodeId n) noexcept;
+  bool find_near(NodeId n) noexcept;
   void refresh(NodeId n) noexcept;
-  void drop_if_unneeded(int g, NodeId n) noexcept;
+  void prefetch_before(NodeId n) const;
+  bool evict_passed(int partition, std::int64_t count) noexcept;
+  void evict_used(int partition) noexcept;
+  void forget_part(NodeId part) noexcept;
+  void drop_unneeded(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
 
@@ -163,8 +176,9 @@ class GroupPlaces {
   const PrefixIndex& index_;
   Pool& pool_;
   std::vector<Group> groups_;
+  int num_groups_;
   int num_cached_ = 0;
-  std::vector<ZeroedArray<NodeId>> parts_;  // by group, then node: the part, plus 1
+  ZeroedArray<NodeId> parts_;  // by node, then group: the part, plus 1
   ZeroedArray<std::int64_t> near_;
   ZeroedArray<std::int32_t> units_;
   ZeroedArray<std::uint8_t> facts_;

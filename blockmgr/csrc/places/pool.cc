@@ -130,10 +130,16 @@ NodeId Pool::take(int partition, NodeId before) noexcept {
 void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* out) noexcept {
   // Victims are known in advance only where no observer is asked for them or notified.
   Partition& own = at(partition);
-  const bool known = !own.observed() && !debug_ && !groups_;
-  const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
-  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
-  if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
+  const bool known = !own.observed() && !debug_;
+  if (groups_ && known) [[unlikely]] {
+    groups_->evict(partition, count);
+    num_queued_ -= static_cast<int>(count);
+    for (std::int64_t i = 0; i < count; ++i) out[i] = number(own.free.pop());
+  } else {
+    const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
+    for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
+    if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
+  }
   own.ids.take_run(before, count, [&](std::int64_t i, NodeId n) {
     bind(n, BlockId{out[i]});
     out[i] = n;
@@ -191,8 +197,7 @@ NodeId Pool::take_next(int partition, BlockId chosen, NodeId before) noexcept {
 BlockId Pool::evict_block(Partition& own) noexcept {
   if (!groups_) [[likely]]
     return evict_node(own, victim_of(own));
-  const int partition = &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
-  while (own.free.empty()) groups_->evict_one(partition);
+  groups_->evict(number_of(own), 1);
   return own.free.pop();
 }
 
@@ -466,18 +471,20 @@ void Pool::forget(NodeId b) noexcept {
   }
 }
 
-void Pool::forget_part(NodeId part) noexcept {
-  groups_->unkeep(part);
-  if (nodes_[part].fence) {
-    const int fence = nodes_[part].fence;
-    dequeue(part);
-    enqueue(part, fence);
-    return;
-  }
+void Pool::free_part(NodeId part) noexcept {
+  if (nodes_[part].fence) [[unlikely]]
+    return requeue(part);
   Partition& own = of(part);
   --own.num_kept;
   ++nodes_[part].generation;
   own.free.push(unbind(own, part));
+}
+
+// It waits for a step, and becomes free after it.
+void Pool::requeue(NodeId b) noexcept {
+  const int fence = nodes_[b].fence;
+  dequeue(b);
+  enqueue(b, fence);
 }
 
 void Pool::uncache(NodeId b) noexcept {

@@ -219,8 +219,8 @@ class Pool {
   // Of further groups of layers, see GroupPlaces: whether this is the record of a part, among those
   // that are cached.
   static bool is_part(const Node& record) { return record.parent == kNoNode; }
-  // Takes the key of an idle part.
-  void forget_part(NodeId part) noexcept;
+  // An idle part, whose key was taken, becomes free.
+  void free_part(NodeId part) noexcept;
   // acquire() of a part that others may find.
   void acquire_part(NodeId m) noexcept {
     Uses& uses = nodes_.uses(m);
@@ -289,6 +289,9 @@ class Pool {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
   }
   Partition& of(NodeId b) { return at(partition_of(b)); }
+  int number_of(const Partition& own) const {
+    return &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
+  }
   template <class Count>
   auto sum(Count count) const {
     auto total = count(common_);
@@ -309,6 +312,7 @@ class Pool {
   void use(NodeId b) noexcept;
   void unuse(NodeId b, Context& who) noexcept;
   void unuse(NodeId b) noexcept;
+  [[gnu::noinline]] void requeue(NodeId b) noexcept;
   void enqueue(NodeId b, int fence) noexcept;
   [[gnu::noinline]] void tell_unused(NodeId b, int fence, Context& who) noexcept;
   void dequeue(NodeId b) noexcept;

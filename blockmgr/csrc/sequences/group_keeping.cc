@@ -22,17 +22,39 @@ bool Sequences::serves(const Sequence& s, std::int64_t logical) const {
   return true;
 }
 
+// A unit, this one or an earlier one, from which on all before unit `to` have a cached part, as far
+// back as the query after unit `to` reads.
+std::int64_t Sequences::cached_since(const Sequence& s, int g, std::int64_t to) const {
+  const NodeId* t = table(s);
+  const std::int64_t least =
+      std::min(to, groups_->first_unit(g, (to + 1) * std::int64_t{config_.block_size}));
+  if (to > 0 && groups_->is_boundary(t[to - 1])) return least;  // its query read as much
+  std::int64_t since = to;
+  while (since > least && groups_->cached(g, t[since - 1]) >= 0) --since;
+  return since;
+}
+
 // A new stretch of its path is findable: [from, num_chained). States stand at few places anyway.
 void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
-  const auto& stops = group_row(s).stops;
+  const auto stops = group_row(s).stops;
+  const int num_groups = groups_->num_groups();
+  for (int g = 0; g < num_groups; ++g)
+    if (!groups_->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
   for (std::int64_t i = from; i < s.num_chained; ++i) {
     const std::int64_t end = (i + 1) * config_.block_size;
-    const bool passes =
-        !num_states_ && std::find(stops.begin(), stops.end(), end) == stops.end();
+    const bool passes = !num_states_ && end != stops[0] && end != stops[1];
+    bool serves = true;
+    for (int g = 0; g < num_groups; ++g) {
+      const Group& group = groups_->group(g);
+      const bool cached = groups_->cached(g, t[i]) >= 0;
+      std::int64_t& since = since_room_[nth(g)];
+      if (!cached) since = i + 1;
+      serves &= group.recurrent() ? cached : since * config_.block_size <= group.first_read(end);
+    }
     if (groups_->is_boundary(t[i])) {
       if (!passes) groups_->clear_passed(t[i]);
-    } else if (serves(s, i)) {
+    } else if (serves) {
       groups_->add_boundary(t[i], passes);
     }
   }

@@ -52,6 +52,21 @@ void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
   if (last) groups_->clear_part(g, node);
 }
 
+// The same of units [from, to) of its table, which shows none of them any more.
+void Sequences::drop_part_run(const Sequence& s, int g, std::int64_t from,
+                              std::int64_t to) noexcept {
+  const NodeId* t = table(s);
+  for (std::int64_t unit = from; unit < to; ++unit) {
+    const NodeId m = groups_->part(g, t[unit]);
+    if (nodes_[m].keyed() && groups_->is_needed(g, t[unit])) {
+      pool_.release_part(m);
+    } else {
+      drop_part(s, g, t[unit]);
+    }
+  }
+  if (from < to) std::fill_n(shown_group_at(g, row_of(s)) + from, to - from, 0);
+}
+
 // All parts of blocks [from, num_blocks), the last first.
 void Sequences::drop_parts(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
@@ -81,7 +96,8 @@ void Sequences::drop_states(Sequence& s) noexcept {
 // Of a unit that is findable from here on as `node`, the groups decide one by one: the part that is
 // there stands for the sequence's own, or the own becomes findable. `own`: the node it had.
 void Sequences::settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept {
-  for (int g = 0; g < groups_->num_groups(); ++g) {
+  const int num_groups = groups_->num_groups();
+  for (int g = 0; g < num_groups; ++g) {
     if (groups_->group(g).recurrent()) continue;
     NodeId there = groups_->part(g, node);
     if (own != node && there < 0) {

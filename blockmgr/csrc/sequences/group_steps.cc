@@ -26,18 +26,15 @@ void Sequences::refuse_moved(const Sequence& s, const char* call) const {
 
 // Gives back what no query to come reads.
 void Sequences::drop_windows(Sequence& s) noexcept {
-  const NodeId* t = table(s);
   const std::int64_t from = std::max<std::int64_t>(0, settled(s) - config_.max_rollback);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     std::int32_t& first = group_row(s).first[nth(g)];
-    std::int32_t* shown = shown_group_at(g, row_of(s));
     const std::int64_t read = groups_->group(g).first_read(from);
-    for (; (first + 1) * std::int64_t{config_.block_size} <= read; ++first) {
-      if (first >= s.num_blocks) continue;
-      drop_part(s, g, t[first]);
-      shown[first] = 0;
-    }
+    if ((first + 1) * std::int64_t{config_.block_size} > read) continue;
+    const auto until = static_cast<std::int32_t>(read / config_.block_size);
+    drop_part_run(s, g, first, std::min(until, s.num_blocks));
+    first = until;
   }
 }
 

@@ -57,6 +57,7 @@ Sequences::Sequences(const Config& config, std::unique_ptr<Digester> digester,
       row.states.resize(count, kNoNode);
     }
     sources_room_.resize(count);
+    since_room_.resize(count);
     parts_room_.resize(static_cast<std::size_t>(config_.row_width));
     moved_.reserve(sequences_.size());
   }

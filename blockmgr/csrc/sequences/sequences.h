@@ -609,12 +609,14 @@ class Sequences : public Store {
   std::int32_t make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                                   std::int32_t num_tokens) noexcept;
   void drop_part(const Sequence& s, int g, NodeId node) noexcept;
+  void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
   void drop_states(Sequence& s) noexcept;
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   void merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept;
   int most_unwritten(NodeId node) const;
   bool serves(const Sequence& s, std::int64_t logical) const;
+  std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   bool takes_stop(Sequence& s) noexcept;
   bool may_give(NodeId own) const;
@@ -677,6 +679,7 @@ class Sequences : public Store {
   std::vector<KeptState> keeps_;
   std::vector<Handle> moved_;         // whose states the step that was launched last may move
   std::vector<NodeId> sources_room_;  // by group
+  std::vector<std::int64_t> since_room_;  // likewise, a unit
   std::vector<NodeId> parts_room_;    // by unit
 
   std::uint32_t first_generation_;  // of every row: handles of other managers are told apart
