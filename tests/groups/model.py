@@ -213,6 +213,9 @@ class ModelManager(ModelAdmission):
             self.record(group, state, successor, self.size, keeps=True)
         if self.serves(prefix):
             self.stamps[prefix] = next(self.clock)
+            if seq.computed == seq.diverges:
+                self.passed.pop(prefix, None)
+                self.continued.add(prefix)
 
     def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
         """A stop within a unit: its computed tokens and the state become findable, and the sequence
@@ -310,7 +313,7 @@ class ModelManager(ModelAdmission):
         child.settled, child.written, child.moves = parent.settled, parent.written, parent.moves
         child.computed, child.cached = parent.computed, parent.cached
         child.promoted, child.stops = parent.promoted, set(parent.stops)
-        child.named = set(parent.named)
+        child.named, child.diverges = set(parent.named), parent.diverges
         for group, block in states.items():
             [state] = parent.tables[group]
             assert state is not None
@@ -394,11 +397,29 @@ class ModelManager(ModelAdmission):
         """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
         if self.promises(seq):
             raise WrongStep
-        if not self.keep_end(seq):
+        has_tail = self.keep_end(seq)
+        if not has_tail:
             self.passed.pop(seq.prefix(seq.promoted * self.size), None)
         seq.tables = [[] for _ in self.kinds]
         path = seq.prefix(seq.computed)
         self.touch(path)
+        if has_tail and self.recurrent() and path in self.stamps:
+            self.end_behind(path)
+
+    def end_behind(self, path: Prefix) -> None:
+        """A sequence ended behind its last whole unit, in a tail. The next prompt is expected to go
+        on from the tail; if those that do not are too few to be worth the blocks of its states, the
+        unit is passed by. Every eighth one is not: it is observed, as are all where none is."""
+        whole = cut(path, len(path[1]) // self.size * self.size)
+        if whole not in self.stamps or whole in self.continued:
+            return
+        if self.wholes * self.units(len(path[1])) < self.ends * len(self.recurrent()):
+            self.num_passed += 1
+            if self.num_passed % 8:
+                if whole not in self.passed:
+                    self.pass_by(whole)
+                return
+        self.observed |= {whole, path}
 
     def keep_end(self, seq: Seq) -> bool:
         """The state where it stands, and the tokens of a unit that is not full; whether a tail is

@@ -190,7 +190,8 @@ class ModelAdmission(ModelSteps):
 
         deepest = next(filter(served, range(last, 0, -self.size)), 0)
         within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
-        return {last, within or deepest or last} - {0}
+        seq.diverges = within or deepest
+        return {last, seq.diverges or last} - {0}
 
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of what the prompt has in common with a unit after the deepest one; 0: none."""
@@ -211,6 +212,7 @@ class ModelAdmission(ModelSteps):
         if plan is None:
             raise OutOfBlocks
         stops = self.stops_of(seq)
+        self.count_end(seq.prefix(plan.cached))  # before a tail that is taken over is none any more
         self.held += plan.acquired()
         if plan.taken_over:
             for block in plan.copied.values():
@@ -239,6 +241,18 @@ class ModelAdmission(ModelSteps):
         stops = {stop for stop in stops if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
         self.passed.pop(seq.prefix(plan.cached), None)  # prompts do go on from it
+        self.continued.add(seq.prefix(plan.cached))
+
+    def count_end(self, prefix: Prefix) -> None:
+        """A prompt goes on from here."""
+        if prefix not in self.observed:
+            return
+        if len(prefix[1]) % self.size:
+            self.ends += 1
+        else:
+            self.wholes += 1
+        if self.wholes + self.ends >= 1024:
+            self.wholes, self.ends = -(-self.wholes // 2), self.ends // 2
 
     def settle_at(self, seq: Seq, length: int) -> None:
         """Its forward begins here; the forward of another one may have yet to write some of it."""

@@ -79,6 +79,9 @@ class Seq:
     """Leading units of which every group has decided whose block is findable."""
 
     stops: set[int] = field(default_factory=set)
+    diverges: int = 0
+    """Where its prompt diverges from what full attention has; 0: from the beginning."""
+
     named: set[int] = field(default_factory=set)
     """Without states: where prompts may go on, so that boundaries there are not just passed."""
 
@@ -125,6 +128,15 @@ class ModelPool:
         self.held: list[Block] = []  # within a call
         self.stamps: dict[Prefix, int] = {}
         self.passed: dict[Prefix, None] = {}
+        self.continued: set[Prefix] = set()
+        """Boundaries from which a prompt has gone on, or where prompts diverge."""
+
+        self.observed: set[Prefix] = set()
+        """Last whole units, and the ends behind them, of sequences whose whole unit was not passed
+        by: what goes on from either is counted."""
+
+        self.wholes, self.ends, self.num_passed = 1, 4, 0
+
         self.levels: dict[Prefix, int] = {}
         """Of boundaries that somebody wants kept longer, or less long; 0 of all others."""
 
@@ -241,6 +253,8 @@ class ModelPool:
         self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
         self.levels = {p: level for p, level in self.levels.items() if p in self.stamps}
         self.passed = {p: None for p in self.passed if p in self.stamps}
+        self.continued.intersection_update(self.stamps)
+        self.observed.intersection_update(self.stamps)
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
         for block in self.idle_blocks():
             if block.content not in needed:

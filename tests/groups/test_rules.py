@@ -553,3 +553,57 @@ def test_full_attention_alone_is_as_it_was(seed: int) -> None:
         for mine, theirs in pairs:
             assert new.seqs[mine].computed == old.sequence(theirs).num_computed_tokens
             assert new.seqs[mine].cached == old.sequence(theirs).num_cached_tokens
+
+
+def fill(world: World, num_blocks: int) -> None:
+    """Takes this many blocks for a moment, whatever has to go for them."""
+    taken = world.manager.admit([900 + i for i in range(4 * (num_blocks - 1))])
+    world.manager.free(taken)
+
+
+def test_the_state_of_the_last_whole_unit_goes_before_the_end_of_its_sequence() -> None:
+    world = World(10, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    world.serve(list(range(10)), 8)  # three units, a state at 8 and one at 10
+    world.serve([50, 51, 52, 53, 54], 4)  # two units and two states: one block is left
+    assert manager.match(list(range(9))) == 8
+    fill(world, 2)
+    assert manager.match(list(range(9))) == 0  # the state at 8 was first
+    assert manager.match([*range(10), 77]) == 10
+    assert manager.match([50, 51, 52, 53, 54, 77]) == 5
+    assert not manager.violations()
+
+
+def test_a_whole_unit_from_which_a_prompt_went_on_waits_for_its_turn() -> None:
+    world = World(13, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    world.serve(list(range(10)), 8)
+    assert world.serve([*range(8), 70, 71], 8) == 8  # goes on from the state at 8
+    world.serve([50, 51, 52, 53, 54], 4)
+    fill(world, 2)
+    assert manager.match([*range(8), 99]) == 8
+    assert not manager.violations()
+
+
+def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
+    world = World(16, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    world.serve(list(range(10)), 8)
+    # Diverges at 4, where no state is; the first ended behind 8, and this one ends behind 4.
+    world.serve([*range(4), 70, 71], 4)
+    fill(world, 9)
+    assert manager.match([*range(4), 99]) == 4
+    assert manager.match(list(range(9))) == 4  # its state at 8 was first
+    assert not manager.violations()
+
+
+def test_whole_units_wait_for_their_turn_where_prompts_go_on_from_them() -> None:
+    world = World(30, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    long = list(range(14))
+    world.serve(long, 12)  # of so many units that its state at 12 waits for its turn
+    assert world.serve(long, 12) == 12
+    world.serve(list(range(50, 60)), 8)
+    fill(world, manager.available() - 7)
+    assert manager.match(list(range(50, 59))) == 8
+    assert not manager.violations()

@@ -70,6 +70,36 @@ GROUPS = tuple(
             "",
         ),
         (
+            "where_prompts_diverge_is_passed_by",
+            "sequences/group_keeping.cc",
+            "    if (diverges) groups_->note_continued(node);\n",
+            "",
+        ),
+        (
+            "where_a_prompt_went_on_is_passed_by",
+            "sequences/group_admission.cc",
+            "  if (end >= 0 && groups_->length(end) == cached) groups_->continue_from(end);\n",
+            "",
+        ),
+        (
+            "the_whole_unit_before_an_end_waits_as_long",
+            "sequences/group_keeping.cc",
+            "    if (num_states_ && whole >= 0 && whole != node) groups_->end_behind(whole, node, unit);\n",
+            "",
+        ),
+        (
+            "nobody_counts_what_goes_on_from_whole_units",
+            "places/group_places.cc",
+            "    continued_ends_.count(nodes_[n].key_tokens == nodes_.block_size);\n",
+            "    continued_ends_.count(false);\n",
+        ),
+        (
+            "an_evicted_boundary_leaves_its_states",
+            "places/group_places.cc",
+            "    drop_states(n);\n",
+            "",
+        ),
+        (
             "a_gap_in_a_window_is_a_boundary",
             "sequences/group_keeping.cc",
             "      if (!cached) since = i + 1;\n",
@@ -121,7 +151,7 @@ GROUPS = tuple(
             "a_boundary_outlives_its_node",
             "places/group_places.cc",
             "  if (is_boundary(n)) remove_boundary(n);\n  for",
-            "  for",
+            "  drop_states",
         ),
         (
             "a_part_outlives_its_node",
@@ -569,16 +599,10 @@ GROUPS = tuple(
             "!num_states_ && end != stops[0];",
         ),
         (
-            "what_is_found_was_only_passed",
-            "sequences/group_admission.cc",
-            "  if (end >= 0) groups_->clear_passed(end);  // prompts do continue from it\n",
-            "",
-        ),
-        (
             "a_boundary_that_is_gone_was_passed",
             "places/group_places.cc",
-            "  clear_passed(n);\n  for",
-            "  for",
+            "  clear_passed(n);\n  drop_states",
+            "  drop_states",
         ),
         (
             "explains_with_the_number_of_the_core",

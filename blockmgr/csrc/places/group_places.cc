@@ -22,6 +22,7 @@ GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
       owners_(static_cast<std::size_t>(nodes.count)),
       links_(static_cast<std::size_t>(nodes.count + num_partitions)),
       passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
+  for (const Group& group : groups_) num_states_ += group.recurrent();
   for (int i = 0; i < num_partitions; ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
@@ -108,13 +109,35 @@ inline void GroupPlaces::drop_unneeded(int g, NodeId n) noexcept {
   forget_part(m);
 }
 
+void GroupPlaces::continue_from(NodeId n) noexcept {
+  if (facts_[static_cast<std::size_t>(n)] & kObserved)
+    continued_ends_.count(nodes_[n].key_tokens == nodes_.block_size);
+  note_continued(n);
+}
+
+void GroupPlaces::end_behind(NodeId whole, NodeId end, std::int64_t unit) noexcept {
+  if (!is_boundary(whole) || (facts_[static_cast<std::size_t>(whole)] & kContinued)) return;
+  if (continued_ends_.passes_next(unit + 1, num_states_)) {
+    unlink(whole);
+    set_passed(whole);
+  } else {
+    facts_[static_cast<std::size_t>(whole)] |= kObserved;
+    facts_[static_cast<std::size_t>(end)] |= kObserved;
+  }
+}
+
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
-  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kBoundary);
+  facts_[static_cast<std::size_t>(n)] &=
+      static_cast<std::uint8_t>(~(kBoundary | kContinued | kObserved));
   clear_passed(n);
+  drop_states(n);
+  refresh(n);
+}
+
+void GroupPlaces::drop_states(NodeId n) noexcept {
   for (int g = 0; g < num_groups(); ++g)
     if (group(g).recurrent()) drop_unneeded(g, n);
-  refresh(n);
 }
 
 void GroupPlaces::refresh(NodeId n) noexcept {
@@ -214,6 +237,7 @@ bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
     parent = nodes_[n].parent;
     facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kBoundary | kPassed));
     pool_.count_evicted(partition);
+    drop_states(n);
     find_near(n);
     if (!nodes_.used(n) && !stays(n)) pool_.forget(n);
   } while (next == parent && free.size() < count);
@@ -317,6 +341,9 @@ std::vector<std::string> GroupPlaces::violations() const {
     expect(passed[static_cast<std::size_t>(n)] == is_passed(n) &&
                (!is_passed(n) || (is_node(n) && is_boundary(n))),
            name + " is in the ring of passed boundaries, or is not");
+    const int continued = kContinued & facts_[static_cast<std::size_t>(n)];
+    expect(!continued || !is_node(n) || (is_boundary(n) && !is_passed(n)),
+           name + " is continued, and is no boundary or just a passed one");
     if (!is_node(n)) {
       expect(!is_linked, name + " is a boundary in use and not cached");
     } else {

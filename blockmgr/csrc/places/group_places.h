@@ -13,7 +13,9 @@
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
-// of a sequence, and from where prompts diverge. All others are *passed* boundaries.
+// of a sequence, and from where prompts diverge. All others are *passed* boundaries. With states,
+// that is the last whole block of a sequence that ended behind it, until a prompt continues from it,
+// as long as few do: see ContinuedEnds.
 //
 // For each node, `near` is the length of the shortest prefix that ends at a boundary at or below the
 // node, as long as the next query there reads the node's unit in some group of attention. Longer
@@ -32,6 +34,32 @@
 namespace blockmgr {
 
 class Pool;
+
+// From which end do prompts continue: from that of a sequence, or from its last whole block? The
+// states of the latter take blocks that could hold a part of another path instead. Where those go
+// first, every eighth sequence is observed: both its ends wait for their turn, as they do where
+// nothing goes first, and what continues from each is counted.
+class ContinuedEnds {
+ public:
+  void count(bool whole) noexcept {
+    ++(whole ? wholes_ : ends_);
+    if (wholes_ + ends_ < kMost) return;
+    wholes_ = (wholes_ + 1) / 2;
+    ends_ /= 2;
+  }
+  // Whether so few continue from last whole blocks that the states of this one, of a path of so
+  // many blocks, are expected to bring less than as many blocks of a path do. Else it is observed.
+  bool passes_next(std::int64_t path_blocks, std::int64_t state_blocks) noexcept {
+    return wholes_ * path_blocks < ends_ * state_blocks && ++num_passed_ % kEvery;
+  }
+
+ private:
+  static constexpr std::int64_t kEvery = 8;
+  static constexpr std::int64_t kMost = 1024;
+  std::int64_t num_passed_ = 0;
+  std::int64_t wholes_ = 1;
+  std::int64_t ends_ = 4;
+};
 
 class GroupPlaces {
  public:
@@ -107,6 +135,18 @@ class GroupPlaces {
   void add_boundary(NodeId n, bool passed = false) noexcept;
   bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
   void clear_passed(NodeId n) noexcept;
+  // Prompts continue from this boundary, or diverge there: it is more than passed.
+  void note_continued(NodeId n) noexcept {
+    if (!is_boundary(n)) return;
+    clear_passed(n);
+    facts_[static_cast<std::size_t>(n)] |= kContinued;
+  }
+  // The same, and a prompt does so now.
+  void continue_from(NodeId n) noexcept;
+  // A sequence has gone on from one boundary and ended at another in the unit after it. The next
+  // prompt is expected to continue from there, unless one has continued from the first. Which is
+  // passed if fewer do than would pay for the blocks that its states take. unit: of the end.
+  void end_behind(NodeId whole, NodeId end, std::int64_t unit) noexcept;
   // It goes, for instance since what it needs becomes a sequence's own.
   void end_boundary(NodeId n) noexcept {
     if (is_boundary(n)) remove_boundary(n);
@@ -145,6 +185,8 @@ class GroupPlaces {
   static constexpr std::uint8_t kHasTails = 4;
   static constexpr std::uint8_t kBranch = 8;
   static constexpr std::uint8_t kPassed = 16;
+  static constexpr std::uint8_t kContinued = 32;
+  static constexpr std::uint8_t kObserved = 64;
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
   NodeId& stored(int g, NodeId n) const {
@@ -162,6 +204,7 @@ class GroupPlaces {
   NodeId reader_of(NodeId n) const;
   void set_passed(NodeId n) noexcept;
   void remove_boundary(NodeId n) noexcept;
+  void drop_states(NodeId n) noexcept;
   bool find_near(NodeId n) noexcept;
   void refresh(NodeId n) noexcept;
   void prefetch_before(NodeId n) const;
@@ -177,6 +220,8 @@ class GroupPlaces {
   Pool& pool_;
   std::vector<Group> groups_;
   int num_groups_;
+  int num_states_ = 0;
+  ContinuedEnds continued_ends_;
   int num_cached_ = 0;
   ZeroedArray<NodeId> parts_;  // by node, then group: the part, plus 1
   ZeroedArray<std::int64_t> near_;

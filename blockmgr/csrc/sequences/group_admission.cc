@@ -253,8 +253,8 @@ void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   const std::int64_t size = config_.block_size;
   if (!num_states_) num_shared -= num_shared % size;  // a tail without a state is no stop
   const std::int64_t last = (s.num_tokens - 1) / size * size;
-  if (last > s.num_computed) row.stops[0] = last;
-  if (num_shared > s.num_computed && num_shared != last) row.stops[1] = num_shared;
+  if (last > s.num_computed && last != num_shared) row.stops[0] = last;
+  if (num_shared > s.num_computed) row.stops[1] = num_shared;
 }
 
 NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {
@@ -293,7 +293,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
-  if (end >= 0) groups_->clear_passed(end);  // prompts do continue from it
+  if (end >= 0 && groups_->length(end) == cached) groups_->continue_from(end);
   for (int g = 0; g < num_groups; ++g) {
     if (groups_->group(g).recurrent()) continue;
     row.first[nth(g)] =

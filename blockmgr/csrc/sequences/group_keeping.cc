@@ -60,13 +60,14 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   }
 }
 
-// Whether it stands where its forward was to stop; from here on it was there.
-bool Sequences::takes_stop(Sequence& s) noexcept {
+// Whether it stands where its forward was to stop; from here on it was there. diverges: prompts do.
+bool Sequences::takes_stop(Sequence& s, bool& diverges) noexcept {
   GroupRow& row = group_row(s);
   const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
   if (!s.num_computed || stop == row.stops.end() || !row.stands || s.outdated || !digester_)
     return false;
   *stop = 0;
+  diverges = stop != row.stops.begin();
   return true;
 }
 
@@ -92,7 +93,8 @@ void Sequences::give_state(Sequence& s, int g, NodeId node) noexcept {
 // At a stop, the state becomes findable and the sequence goes on in a copy.
 void Sequences::keep_state(Sequence& s) noexcept {
   GroupRow& row = group_row(s);
-  if (!takes_stop(s)) return;
+  bool diverges = false;
+  if (!takes_stop(s, diverges)) return;
   if (s.num_computed % config_.block_size) return keep_branch(s);
   if (s.num_chained * static_cast<std::int64_t>(config_.block_size) < s.num_computed) return;
   const NodeId node = table(s)[s.num_computed / config_.block_size - 1];
@@ -108,7 +110,10 @@ void Sequences::keep_state(Sequence& s) noexcept {
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent() && groups_->cached(g, node) < 0) give_state(s, g, node);
   }
-  if (serves(s, s.num_computed / config_.block_size - 1)) groups_->add_boundary(node);
+  if (serves(s, s.num_computed / config_.block_size - 1)) {
+    groups_->add_boundary(node);
+    if (diverges) groups_->note_continued(node);
+  }
   show_groups(s, s.num_blocks);
 }
 
@@ -196,7 +201,8 @@ void Sequences::keep_end(Sequence& s) noexcept {
   if (rest && (rest < config_.min_partial_tokens || !config_.min_partial_tokens)) return;
   if (!rest && !num_states_) return;
   settle_keeps();
-  NodeId node = unit ? table(s)[unit - 1] : kNoNode;
+  const NodeId whole = unit ? table(s)[unit - 1] : kNoNode;
+  NodeId node = whole;
   if (rest) {
     node = cache_end_block(s, unit, rest);
     if (node < 0) return;
@@ -212,7 +218,10 @@ void Sequences::keep_end(Sequence& s) noexcept {
     groups_->set_part(g, node, row.states[nth(g)]);
     groups_->keep(row.states[nth(g)]);
   }
-  if (serves(s, rest ? unit : unit - 1)) groups_->add_boundary(node);
+  if (serves(s, rest ? unit : unit - 1)) {
+    groups_->add_boundary(node);
+    if (num_states_ && whole >= 0 && whole != node) groups_->end_behind(whole, node, unit);
+  }
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (!groups_->group(g).recurrent()) continue;
     NodeId& state = row.states[nth(g)];

@@ -154,7 +154,8 @@ struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
-  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none.
+  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none. The
+  // second is where the prompt diverges from what is cached.
   std::array<std::int64_t, 2> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
@@ -618,7 +619,7 @@ class Sequences : public Store {
   bool serves(const Sequence& s, std::int64_t logical) const;
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
-  bool takes_stop(Sequence& s) noexcept;
+  bool takes_stop(Sequence& s, bool& diverges) noexcept;
   bool may_give(NodeId own) const;
   void keep_state(Sequence& s) noexcept;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
