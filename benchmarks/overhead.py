@@ -12,7 +12,6 @@ verdict is on the minimum.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import RESULTS, machine, write_result
 from blockmgr import BlockManager
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CORE = HERE.parent / "blockmgr" / "csrc"
-RESULTS = HERE / "results"
 
 CALLS = 256
 PROMPT_TOKENS = 20
@@ -180,16 +178,13 @@ def main() -> None:
         rows = list(compare(build(Path(folder), arguments.cxx), arguments.rounds))
     console = Console()
     console.print(_table(rows))
-    document = {
-        "command": repeat_command("benchmarks.overhead"),
-        "machine": about,
-        "results": [row.as_json() for row in rows],
-    }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = (
-        arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-overhead.json"
+    path = write_result(
+        arguments.results,
+        "overhead",
+        "benchmarks.overhead",
+        about,
+        {"results": [row.as_json() for row in rows]},
     )
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(f"written to {path}")
 
 
