@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 CORE = HERE.parent / "blockmgr" / "csrc"
 
 CALLS = 256
+TURNS = 5  # of the core alone and of Python, one after the other
 PROMPT_TOKENS = 20
 FACTOR = 2
 ALLOWANCE_NS = 150
@@ -136,11 +137,10 @@ def compare(program: Path, rounds: int) -> Iterable[Row]:
     """Python and the core in turns, with arrays and with lists; a row for each call."""
     arrays, lists = Calls(as_list=False), Calls(as_list=True)
     core: dict[str, list[tuple[float, float]]] = {}
-    turns = 5
-    for _ in range(turns):
+    for _ in range(TURNS):
         for name, times in time_core(program, rounds).items():
             core.setdefault(name, []).append(times)
-        for _ in range(rounds // turns):
+        for _ in range(rounds // TURNS):
             arrays.run()
             lists.run()
     arrays.check()
@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--cxx", default="g++", help="compiler of the loop without Python")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()
+    if arguments.rounds < TURNS:
+        parser.error(f"--rounds must be at least {TURNS}, got {arguments.rounds}")
     if shutil.which(arguments.cxx) is None:
         parser.error(f"no compiler is called {arguments.cxx}")
 
