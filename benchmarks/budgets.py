@@ -7,7 +7,6 @@ design. The verdict is on the minimum: on a shared machine everything above it i
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,16 @@ from rich.table import Table
 
 from benchmarks import cases, fresh_process, large_pool, memory
 from benchmarks.measure import (
+    RESULTS,
     Timing,
     machine,
-    machine_name,
-    repeat_command,
+    machine_line,
     time_side_by_side,
+    write_result,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True)
@@ -147,18 +145,14 @@ def main() -> None:
     if not console.is_terminal:
         console.width = 120
     console.print(_table(results))
-    console.print(
-        f"{about['processors']} x {about['processor']}, load {about['load_average']:.1f}, "
-        f"Python {about['versions']['python']}, blockmgr {about['versions']['blockmgr']}"
+    console.print(machine_line(about))
+    path = write_result(
+        arguments.results,
+        "",
+        "benchmarks.budgets",
+        about,
+        {"results": [result.as_json() for result in results]},
     )
-    document = {
-        "command": repeat_command("benchmarks.budgets"),
-        "machine": about,
-        "results": [result.as_json() for result in results],
-    }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}.json"
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(f"written to {path}")
 
 

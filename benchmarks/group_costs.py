@@ -8,7 +8,6 @@ is on the minimum and the budget for two further groups, 2.5 times that of one.
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from benchmarks import cases
 from benchmarks.budgets import SCALE
-from benchmarks.measure import machine, machine_name, repeat_command, time_side_by_side
+from benchmarks.measure import RESULTS, machine, machine_line, time_side_by_side, write_result
 from blockmgr import FullAttention, RecurrentState, SlidingWindow
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from blockmgr import Group
 
-RESULTS = Path(__file__).with_name("results")
 MOST: Final = 2.5
 """Times the budget of one group."""
 
@@ -100,16 +98,10 @@ def main() -> None:
     if not console.is_terminal:
         console.width = 120
     console.print(table(results))
-    console.print(
-        f"{about['processors']} x {about['processor']}, load {about['load_average']:.1f}, "
-        f"Python {about['versions']['python']}, blockmgr {about['versions']['blockmgr']}"
+    console.print(machine_line(about))
+    path = write_result(
+        arguments.results, "groups", "benchmarks.group_costs", about, {"results": results}
     )
-    document = {
-        "command": repeat_command("benchmarks.group_costs"), "machine": about, "results": results,
-    }  # fmt: skip
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-groups.json"
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(f"written to {path}")
 
 

@@ -7,6 +7,7 @@ its own data in the processor's cache.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cpuinfo
@@ -24,7 +26,18 @@ from pytest_benchmark.utils import get_commit_info
 if TYPE_CHECKING:
     from benchmarks.cases import Case
 
-__all__ = ["Timing", "machine", "machine_name", "repeat_command", "time_side_by_side"]
+__all__ = [
+    "RESULTS",
+    "Timing",
+    "machine",
+    "machine_line",
+    "machine_name",
+    "repeat_command",
+    "time_side_by_side",
+    "write_result",
+]
+
+RESULTS = Path(__file__).with_name("results")
 
 WARMUP = 5
 
@@ -88,3 +101,31 @@ def machine_name(about: Mapping[str, Any]) -> str:
 def repeat_command(module: str) -> str:
     """The command that repeats this run."""
     return " ".join(["python -m", module, *sys.argv[1:]])
+
+
+def machine_line(about: Mapping[str, Any]) -> str:
+    """Processor, load and versions, for the end of a table."""
+    return (
+        f"{about['processors']} x {about['processor']}, load {about['load_average']:.1f}, "
+        f"Python {about['versions']['python']}, blockmgr {about['versions']['blockmgr']}"
+    )
+
+
+def write_result(
+    folder: Path, kind: str, module: str, about: Mapping[str, Any], rest: Mapping[str, Any]
+) -> Path:
+    """Keeps a result beside those of other machines and versions; returns its file.
+
+    Args:
+        folder: Made if it is missing.
+        kind: End of the file's name; empty for the budgets.
+        module: Whose command repeats the run.
+        about: From ``machine``.
+        rest: All else that the file has.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{machine_name(about)}-{about['versions']['blockmgr']}"
+    path = folder / f"{name}{kind and '-' + kind}.json"
+    document = {"command": repeat_command(module), "machine": about, **rest}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path

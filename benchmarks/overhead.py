@@ -12,7 +12,6 @@ verdict is on the minimum.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import RESULTS, machine, write_result
 from blockmgr import BlockManager
 
 if TYPE_CHECKING:
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CORE = HERE.parent / "blockmgr" / "csrc"
-RESULTS = HERE / "results"
 
 CALLS = 256
+TURNS = 5  # of the core alone and of Python, one after the other
 PROMPT_TOKENS = 20
 FACTOR = 2
 ALLOWANCE_NS = 150
@@ -138,11 +137,10 @@ def compare(program: Path, rounds: int) -> Iterable[Row]:
     """Python and the core in turns, with arrays and with lists; a row for each call."""
     arrays, lists = Calls(as_list=False), Calls(as_list=True)
     core: dict[str, list[tuple[float, float]]] = {}
-    turns = 5
-    for _ in range(turns):
+    for _ in range(TURNS):
         for name, times in time_core(program, rounds).items():
             core.setdefault(name, []).append(times)
-        for _ in range(rounds // turns):
+        for _ in range(rounds // TURNS):
             arrays.run()
             lists.run()
     arrays.check()
@@ -172,6 +170,8 @@ def main() -> None:
     parser.add_argument("--cxx", default="g++", help="compiler of the loop without Python")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()
+    if arguments.rounds < TURNS:
+        parser.error(f"--rounds must be at least {TURNS}, got {arguments.rounds}")
     if shutil.which(arguments.cxx) is None:
         parser.error(f"no compiler is called {arguments.cxx}")
 
@@ -180,16 +180,13 @@ def main() -> None:
         rows = list(compare(build(Path(folder), arguments.cxx), arguments.rounds))
     console = Console()
     console.print(_table(rows))
-    document = {
-        "command": repeat_command("benchmarks.overhead"),
-        "machine": about,
-        "results": [row.as_json() for row in rows],
-    }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = (
-        arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-overhead.json"
+    path = write_result(
+        arguments.results,
+        "overhead",
+        "benchmarks.overhead",
+        about,
+        {"results": [row.as_json() for row in rows]},
     )
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(f"written to {path}")
 
 

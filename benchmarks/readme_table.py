@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.budgets import RESULTS
+from benchmarks.measure import RESULTS
 from benchmarks.peers.results import Result, newest
 
 ROOT = Path(__file__).parent.parent

@@ -30,12 +30,11 @@ from rich.table import Table
 
 from benchmarks.cases import Prompts, cache
 from benchmarks.fresh_process import REPOSITORY
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import RESULTS, machine, write_result
 from benchmarks.memory import weights
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 
-RESULTS = Path(__file__).with_name("results")
 COLUMNS = 2048
 PROMPT_TOKENS = 4096
 BLOCK_SIZE = 16
@@ -161,9 +160,7 @@ def main() -> None:
     rows = [(*key, least(*key, arguments.repetitions)) for key in what]
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table(rows))
-    document = {
-        "command": repeat_command("benchmarks.startup"),
-        "machine": about,
+    rest = {
         "block_size": BLOCK_SIZE,
         "weights": [
             {"what": name, "budget": budget, "bytes": measured}
@@ -171,10 +168,7 @@ def main() -> None:
         ],
         "starts": [{"blocks": n, "eviction": p} | asdict(it) for n, p, it in rows],
     }
-    name = f"{machine_name(about)}-{about['versions']['blockmgr']}-memory.json"
-    path = arguments.results / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = write_result(arguments.results, "memory", "benchmarks.startup", about, rest)
     console.print(f"written to {path}")
 
 

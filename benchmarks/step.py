@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -42,10 +41,9 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import RESULTS, machine, write_result
 from blockmgr import BlockManager
 
-RESULTS = Path(__file__).with_name("results")
 BLOCK_SIZE = 16
 VOCABULARY = 128_000
 UNFILLED = -1
@@ -481,9 +479,7 @@ def main() -> None:
     for reason in absent:
         console.print(f"left out: {reason}", markup=False)
     console.print(table(results))
-    document = {
-        "command": repeat_command("benchmarks.step"),
-        "machine": about,
+    rest = {
         "results": results,
         "left_out": absent,
         "checked": {
@@ -493,9 +489,7 @@ def main() -> None:
             "running": len(counts.lengths),
         },
     }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-step.json"
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = write_result(arguments.results, "step", "benchmarks.step", about, rest)
     console.print(f"written to {path}")
 
 

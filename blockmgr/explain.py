@@ -125,7 +125,7 @@ class Explanation:
         num_cached_tokens: Leading tokens that would be found.
         num_partial_tokens: Of those, tokens that would come from a part of a block.
         misses: The other tokens in order, from ``num_cached_tokens`` to ``num_tokens``; never
-            empty, for the last token is always missed.
+            empty, because the last token is always missed.
     """
 
     num_tokens: int

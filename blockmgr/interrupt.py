@@ -4,6 +4,9 @@ Importing the library takes most of a tenth of a second, and an exception that i
 import may be printed and lost there. So a command that is still starting ends at once: it has
 nothing to clean up. A command at work gets a ``KeyboardInterrupt``, like any program, and can
 remove what it was writing; if it is interrupted again, it ends at once.
+
+Until ``end_at_once`` is called, an interrupt ends in a traceback. So this module imports nothing
+that the interpreter has not loaded by itself, but for ``signal``.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
 
+TYPE_CHECKING = False  # typing's own would have to be imported
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
+    from typing import Final, NoReturn
 
 __all__ = ["EXIT_CODE", "LINE", "end_at_once", "is_command", "raise_once"]
 
@@ -39,7 +42,7 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
     False
     """
     if not argv or argv[0] != "-m":
-        return bool(argv) and Path(argv[0]).name == "blockmgr"
+        return bool(argv) and os.path.basename(argv[0]) == "blockmgr"
     return "-m" in original and list(original[original.index("-m") + 1 :][:1]) == ["blockmgr"]
 
 

@@ -205,7 +205,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
         Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts diverge.
         """
-        # Tested here, for calling a function takes as long as all the core does for a short prompt.
+        # Tested here, because calling a function takes as long as all that the core does for a
+        # short prompt.
         if type(tokens) is Prompt:
             tokens, namespace, keys = tokens.parts(namespace, extras)
         else:
@@ -645,7 +646,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
 
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    # Output only: the core keeps books of its own. But kernels find their way by these numbers.
+    # Only written here: the core keeps books of its own. Kernels find K/V by these numbers.
     view = array.view()
     view.setflags(write=False)
     return view

@@ -10,7 +10,6 @@ a pool larger than any cache. Each cell is compared with the oracle, byte by byt
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -39,12 +38,11 @@ from benchmarks.kv.ways import (
     Way,
     WidePlain,
 )
-from benchmarks.measure import machine, machine_name, repeat_command
+from benchmarks.measure import RESULTS, machine, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RESULTS = Path(__file__).parents[1] / "results"
 GIB = 1 << 30
 SEED = 20
 DEVICE_PAIRS = (1, 2, 4, 8, 32, 128, 512, 2048)
@@ -187,9 +185,7 @@ def main() -> None:
         f" {monotonic() - start:.0f} s",
         highlight=False,
     )
-    document = {
-        "command": repeat_command("benchmarks.kv"),
-        "machine": about,
+    rest = {
         "device": device.type,
         "seed": SEED,
         "unit": "us",
@@ -197,9 +193,7 @@ def main() -> None:
         **notes,
         "cells": [asdict(cell) for cell in cells],
     }
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / f"{machine_name(about)}-{about['versions']['blockmgr']}-kv.json"
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = write_result(arguments.results, "kv", "benchmarks.kv", about, rest)
     console.print(f"written to {path}")
 
 

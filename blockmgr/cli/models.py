@@ -92,7 +92,8 @@ def chosen_model(text: str | None, dtype: str | None) -> Model | None:
 
 
 def _of_config(path: Path, dtype: str | None) -> Model:
-    # Seconds, and an extra, that nothing else here needs. It goes first: it says what is missing.
+    # This import takes seconds and an extra that nothing else here needs. It comes first because it
+    # names what is missing.
     from blockmgr.kv import HybridShape, ModelShape  # noqa: I001, PLC0415
     import torch  # noqa: PLC0415
 
@@ -101,7 +102,7 @@ def _of_config(path: Path, dtype: str | None) -> Model:
     try:
         shape = HybridShape.from_config(path, chosen)
     except ValueError as error:
-        # Raises what is wrong with the config if that is no matter of groups.
+        # Raises an error of the config that has nothing to do with groups.
         whole = ModelShape.from_config(path, chosen)
         click.echo(f"taken as one group of full attention: {error}", err=True)
     else:

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
-# Where files lie and how many processes there were is no part of what they show: the same report
-# gives the same bytes.
+# Paths and numbers of processes are left out: the same report gives the same bytes.
 NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs", "json_wanted"})
 PLACES: Final = 6
 

@@ -181,7 +181,7 @@ def _print_or_draw(
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
         return
-    # Where the file lies is no part of what it shows: the same moment gives the same bytes.
+    # The path of the file is left out: the same moment gives the same bytes.
     of_moment = repeat_command(ctx, ALWAYS_REPEATED, chosen, leave_out={"output"})
     facts.append(("seen with", of_moment))
     shown = block_map(moment.manager, title=title, names=moment.names, facts=facts)

@@ -44,7 +44,7 @@ __all__ = ["sweep"]
 
 # Defaults that shape every row, and so are part of the printed command.
 ALWAYS_REPEATED: Final = frozenset({"source", "policies", "capacities", "block_sizes", "seed"})
-# Where there is nothing to say: a pool that no replay ran in, a gap that is none.
+# Shown where there is no value: for a pool without a replay, or where there is no gap to close.
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
     "block\nsize",
@@ -149,7 +149,7 @@ def sweep(
                 jobs=workers,
                 advance=advance,
             )
-        # Who did the work is no part of the result.
+        # How the work was divided is no part of the result.
         repeated = {**chosen.repeated, "block_sizes": sizes}
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
         provenance = Provenance(command=command, seed=seed)

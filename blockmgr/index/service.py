@@ -160,7 +160,7 @@ def _follow(reader: Subscriber, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
                 reader.poll(_WAIT_S)
-            except Exception:  # a shortage of memory, say: what was half taken in is not believed
+            except Exception:  # such as no memory: a batch applied in part is not trusted
                 _LOG.exception("%s: starts again", reader.worker)
                 reader.start_again()
                 stop.wait(_WAIT_S)

@@ -191,8 +191,8 @@ class PagedKVCache(Swaps):
     ) -> None:
         """Writes K/V of some tokens into their slots.
 
-        Slots on the host are checked. Slots in a device tensor are not, for that would mean to
-        wait for the device: of those, any out of range is skipped like padding. (With the torch
+        Slots on the host are checked. Slots in a device tensor are not, because that would mean to
+        wait for the device: those out of range are skipped like padding. (With the torch
         backend on a GPU, it is device slots that make the host wait.)
 
         Args:

@@ -222,7 +222,7 @@ def _copy(
     step = limit // size
     for start in range(0, count, step):
         part = slice(start, start + step)
-        # A temporary, not a buffer of our own: index_select into one is the slower by a third.
+        # A temporary, not a buffer of our own: index_select into one takes a third longer.
         gathered = source.index_select(0, sources[part]).to(destination.device)
         destination.index_copy_(0, destinations[part], gathered)
 

@@ -112,7 +112,7 @@ class _Line:
                 worker,
                 index,
                 self._ask if delivery.repair == "replay" else None,
-                # When it asks is decided here: for it, every look at its clock is a second later.
+                # This router decides when it asks: each look at its clock is a second later.
                 retry_s=1.0,
                 check_s=1.0,
                 clock=count().__next__,

@@ -106,7 +106,7 @@ def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers
         ValueError: ``jobs`` is below 1, or there are not more requests than ``warmup``.
     """
     if isinstance(jobs, RayCluster):
-        # Nothing of clusters where there is none.
+        # Imports nothing of clusters where there is none.
         from blockmgr.lab.on_ray import RayWorkers  # noqa: PLC0415
 
         return RayWorkers(trace, jobs, warmup)

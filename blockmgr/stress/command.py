@@ -128,7 +128,7 @@ class _Progress:
 
 
 def _share(plan: Plan) -> Outcome | Failure:
-    """One process's part; a failure comes back as a value, for it has more than a message."""
+    """One process's part; a failure is returned as a value, because it has more than a message."""
     try:
         return stress(plan)
     except Failure as failure:

@@ -202,3 +202,16 @@ def test_a_process_knows_whether_it_is_the_command(
     argv: list[str], original: list[str], expected: bool
 ) -> None:
     assert interrupt.is_command(argv, original) is expected
+
+
+def test_nothing_slow_is_imported_before_interrupts_are_handled() -> None:
+    """Until then an interrupt ends in a traceback: each import is time in which one can come."""
+    code = (
+        "import sys; before = set(sys.modules);"
+        f"exec(compile(open({interrupt.__file__!r}).read(), 'interrupt', 'exec'));"
+        "sys.exit(', '.join({'pathlib', 'typing', 're'} & (set(sys.modules) - before)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

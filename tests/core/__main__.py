@@ -36,10 +36,14 @@ def core_files(suffix: str) -> list[Path]:
     return sorted(path for path in CORE.glob(f"*/*{suffix}") if path.parent.name != "bindings")
 
 
+def harness_files() -> list[Path]:
+    """What all programs share."""
+    return sorted(path for path in HERE.glob("*.cc") if path.stem not in PROGRAMS)
+
+
 def sources(program: str) -> list[Path]:
-    """The core as one unit, the harness, and the program."""
-    harness = sorted(path for path in HERE.glob("*.cc") if path.stem not in PROGRAMS)
-    return [*core_files(".cc"), *harness, HERE / f"{program}.cc"]
+    """The core, the harness, and the program."""
+    return [*core_files(".cc"), *harness_files(), HERE / f"{program}.cc"]
 
 
 def fuzzing_flags(cxx: str) -> list[str]:
@@ -58,30 +62,44 @@ def policies() -> str:
     return ",".join(f'"{name}"' for name in ast.literal_eval(names))
 
 
-def newest(paths: list[Path]) -> float:
-    return max(path.stat().st_mtime for path in paths)
-
-
 def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
-    """Compiles what is out of date; returns the program."""
-    out = folder / f"{program}-{sanitize}-{Path(cxx).name}"
-    files = sources(program)
+    """Compiles what is out of date; returns the program.
+
+    The core and the harness are one unit, which takes most of the time. All programs of one
+    compiler and sanitizer are linked with it, but for libFuzzer's: that instruments the core.
+    """
+    kind = f"{sanitize}-{Path(cxx).name}"
+    out = folder / f"{program}-{kind}"
     headers = [*core_files(".h"), *HERE.glob("*.h")]
-    if out.exists() and out.stat().st_mtime > newest([*files, *headers]):
-        return out
-    folder.mkdir(parents=True, exist_ok=True)
-    unit = out.with_suffix(".cc")
-    unit.write_text("".join(f'#include "{path}"\n' for path in files))
     names = f"-DBLOCKMGR_POLICIES={policies()}"
     flags = ["-std=c++20", "-g", names, *WARNINGS, *SANITIZERS[sanitize], f"-I{CORE}", f"-I{HERE}"]
+    shared = folder / f"core-{kind}.o"
     if program == "fuzz":
         flags += fuzzing_flags(cxx)
-    if program in ("faults", "exhaustive"):
-        flags.append("-Wl,--wrap=calloc")
-    if program == "books":
-        flags.append("-fno-access-control")
-    subprocess.run([cxx, *flags, str(unit), "-pthread", "-o", str(out)], check=True)
+        if "-fsanitize=fuzzer" in flags:
+            shared = folder / f"core-fuzz-{kind}.o"
+    folder.mkdir(parents=True, exist_ok=True)
+    common = [*core_files(".cc"), *harness_files()]
+    if out_of_date(shared, [*common, *headers]):
+        unit = shared.with_suffix(".cc")
+        unit.write_text("".join(f'#include "{path}"\n' for path in common))
+        subprocess.run([cxx, *flags, "-c", str(unit), "-o", str(shared)], check=True)
+    own = HERE / f"{program}.cc"
+    if out_of_date(out, [shared, own, *headers]):
+        if program in ("faults", "exhaustive"):
+            flags.append("-Wl,--wrap=calloc")
+        if program == "books":
+            flags.append("-fno-access-control")
+        command = [cxx, *flags, str(own), str(shared), "-pthread", "-o", str(out)]
+        subprocess.run(command, check=True)
     return out
+
+
+def out_of_date(made: Path, sources: list[Path]) -> bool:
+    """Whether the file is missing, or older than one of its sources."""
+    return not made.exists() or made.stat().st_mtime <= max(
+        path.stat().st_mtime for path in sources
+    )
 
 
 def main() -> int:

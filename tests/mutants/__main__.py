@@ -4,7 +4,8 @@ A bug of the core is compiled into it, without Python (see ``tests.core``), and 
 from several seeds, each of which must find it. A bug of the Python layer is planted in a copy of
 the package, and its tests are run. One of groups of layers meets the stress program first, and its
 tests only if that does not find it, for they need a build of the extension. A mutant that survives
-makes the exit code 1; so does one whose text the code no longer has.
+makes the exit code 1; so does one whose text the code no longer has. ``--share 6 --word WORD``
+plants one in six of them; the word, in CI the id of the commit, decides which.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.extension import ExtensionBuild
 from tests.mutants.groups import GROUPS
 from tests.mutants.python import tests_that_find
+from tests.mutants.share import drawn_share
 
 # Until half of the bugs are found. Bugs that only engines of one habit meet take longer: each habit
 # is drawn in a part of the runs.
@@ -70,7 +72,11 @@ def most_calls(found: dict[Mutant, Result], ops: int) -> dict[tuple[str, int], i
 
 
 def summary(found: dict[Mutant, Result], seconds: float) -> int:
-    """What was found after how many calls; the exit code."""
+    """What was found after how many calls; the exit code.
+
+    The median counts against the tests only if every bug of the core was planted: a few may be rare
+    ones.
+    """
     survivors = sorted(
         mutant.name
         for mutant, result in found.items()
@@ -84,13 +90,14 @@ def summary(found: dict[Mutant, Result], seconds: float) -> int:
         print(f"in the core after {median:,.0f} calls (median), {max(known):,} at most")
     for name in survivors:
         print(f"survived: {name}")
-    if median > MOST_CALLS:
+    too_late = median > MOST_CALLS and found.keys() >= set(CORE)
+    if too_late:
         print(f"half of the bugs take more than {MOST_CALLS:,} calls")
-    return 1 if survivors or median > MOST_CALLS else 0
+    return 1 if survivors or too_late else 0
 
 
-def main() -> int:
-    """Run every mutant, or those named."""
+def options() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all by default")
     half = parser.add_mutually_exclusive_group()
@@ -106,7 +113,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
-    args = parser.parse_args()
+    parser.add_argument(
+        "--share", type=int, default=1, metavar="N", help="one in N of the mutants; all by default"
+    )
+    parser.add_argument("--word", default="", help="draws the share; another one draws others")
+    return parser
+
+
+def wanted_by(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mutant]:
+    """The mutants that the arguments name."""
     candidates = (*CORE, *PYTHON)
     parts = (
         (args.core, CORE),
@@ -118,7 +133,17 @@ def main() -> int:
         candidates = mutants if chosen else candidates
     if unknown := set(args.names) - {mutant.name for mutant in candidates}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
-    wanted = [m for m in candidates if not args.names or m.name in args.names]
+    if args.share < 1:
+        parser.error(f"--share must be 1 or more, got {args.share}")
+    named = [m for m in candidates if not args.names or m.name in args.names]
+    return list(drawn_share(named, args.share, args.word))
+
+
+def main() -> int:
+    """Run every mutant, or those named."""
+    parser = options()
+    args = parser.parse_args()
+    wanted = wanted_by(args, parser)
     seeds = range(1, args.seeds + 1)
     started = time.monotonic()
     found: dict[Mutant, Result] = {}

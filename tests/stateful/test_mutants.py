@@ -15,6 +15,7 @@ MET_BY = {
     "DoesNotCollapseOnAbort": "aborts",
     "DropsCopiesOnAbort": "aborts",
     "MergesIntoPromises": "admission",
+    "ReusesWhatIsNotWrittenYet": "swarm",
     "TakesOverPartsOfTails": "admission",
     "TakesOverTailsInUse": "swarm",
     "TruncateLeavesPromoted": "multi_tenant",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_the_words_for_a_picture_stand_on_one_line(page: Path) -> None:
     """The site drops a line break there, and a screen reader says ``writesto``."""
     assert re.findall(r"!\[[^\]]*\n[^\]]*\]", page.read_text(encoding="utf-8")) == []
+
+
+def test_the_quick_start_lists_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `pip install '\.\[([a-z,]+)\]'` \|", page, re.MULTILINE)
+    assert {extra for each in listed for extra in each.split(",")} == set(
+        project["optional-dependencies"]
+    )

@@ -24,7 +24,8 @@ namespace nb = nanobind;
 
 inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
 
-// What nanobind has made, unless there was no memory for it: it does not say so itself.
+// Returns an object that nanobind made. Throws if there was no memory for it, which nanobind does
+// not report.
 template <class Object>
 Object made(Object object) {
   if (!object.is_valid()) throw nb::python_error();
@@ -32,7 +33,7 @@ Object made(Object object) {
 }
 
 [[noreturn]] void raise(PyObject* type, const std::string& message);
-// Of numbers as they were passed: they may be larger than any that is given out.
+// Takes the number as the caller passed it: it may be larger than any that is given out.
 [[noreturn]] void raise_unknown_sequence(nb::handle handle);
 [[noreturn]] void raise_unknown_pin(nb::handle pin);
 
@@ -56,7 +57,7 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
 // Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
 // run code, so the bytes live as long as it does.
 ExtrasBytes extras_argument(nb::handle extras);
-// The size of what must hold something.
+// The size of something that must not be empty.
 std::int64_t not_empty(std::int64_t size, const char* name);
 
 // Exports an object's buffer. If it has none like this, raises TypeError: "<wanted>, got ...".
@@ -78,13 +79,13 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // Room for this many. The vector is never made smaller, for it would be filled with zeros when it
-  // grows again.
+  // Room for this many. The vector is never made smaller, because growing it again would fill it
+  // with zeros.
   T* make_room(std::int64_t size) {
     const auto count = static_cast<std::size_t>(size);
     if (numbers_.size() < count) {
       if (numbers_.capacity() < count) {
-        // As vectors grow, but never past what is kept because of that.
+        // Doubles, as vectors do, but never past the size that is kept.
         const std::size_t twice = 2 * numbers_.capacity();
         numbers_.reserve(std::max(count, std::min(twice, static_cast<std::size_t>(most_))));
       }
@@ -146,7 +147,7 @@ extern template class IntArray<std::int64_t>;
 
 using TokenArray = IntArray<Token>;
 
-// Bounds of options, which blockmgr.config states again: there for who sets them, here for memory.
+// Bounds of options. blockmgr.config states them again for its users; here they protect memory.
 inline constexpr int kMaxBlocks = INT32_MAX - 511;
 inline constexpr int kMaxBlockSize = UINT16_MAX;
 inline constexpr int kMinDigest = 8;

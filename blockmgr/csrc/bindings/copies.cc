@@ -10,16 +10,16 @@ namespace blockmgr {
 
 namespace {
 
-// Where copies are packed: int32[n, 3], writable and contiguous. Made when every other argument has
-// been read, for code that these run could resize the array. Read as a buffer, because nanobind
-// ends the process where it has no memory to read an array.
+// Where copies are packed: int32[n, 3], writable and contiguous. Made after every other argument
+// has been read, because code that these run could resize the array. Read as a buffer, because
+// nanobind ends the process where it has no memory to read an array.
 class Rows {
  public:
   explicit Rows(nb::handle array) {
     export_buffer(array, view_, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE | PyBUF_FORMAT, kWanted);
     const std::string_view format = view_.format ? view_.format : "B";
     const bool whole = view_.itemsize == 4 && (format == "i" || format == "l");
-    // The count of what is packed goes into the first row.
+    // The number of packed copies goes into the first row.
     if (whole && view_.ndim == 2 && view_.shape[1] == 3 && view_.shape[0] > 0) return;
     PyBuffer_Release(&view_);
     PyErr_SetString(PyExc_TypeError, kWanted);

@@ -36,7 +36,7 @@ struct Core {
     }
   }
 
-  // Tokens of a prompt that can matter to a look-up: one after those that fit, for the last is
+  // Tokens of a prompt that can matter to a look-up: one more than fit, because the last one is
   // never served. More is not converted, and room for more is not kept.
   std::int64_t most_matched() const { return core.most_tokens() + 1; }
 
@@ -48,7 +48,7 @@ struct Core {
   std::vector<std::int64_t> parents;
 };
 
-// options: a dict, for nanobind does not look whether it had the memory to make one of keywords.
+// options: a dict, because nanobind does not check that it had the memory to make one of keywords.
 void init_core(Core* self, nb::dict options);
 
 // The block tables and sequence lengths as NumPy arrays that share the core's memory.

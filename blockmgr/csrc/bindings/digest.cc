@@ -57,7 +57,7 @@ class NativeXxh3 : public Digester {
   std::vector<std::uint8_t> message_;
 };
 
-// SHA-256 through OpenSSL's EVP, from the library that the interpreter's own hashlib stands on. Its
+// SHA-256 through OpenSSL's EVP, from the library that the interpreter's own hashlib uses. Its
 // functions are found at run time, so nothing is linked.
 class EvpSha256 : public Digester {
  public:

@@ -10,8 +10,8 @@ namespace blockmgr {
 // number lost), with digests as bytes and extras as a dict by stored block.
 nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 
-// Events are passed on before they are dropped: making objects can fail, and can run code that calls
-// the holder, and so adds others.
+// Events are passed on before they are dropped: making objects can fail, and can run code that
+// calls the holder and so adds others.
 template <class Holder, class Read>
 nb::object pass_on_events(Holder& self, nb::handle make, Read read) {
   for (;;) {
@@ -31,7 +31,8 @@ nb::object take_snapshot(Holder& self, nb::handle make) {
   return pass_on_events(self, make, [](const auto& core) { return core.residents(); });
 }
 
-// What waits stays: a reader that got it already and applies it again has the same in the end.
+// The log keeps its events: a reader that has them already and applies them again ends in the same
+// state.
 template <class Holder>
 nb::object resident_events(Holder& self, nb::handle make) {
   return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);

@@ -6,8 +6,8 @@
 namespace blockmgr {
 namespace {
 
-// Block ids, read. A block may stand among them as often as it is held, so any number will do; but
-// room for more than there are blocks is not kept.
+// Block ids, read. A block may appear as often as it is held, so a list may have any length; but no
+// room is kept for more ids than there are blocks.
 class Ids {
  public:
   Ids(Core& self, nb::handle blocks)

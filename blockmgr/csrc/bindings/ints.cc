@@ -187,8 +187,8 @@ void IntArray<T>::read_items(std::int64_t count) {
   const bool is_list = kind_ == Kind::kList;
   const bool is_exact = is_list ? PyList_CheckExact(sequence) : PyTuple_CheckExact(sequence);
   if (is_exact && read_exact(sequence, size_, count, out_)) return;
-  // A subclass could answer as it likes, and an __index__ can run any code: from here on the items
-  // are those of an exact list or tuple that no other code can change.
+  // A subclass could answer anything, and an __index__ can run any code: from here on the items are
+  // those of an exact list or tuple that no other code can change.
   const nb::object items = made(nb::steal(is_list ? PyList_GetSlice(sequence, 0, count)
                                                   : PyTuple_GetSlice(sequence, 0, count)));
   if (!is_exact && read_exact(items.ptr(), count, count, out_)) return;
@@ -203,7 +203,7 @@ void IntArray<T>::read_items(std::int64_t count) {
   if (is_list && PyList_Size(sequence) != size_) raise_changed(name_);
 }
 
-// Any other sequence says how long it is, and is held to that while it is gone through.
+// Any other sequence says how long it is, and must yield exactly so many items.
 template <class T>
 void IntArray<T>::read_iterable(std::int64_t count) {
   const nb::object items = nb::steal(PyObject_GetIter(owner_.ptr()));
@@ -218,7 +218,7 @@ void IntArray<T>::read_iterable(std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const nb::object item = next();
     if (!item.is_valid()) raise_length(name_, size_, "ends after " + std::to_string(i));
-    // Room for what has come, and not for whatever length it claims.
+    // Room for what has come, not for the length that it claims.
     if (i == room) out_ = scratch_.make_room(room = std::min(count, 2 * room + kFirstRoom));
     store(item, i);
   }

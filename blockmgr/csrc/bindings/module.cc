@@ -66,7 +66,7 @@ Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT6
   return prompt;
 }
 
-// What is asked of the cache and of the pool in one call; each None as a rule.
+// What is asked of the cache and of the pool in one call. Each is usually None.
 void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
                 nb::handle watermark_blocks) {
   const auto number = [](nb::handle value, const char* name) {
@@ -352,7 +352,7 @@ void reparent(Core& self, nb::handle handles, nb::handle parents) {
 nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
   const std::int64_t parent = handle_argument(handle);
   const std::int64_t count = int_argument(n, "n");
-  // One is as soon made as asked for.
+  // Making one is as cheap as asking first.
   if (count != 1) self.read([&](const Sequences& core) { core.check_fork(parent, count); });
   std::vector<Handle> expected(static_cast<std::size_t>(count));
   std::vector<Handle> children(expected.size());
@@ -532,8 +532,8 @@ void set_debug(Core& self, nb::handle level) {
 
 int debug(Core& self) { return self.core.debug(); }
 
-// The thread that holds the mutex may be waiting for the interpreter, so it must not be kept here.
-// Signals are looked at now and then: a handler may throw, as that of Ctrl-C does.
+// The thread that holds the mutex may be waiting for the interpreter, so this thread must release
+// it. It looks at signals now and then: a handler may throw, as that of Ctrl-C does.
 bool wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
   constexpr std::chrono::milliseconds kPatience{20};
   {

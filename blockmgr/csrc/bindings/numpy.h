@@ -46,8 +46,8 @@ void know_numpy();
 // Python code: arrays take no part in garbage collection.
 void* new_array(Dtype dtype, std::int64_t size, nb::object& array);
 
-// Whether this is a one-dimensional, contiguous array of whole numbers, and then where they are. Of
-// an array that is anything else, the buffer protocol tells what is wrong with it.
+// Whether this is a one-dimensional, contiguous array of whole numbers, and if so, where they are.
+// For any other array, the buffer protocol finds out what is wrong with it.
 bool is_plain_array(PyObject* object, Numbers& numbers) noexcept;
 
 }  // namespace blockmgr

@@ -6,7 +6,7 @@ namespace blockmgr {
 
 void PythonPolicy::remember(nb::object error) noexcept {
   error_ = std::move(error);
-  // An interrupt is not the policy's fault, and the caller waits for it: raise it again.
+  // An interrupt is not the policy's fault, and the caller waits for it, so it is raised again.
   if (PyErr_GivenExceptionMatches(error_.ptr(), PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
 }
 

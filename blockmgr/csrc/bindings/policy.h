@@ -8,9 +8,9 @@
 namespace blockmgr {
 
 // Tells a Python object what happens to blocks, and asks it for victims. The core is half-way
-// through a call then, which must finish: whatever goes wrong is remembered, once, and from there
-// on the object is left alone and the pool evicts the least recently used block. The object may
-// allocate, and take its time; it is for research.
+// through a call then, which must finish. So the first error is remembered; after it the object is
+// not called any more, and the pool evicts the least recently used block. The object may allocate
+// and take its time; it is for research.
 class PythonPolicy final : public EachBlock<PythonPolicy> {
  public:
   PythonPolicy(Nodes& nodes, const PrefixIndex& index, Range range, nb::object policy)

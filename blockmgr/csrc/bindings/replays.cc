@@ -124,7 +124,7 @@ nb::dict counts(const Replay& self) {
   return d;
 }
 
-// Runs of a trace, and what is told from them.
+// Runs of a trace, and results computed from them.
 struct RunPaths {
   Runs runs;
   std::unique_ptr<Future> future;  // once it was asked for

@@ -1,6 +1,6 @@
-// What only tests need of the core: a module of its own, which no wheel has.
+// Functions of the core that only tests need: a module of its own, which no wheel has.
 //
-// The numbers that it takes are those of tests, and are not checked.
+// It does not check the numbers that tests pass.
 #include "bindings/core.h"
 #include "bindings/pool_core.h"
 #include "policies/reuse_model.h"

@@ -257,7 +257,7 @@ void BlockAudit::check_children() {
                     "the children of node " + std::to_string(node) + " are wrong");
   }
   check_log();
-  // All that exist, also those without an owner: a block that is not held must be gone.
+  // All that exist, also without an owner: one that nothing holds must be gone.
   for (std::uint32_t root = 1; root < index_.num_roots(); ++root)
     BLOCKMGR_EXPECT(index_.root_refs(root) == counted(roots_, root), "a namespace is miscounted");
   for (std::uint32_t id = 1; id < index_.extras().size(); ++id)

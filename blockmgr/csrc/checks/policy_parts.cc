@@ -104,7 +104,7 @@ void AgedLists::fingerprint(std::string& out) const {
   }
 }
 
-// The counts decide every later fit; the worths and levels, what happens until then.
+// The counts decide every later fit; the worths and levels decide what happens until then.
 void ReuseModel::fingerprint(std::string& out) const {
   for (const auto* values : {&hits_, &ended_, &worth_, &cell_ended_, &cell_hits_, &factor_})
     for (const double& value : *values)

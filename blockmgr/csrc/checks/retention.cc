@@ -12,7 +12,8 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   const Column<int> due(range_);  // kLow at first
   const Column<std::array<std::uint32_t, kNumLevels>> children(range_);
   std::array<std::int64_t, kNumLevels> cached{}, idle{}, strays{};
-  // A parent elsewhere is another check's to report. The columns have no row for it.
+  // If the parent is in another partition, another check reports it. The columns have no row for
+  // it.
   const auto parent_of = [&](NodeId b) {
     const NodeId parent = nodes_[b].parent;
     return range_.holds(parent) ? parent : kNoNode;
@@ -91,7 +92,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   audit.expect(live == num_pins_, "the number of pins is wrong");
   audit.expect(linked == 0, "a pin is not among those that end at its block");
   audit.expect(num_cached_[kPinned] <= max_pinned_, "more blocks are pinned than the budget has");
-  // The policy below takes what lies above the normal level for used, which its audit does not.
+  // The policy below treats blocks above the normal level as used, which its own audit does not.
   const bool all_below = !idle[kExpected] && !idle[kHigh] && !idle[kPinned];
   if (base_ && all_below) base_->audit(audit);
 }

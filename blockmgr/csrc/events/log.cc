@@ -15,7 +15,7 @@ EventLog::EventLog(const Nodes& nodes, std::int64_t capacity)
 
 bool EventLog::add_run(EventKind kind) noexcept {
   ++version_;
-  // Nothing follows a loss: a reader needs a snapshot by then, and events must not have gaps.
+  // Nothing follows a loss: a reader then needs a snapshot, and events must have no gaps.
   if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;
   runs_[static_cast<std::size_t>(num_runs_++)] = {kind, false, 0, step_, num_blocks_, 0};
   return true;

@@ -46,8 +46,8 @@ class EventLog {
   Recorded stored(NodeId b, NodeId parent, const std::uint8_t* parent_digest,
                   const std::uint8_t* digest, const Token* tokens, std::uint32_t extras) noexcept;
   void removed(const std::uint8_t* digest) noexcept;
-  // All that was findable is no more. True: what stood here before has to be dropped first, because
-  // some was lost; from here on, nothing is missing.
+  // cleared(): nothing that was findable is findable any more. overtaken(): events were lost, so
+  // those that stand here are dropped before a clearing; nothing is missing after it.
   bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }
   void cleared() noexcept;
   // The key of one node has passed to another: the same block to a reader.

@@ -11,7 +11,7 @@ namespace blockmgr {
 namespace {
 
 constexpr int kFirstTableBits = 10;
-// Places looked at ahead of the one at work, whose memory is waited for meanwhile.
+// Entries whose memory is fetched ahead of the one being read.
 constexpr std::int64_t kKeysAhead = 8;
 // Blocks of a prompt are counted in planes of bits: plane p has the bits of weight 2**p of all
 // workers of a word, so counting a block is an addition of one bit to each.
@@ -89,8 +89,8 @@ void WorkerTable::clear(int worker, int tier) noexcept {
   if (!num_blocks(worker, tier)) return;
   for (std::size_t i = 0; i < keys_.size(); ++i)
     if (keys_[i]) masks(i)[word] &= ~bit;
-  // What moves up into a gap may come from the front of the table to its end, past what has been
-  // looked at: so until none is left.
+  // An entry that moves up into a gap may come from the front of the table to its end, behind the
+  // place that is looked at. So the loop runs until no entry is left.
   for (bool again = true; again;) {
     again = false;
     for (std::size_t i = 0; i < keys_.size(); ++i)

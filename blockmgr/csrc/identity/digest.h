@@ -20,14 +20,14 @@ class Digester {
   // Writes the digest of the message to out. May throw; then nothing was written.
   virtual void digest(std::size_t length, std::uint8_t* out) = 0;
 
-  // Whether what is digested of a block is the digester's own affair. If not, and for most it is
-  // not, that is parent || extras || tokens as little-endian u32, written where a message goes.
+  // Whether the digester itself lays out what is digested of a block. Most do not; then it is
+  // parent || extras || tokens as little-endian u32, written where a message goes.
   bool lays_out_blocks() const { return lays_out_blocks_; }
-  // The digest of a block, given its parent's, for those. May throw, as digest does.
+  // For digesters that do: the digest of a block, given its parent's. May throw, as digest does.
   virtual void digest_block(const std::uint8_t* parent, std::string_view extras,
                             const Token* tokens, int num_tokens, std::uint8_t* out);
-  // What stands for a namespace before its first block: zeros for the empty one, else the digest of
-  // its name. Likewise.
+  // The bytes that stand for a namespace before its first block: zeros for the empty one, else the
+  // digest of its name. May throw, as digest does.
   virtual void digest_root(std::string_view name, std::uint8_t* out);
 
  protected:
@@ -37,8 +37,8 @@ class Digester {
   bool lays_out_blocks_;
 };
 
-// The digest of a block, given its parent's, as this digester, whose digests have this size, has
-// it. May throw, as digest does.
+// The digest of a block, given its parent's, by this digester, whose digests have this size. May
+// throw, as digest does.
 void digest_block_with(Digester& digester, int size, const std::uint8_t* parent,
                        std::string_view extras, const Token* tokens, int num_tokens,
                        std::uint8_t* out);

@@ -53,8 +53,8 @@ NodeId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
   return buckets_.find(digest, [&](NodeId b) { return has_key(b, key); });
 }
 
-// Nothing is called here and no more is kept than there are registers for: a block has two
-// nanoseconds along ids and four along hints. Each loop leads to the other.
+// No calls here, and no more variables than registers: a block takes two nanoseconds along ids and
+// four along hints. Each loop leads to the other.
 template <int kTokens>
 void PrefixIndex::follow(const Token* tokens, std::int64_t num_blocks, Chain& chain,
                          NodeId* out) const {

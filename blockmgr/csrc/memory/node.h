@@ -147,8 +147,8 @@ inline FourTokens load_four(const Token* tokens) {
 inline bool same_tokens(const Token* a, const Token* b, int count) {
 #if defined(__GNUC__) || defined(__clang__)
   if (count == 16) {
-    // The usual block size, without a call: four vector comparisons and no exit before the end,
-    // for a candidate is rarely wrong.
+    // The usual block size, without a call: four vector comparisons and no early exit, because a
+    // candidate is rarely wrong.
     const FourTokens differs =
         (load_four(a) ^ load_four(b)) | (load_four(a + 4) ^ load_four(b + 4)) |
         (load_four(a + 8) ^ load_four(b + 8)) | (load_four(a + 12) ^ load_four(b + 12));

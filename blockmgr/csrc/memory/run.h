@@ -85,7 +85,7 @@ class Column {
 
  private:
   ZeroedArray<T> facts_;
-  std::uintptr_t origin_;  // where node 0 would be; a number, for there is nothing there
+  std::uintptr_t origin_;  // of node 0; a number, because no memory is there
 };
 
 }  // namespace blockmgr

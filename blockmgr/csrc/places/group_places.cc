@@ -81,7 +81,7 @@ std::int64_t GroupPlaces::computed_near(NodeId n) const {
 void GroupPlaces::set_passed(NodeId n) noexcept {
   if (is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] |= kPassed;
-  // In front of what it continues: so the eviction of either frees what it alone reads.
+  // Before the node that it continues: so the eviction of either frees what only it reads.
   const NodeId parent = nodes_[n].parent;
   const int partition = pool_.partition_of(n);
   const bool follows = parent >= 0 && is_passed(parent) && pool_.partition_of(parent) == partition;
@@ -268,7 +268,7 @@ void GroupPlaces::prune(NodeId n) noexcept {
   }
 }
 
-// The node has no children any more, so nothing below it needs its parts.
+// The node has no children any more, so no node below it needs its parts.
 void GroupPlaces::on_uncached(NodeId n) noexcept {
   if (is_boundary(n)) remove_boundary(n);
   for (int g = 0; g < num_groups(); ++g) {

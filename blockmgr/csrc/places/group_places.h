@@ -2,8 +2,8 @@
 //
 // A node is identity, and full attention's block is that of the node itself. Each further group has
 // blocks of its own: a *part* is a record of the pool with one block, and each node has at most one
-// part in a group. A part is owned or cached as a node is; it has no key of its own, for it is
-// found through its node.
+// part in a group. A part is owned or cached as a node is; it has no key of its own, because
+// it is found through its node.
 //
 // A *boundary* is the end of a cached prefix at which every group holds what the next query reads.
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts

@@ -318,7 +318,7 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Conte
     const NodeId end = table[count - 1];
     const NodeId begin = end - static_cast<NodeId>(length) + 1;
     if (twins_ && uses[end].ref_count == 1) break;
-    // What is before it stays for its sake.
+    // The blocks before it stay, because it needs them.
     if (groups_ && !groups_->stays(end)) [[unlikely]] break;
     NodeId kept = end;  // the deepest that stays used
     if (uses[end].ref_count + uses[end].pins == 1) {

@@ -187,8 +187,8 @@ class Pool {
 
   // acquire(twin), then release(own), of two blocks with the same content.
   void exchange(NodeId own, NodeId twin) noexcept;
-  // Gives a used block its key: the parent is kept for as long as the block is used. Observers are
-  // told by tell_cached, of the run, before anything else happens to it.
+  // Gives a used block its key. The parent is kept for as long as the block is used. tell_cached
+  // then notifies observers of the run, before anything else happens to it.
   void promote(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
     if (debug_) [[unlikely]]
       expect(nodes_.used(b) && !nodes_[b].keyed(), "a block that is not owned is promoted", b);

@@ -81,7 +81,7 @@ void AdaptivePolicy::value_lists() noexcept {
 void AdaptivePolicy::choose_leader() noexcept {
   next_choice_ = now_ + std::max<std::int64_t>(capacity_, kMinFit);
   const double fewer = sample_.lru_hits() - sample_.learned_hits();
-  // Between the two bounds the leader stays.
+  // Between the two bounds, the order that is followed does not change.
   if (fewer < kLevel * sample_.look_ups()) follows_lru_ = false;
   if (fewer > kBehind * sample_.look_ups()) follows_lru_ = true;
   sample_.fade(kKeepHits);
@@ -161,7 +161,7 @@ void AdaptivePolicy::cached(NodeId b, Request& by) noexcept {
   f = {};
   f.fresh = true;
   const NodeId parent = nodes_[b].parent;
-  // What this sequence found out with an earlier block of its own.
+  // The turn that an earlier block of this sequence revealed.
   if (parent >= 0 && facts(parent).fresh && facts(parent).place.turn > by.place.turn)
     by.place = facts(parent).place;
   if (is_full(b)) {
@@ -187,7 +187,7 @@ void AdaptivePolicy::on_hit(NodeId b) noexcept {
 void AdaptivePolicy::note(NodeId b, Request& by) noexcept {
   Facts& f = facts(b);
   if (by.any && !by.at_end) {
-    // Only now is it known whose turn this was: the last block was computed after all others.
+    // Only now is it known which turn this was: the last block was computed after all others.
     if (f.fresh && f.place.turn > by.place.turn) by.place = f.place;
     by.at_end = true;
   }

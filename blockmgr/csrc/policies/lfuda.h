@@ -1,4 +1,5 @@
-// LFU with dynamic aging: the least often found block goes, and what was found long ago fades.
+// LFU with dynamic aging: evicts the block that was found least often, and hits of long ago count
+// less.
 //
 // Source: Arlitt, Cherkasova, Dilley, Friedrich and Jin, "Evaluating Content Management Techniques
 // for Web Proxy Caches", Performance Evaluation Review 27(4), 2000, section 4.

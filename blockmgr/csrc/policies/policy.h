@@ -30,7 +30,7 @@ class Policy : public Observer {
   // An idle block without cached children; kNoNode leaves the choice to the pool, which takes the
   // least recently used. At least one block is idle.
   virtual NodeId victim() noexcept = 0;
-  // The victim was one it had been told is in use: another one goes.
+  // The pool found the victim in use, which the policy was told, and evicts another block.
   virtual void on_refused(NodeId victim) noexcept { (void)victim; }
   // Steps that searches for victims have taken, beyond looking at the first candidate.
   virtual std::int64_t num_steps() const { return 0; }

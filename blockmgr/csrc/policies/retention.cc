@@ -169,7 +169,7 @@ Run RetainingPolicy::below_base(Run run) const {
   return {run.nodes + first, run.count - first};
 }
 
-// Who it was is noted whatever the level, which may have changed when the step completes.
+// The context is noted at any level, because the level may have changed when the step completes.
 void RetainingPolicy::on_waiting(Run run, Context& who) noexcept {
   if (base_) base_->on_waiting(run, who);
 }
@@ -228,12 +228,12 @@ void RetainingPolicy::on_moved(NodeId from, NodeId to) noexcept {
 void RetainingPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   Kept& k = at(b);
   if (k.idle) unqueue(b);
-  // It never heard that the use had ended.
+  // The policy below was not told that the use had ended.
   if (base_ && k.idle && !below_base(k.level)) tell_unused(b);
   counts_.pinned_evicted += evicted && k.level == kPinned;
   --num_cached_[k.level];
   const NodeId parent = nodes_[b].parent;
-  // The pins that end here end at the block before it from here on.
+  // Pins that ended at this block now end at the block before it.
   while (k.first_pin >= 0) {
     Pin& pin = pins_[static_cast<std::size_t>(k.first_pin)];
     const std::int32_t slot = std::exchange(k.first_pin, pin.next);

@@ -134,8 +134,8 @@ class RetainingPolicy final : public Policy {
     return at(b).retention != kNoLevel && at(b).generation == nodes_[b].generation;
   }
   static bool below_base(Level level) { return level <= kNormal; }
-  // The blocks of a run of which the policy below is notified: the last ones, for no level is below that
-  // of what comes after it.
+  // The blocks of a run of which the policy below is notified: the last ones, because no level is
+  // below that of the blocks after it.
   Run below_base(Run run) const;
   std::size_t slot_of(std::int64_t id) const {
     return static_cast<std::size_t>((id & kSlotBits) - first_pin_);

@@ -96,7 +96,7 @@ void ReuseTracker::leave(NodeId b) noexcept {
   tick_[b] = kNoTick;
 }
 
-// It is handed out at once; its key is still there.
+// The block is handed out at once; its key is still there.
 void ReuseTracker::evicted(NodeId b) noexcept {
   ++num_taken_;
   const Tick t = tick_[b];

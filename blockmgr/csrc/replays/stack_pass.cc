@@ -128,7 +128,7 @@ void StackPass::look_up(const RunRequest& request) {
       distance = std::max<std::int64_t>(0, stack_.distance(release) - (tail - runs_.end_of(run)));
     }
     note(run, distance);
-    // Nothing was ever taken at the cost of the blocks with distances below 1.
+    // No block was ever taken at the cost of those with distances below 1.
     const std::int64_t near = std::max<std::int64_t>(0, length - distance);
     count(0, 0, near, near * size);
     count(distance - length + near + 1, distance, 1, size);
@@ -167,7 +167,7 @@ void StackPass::release(std::int64_t run, std::int64_t start) {
     if (!holders_[static_cast<std::size_t>(each)]) state_[static_cast<std::size_t>(each)] = number;
 }
 
-// Blocks were taken: whatever has no room beside them is gone.
+// Blocks were taken: idle blocks that have no room beside them are gone.
 void StackPass::take() {
   note_peak(0);
   stack_.record(in_use_ + rounded(static_cast<double>(private_) * rate_));

@@ -146,7 +146,8 @@ void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
 void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   check_known(ids, count, "touch");
-  // All at once used and unused again: a block takes what it continues along, and goes before it.
+  // All at once used and unused again: a block takes along the blocks that it continues, and goes
+  // before them.
   for (std::int64_t i = 0; i < count; ++i) pool_.pin(nodes_.owner(ids[i]));
   for (std::int64_t i = 0; i < count; ++i) pool_.unpin(nodes_.owner(ids[i]));
 }

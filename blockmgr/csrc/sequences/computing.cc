@@ -39,8 +39,8 @@ std::int64_t Sequences::count_with_computing(const Token* tokens, std::int64_t l
   return most;
 }
 
-// Likewise of one sequence. What it has committed is cached: if that is not the beginning of what
-// was found, its blocks are others.
+// The same for one sequence. What it has committed is cached; if that is not the beginning of what
+// was found, the sequence computes other blocks.
 std::int64_t Sequences::count_computing(const Sequence& s, const Token* tokens, std::int64_t limit,
                                         const ExtrasIds& extras, const Found& found) const {
   const std::int64_t size = config_.block_size;

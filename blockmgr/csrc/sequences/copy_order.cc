@@ -179,8 +179,8 @@ MoveGroups order_copies(const std::int64_t* sources, const std::int64_t* destina
     if (written(source) && --readers[at(source)] == 0) order.push_back(source);
   }
 
-  // A vertex goes into the group of its source if that is written, for the source has to wait; else
-  // it starts a group. Sources come after their readers, so backwards.
+  // A vertex goes into the group of its source if that is written, because the source has to wait;
+  // else it starts a group. Sources come after their readers, so the loop runs backwards.
   std::vector<std::int32_t> group(at(count), kNone);
   std::vector<std::int32_t> length;  // moves of each group
   std::vector<std::int32_t> cycles;  // one vertex of each

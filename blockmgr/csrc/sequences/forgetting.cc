@@ -19,8 +19,8 @@ std::int64_t Sequences::forget_chain(NodeId b, std::vector<bool>* gone) noexcept
   }
 }
 
-// A sequence that reads something wrong goes on, and none of what it has from there on, or will
-// compute, is to be found. Whether that marks more blocks as wrong.
+// A sequence that reads wrong K/V continues, but nothing that it has from there on, or will
+// compute, may be found. Returns whether that marks more blocks as wrong.
 bool Sequences::forget_table(Sequence& s, std::vector<bool>& wrong,
                              std::int64_t& forgotten) noexcept {
   const auto is_wrong = [&wrong](NodeId b) { return wrong[static_cast<std::size_t>(b)]; };
@@ -62,7 +62,7 @@ std::int64_t Sequences::forget(const std::int64_t* ids, std::int64_t count) {
   std::vector<bool> wrong(static_cast<std::size_t>(nodes_.count));
   std::int64_t forgotten = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const NodeId n = nodes_.owner(ids[i]);  // none: it has been forgotten with another
+    const NodeId n = nodes_.owner(ids[i]);  // none: it was forgotten with another
     if (n < 0) continue;
     wrong[static_cast<std::size_t>(n)] = true;
     if (nodes_[n].keyed()) forgotten += forget_chain(n, &wrong);

@@ -30,7 +30,8 @@ void Sequences::next_handles(std::int64_t count, Handle* out) const {
 }
 
 void Sequences::check_fork(const Sequence& parent, std::int64_t count) const {
-  // Its forward may move to a copy of the tail; the children would wait for K/V that never comes.
+  // The parent's forward may move to a copy of the tail; the children would wait for K/V that never
+  // comes.
   refuse_ahead(parent, "fork");
   if (count < 1)
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));

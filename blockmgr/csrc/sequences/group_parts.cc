@@ -46,7 +46,7 @@ void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
   const NodeId m = groups_->part(g, node);
   if (nodes_[m].keyed() && groups_->is_needed(g, node)) return pool_.release_part(m);
   Context who = s.context;
-  // With its last reference the part leaves its node.
+  // With its last reference, the part is removed from its node.
   const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();
   drop_reference(m, who);
   if (last) groups_->clear_part(g, node);

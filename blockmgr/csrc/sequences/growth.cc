@@ -29,7 +29,7 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   if (groups_) [[unlikely]]
     brought = std::min(brought, make_parts_private(s, logical, shared,
                                                    static_cast<std::int32_t>(valid)));
-  // Whatever the copy cannot bring has to be computed again.
+  // Tokens that the copy cannot bring have to be computed again.
   limit_computed(s, start + brought);
 }
 

@@ -72,7 +72,7 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
   }
 }
 
-// A block takes its ancestors along, and goes before them. The ancestors of a used block are used.
+// A block takes its ancestors along, and goes before them. Ancestors of a used block are used.
 void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
   refuse_groups("touch_blocks");

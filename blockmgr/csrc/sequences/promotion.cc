@@ -47,8 +47,9 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
     } else {
       node = index_.find_or_digest(key, before, out);
     }
-    // K/V in memory is not dropped for K/V that this step's forward has yet to write: as long as
-    // it lasts, the sequence could not be copied from any more. A later commit merges them.
+    // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
+    // write: in this step the sequence could not be copied from any more. A later commit merges
+    // them.
     if (node >= 0 && node != t[i] &&
         (groups_ ? most_unwritten(node) : nodes_[node].unwritten) &&
         (i + 1) * config_.block_size <= written_now) {

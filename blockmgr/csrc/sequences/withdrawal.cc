@@ -1,12 +1,13 @@
-// Taking back what a sequence committed ahead of a forward that it will have no part in after all.
+// Taking back what a sequence committed ahead of a forward, because it leaves before that forward.
 #include <algorithm>
 
 #include "sequences/sequences.h"
 
 namespace blockmgr {
 
-// Before a sequence releases its blocks. What the forward was to write into them must not be found
-// afterwards; and a sequence that has found it already relies on it.
+// Before a sequence releases its blocks. The forward will not write them, so no prompt may find
+// them afterwards. Another sequence that has found one already relies on it: then the call is
+// refused.
 void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* call) const {
   if (!withdraws) return refuse_ahead(s, call);
   if (!committed_ahead(s)) return;

@@ -33,7 +33,7 @@ __all__ = ["as_html", "data_of"]
 TEMPLATES: Final = Path(__file__).parent / "templates"
 WIDE: Final = 860
 NARROW: Final = 358
-# Places that speak: as large as a finger where there is room.
+# Places with a note: as large as a finger where there is room.
 REACH: Final = 10
 RING: Final = 7
 

@@ -48,7 +48,7 @@ class GroupTables:
         self._window: int | None = None
         self.by_name = {}
         if sliding_window is not None:
-            # One more than the window covers, for it seldom begins with a block.
+            # One more than the window covers, because it seldom begins with a block.
             self._window = -(-sliding_window // allocator.block_size) + 1
             # Now, so that no answer about free blocks is wrong by it later.
             allocator.allocate_or_get_null_block()

@@ -15,7 +15,7 @@ class Misses:
 
     Args:
         manager: Whose cache.
-        every: Each so many-th prompt is explained, for that can take a look at each cached block.
+        every: One prompt in so many is explained: doing so can look at each cached block.
 
     Attributes:
         tokens: Tokens so far, by reason.
