@@ -107,10 +107,9 @@ class HybridKVCacheManager(KVCacheManager):
         return fresh + idle <= available
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        if slots > held.num_slots and self.enable_caching:
-            # What was written by steps before this one; windows give back what is behind them.
-            self.manager.commit(held.handle, held.num_committed)
-            self._note_exchanges(held, request)
+        # What was written by steps before this one; windows give back what is behind them.
+        self.manager.commit(held.handle, held.num_committed)
+        self._note_exchanges(held, request)
         return super()._grow(held, request, slots)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
