@@ -94,7 +94,7 @@ class HybridKVCacheManager(KVCacheManager):
     def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
         """As vLLM counts: windows hold no more at a time than a chunk and what it reads."""
         slots = max(room.whole, room.slots)
-        available = self.manager.num_available - room.headroom
+        available = self._available(prompt) - room.headroom
         # Though all of it were new, the sources of a copy included.
         most = sum(each.num_blocks(slots) + 1 for each in self.layers)
         if most <= available:
@@ -105,6 +105,12 @@ class HybridKVCacheManager(KVCacheManager):
             idle = self._match(prompt, 1, num_found).num_idle_blocks
         fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self.layers)
         return fresh + idle <= available
+
+    def _available(self, prompt: Prompt) -> int:
+        """Blocks that a request with this prompt could be given, of its share if there are any."""
+        if not self._has_shares:
+            return self.manager.num_available
+        return self.manager.quota_usage(prompt.namespace).available
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
         # What was written by steps before this one; windows give back what is behind them.
