@@ -97,6 +97,9 @@ def draw(
     max_seqs = rng.randint(2, 8)
     budget = rng.choice([8, 16, 32, 64])
     layers = draw_layers(rng, kind, block_size)
+    if options and "quotas" in options:  # said for a group
+        quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
+        options = {**options, "quotas": quotas}
     return Settings(
         seed,
         model,

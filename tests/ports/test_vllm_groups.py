@@ -93,7 +93,6 @@ def test_groups_that_are_not_supported_are_refused_by_name(
         ({"dcp_world_size": 2}, "decode context parallelism"),
         ({"options": {"retention": True}}, "retention"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
-        ({"options": {"quotas": {"a": 16}}}, "quotas"),
         ({"said": {"use_v2_model_runner": True}}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         (
             {"said": {"scheduler_config": SimpleNamespace(async_scheduling=True)}},
@@ -108,6 +107,26 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert reason in found
     assert "with several groups" in found
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
+
+
+def test_a_quota_has_to_hold_the_longest_request_in_every_group(vllm: None) -> None:
+    assert reasons(FULL, WINDOW, options={"quotas": {"a": 8}}, max_model_len=16) == []
+    [found] = reasons(FULL, WINDOW, options={"quotas": {"a": 7}}, max_model_len=16)
+    assert "7 blocks, and a request of --max-model-len takes 8" in found
+
+
+@pytest.mark.parametrize(("salt", "waits"), [("tenant", True), (None, False)])
+def test_a_prompt_waits_if_its_share_cannot_hold_all_of_it(
+    vllm: None, salt: str | None, waits: bool
+) -> None:
+    manager = make(FULL, WINDOW, quotas={"tenant": 8})
+    earlier, later = request("a", TOKENS[:12]), request("b", TOKENS[4:16])
+    earlier.cache_salt, later.cache_salt = "tenant", salt
+    manager.new_step_starts()
+    assert manager.allocate_slots(earlier, 12, full_sequence_must_fit=True) is not None
+    blocks = manager.allocate_slots(later, 4, full_sequence_must_fit=True)
+    assert (blocks is None) == waits
+    assert manager.manager.num_available == 32 - 6 - (0 if waits else 2)
 
 
 def test_a_window_gives_its_blocks_back_and_shows_block_0_there(vllm: None) -> None:

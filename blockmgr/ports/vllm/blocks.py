@@ -108,18 +108,19 @@ class Blocks:
 class FoundBlocks(Blocks):
     """Those of a look-up: an array, of which a list is made when it is asked for."""
 
-    __slots__ = ("_found", "_listed")
+    __slots__ = ("_count", "_found", "_listed")
 
-    def __init__(self, manager: BlockManager, found: npt.NDArray[np.int32]) -> None:
+    def __init__(self, manager: BlockManager, found: npt.NDArray[np.int32], count: int) -> None:
         self._manager = manager
         self._found = found
+        self._count = count
         self._listed: list[int] | None = None
 
     @property
     def ids(self) -> list[int]:  # type: ignore[override]  # never set
         """The ids of the group's blocks."""
         if self._listed is None:
-            self._listed = self._found.tolist()
+            self._listed = self._found[: self._count].tolist()
         return self._listed
 
 

@@ -94,7 +94,7 @@ class HybridKVCacheManager(KVCacheManager):
     def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
         """As vLLM counts: windows hold no more at a time than a chunk and what it reads."""
         slots = max(room.whole, room.slots)
-        available = self.manager.num_available - room.headroom
+        available = self._available(prompt) - room.headroom
         # Though all of it were new, the sources of a copy included.
         most = sum(each.num_blocks(slots) + 1 for each in self.layers)
         if most <= available:
@@ -106,11 +106,16 @@ class HybridKVCacheManager(KVCacheManager):
         fresh = sum(each.num_fresh_blocks(slots, num_found) for each in self.layers)
         return fresh + idle <= available
 
+    def _available(self, prompt: Prompt) -> int:
+        """Blocks that a request with this prompt could be given, of its share if there are any."""
+        if not self._has_shares:
+            return self.manager.num_available
+        return self.manager.quota_usage(prompt.namespace).available
+
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        if slots > held.num_slots and self.enable_caching:
-            # What was written by steps before this one; windows give back what is behind them.
-            self.manager.commit(held.handle, held.num_committed)
-            self._note_exchanges(held, request)
+        # What was written by steps before this one; windows give back what is behind them.
+        self.manager.commit(held.handle, held.num_committed)
+        self._note_exchanges(held, request)
         return super()._grow(held, request, slots)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:

@@ -90,10 +90,12 @@ class Lookups:
             most = max(0, most // self.block_size - 1) * self.block_size
         elif most % self.block_size and request.request_id in self._whole_only:
             most -= most % self.block_size
-        blocks = found.block_ids[: most // self.block_size]
+        count = most // self.block_size
         if self.kv_events is not None:
-            self.kv_events.reused_by(request, len(blocks))
-        return FoundBlocks(self.manager, blocks) if most else self.empty_kv_cache_blocks, most, 0
+            self.kv_events.reused_by(request, count)
+        if not most:
+            return self.empty_kv_cache_blocks, 0, 0
+        return FoundBlocks(self.manager, found.block_ids, count), most, 0
 
     def get_computed_blocks_for_connector(
         self, request: Request, max_cache_hit_length: int | None = None

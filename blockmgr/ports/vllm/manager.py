@@ -186,12 +186,16 @@ class KVCacheManager(Lookups, Releases):
             last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
             if last <= self._nothing_to_do.get(name, 0):
                 return self.empty_kv_cache_blocks
-        end = min(request.num_computed_tokens + found, self.max_model_len) + num_new_tokens
-        slots = min(end + num_lookahead_tokens, self.max_model_len)
-        about = slots, full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
+        end = request.num_computed_tokens + found + num_new_tokens
+        slots = end + num_lookahead_tokens
+        if slots > self.max_model_len:
+            slots = self.max_model_len
+            end = min(request.num_computed_tokens + found, slots) + num_new_tokens
+        about = full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
         held = self._held.get(name)
         if held is None:
-            held = self._admit(request, num_new_computed_tokens, self._room(request, *about))
+            room = self._room(request, slots, about)
+            held = self._admit(request, num_new_computed_tokens, room)
             if held is None:
                 return None
             before = num_new_computed_tokens // self.block_size
@@ -201,23 +205,21 @@ class KVCacheManager(Lookups, Releases):
         else:
             before = to_zero = held.num_blocks
             is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
-            if is_bound or slots > held.num_slots or request.resumable:
-                room = self._room(request, *about) if is_bound else None
-                if not self._go_on(held, request, slots, room):
-                    return None
+            if (is_bound or request.resumable) and not self._goes_on(held, request, slots, about):
+                return None
+            if slots > held.num_slots and not self._grow(held, request, slots):
+                return None
         if self._zeroes:
             self._new_block_ids += self._ids_from(held, to_zero)
         if end >= held.next_full and not delay_cache_blocks:
             self._publish(held, request, end)
         if not request.resumable:  # the tokens of a session change between its turns
             self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
-        if held.num_blocks <= before:
-            return self.empty_kv_cache_blocks
-        return self._blocks_from(held, before)
+        has_more = held.num_blocks > before
+        return self._blocks_from(held, before) if has_more else self.empty_kv_cache_blocks
 
-    def _room(
-        self, request: Request, slots: int, whole: bool, reserved: int, has_scheduled: bool
-    ) -> Room:
+    def _room(self, request: Request, slots: int, about: tuple[bool, int, bool]) -> Room:
+        whole, reserved, has_scheduled = about
         is_waiting = has_scheduled and request.status in WAITING
         return Room(
             slots,
@@ -237,7 +239,8 @@ class KVCacheManager(Lookups, Releases):
         match = self._told_of(request, num_found) if reads else None
         misses, explained = self._misses if reads else None, None
         try:
-            if room.whole and not self._whole_fits(prompt, room, match):
+            # Where all of it is taken now, ``admit`` sees whether it fits.
+            if room.whole > slots and not self._whole_fits(prompt, room, match):
                 self._do_without_part(request, num_found)
                 return None
             if misses is not None and misses.is_due:
@@ -296,18 +299,16 @@ class KVCacheManager(Lookups, Releases):
         )
         return verdict is Admission.NOW
 
-    def _go_on(self, held: Held, request: Request, slots: int, room: Room | None) -> bool:
-        """Whether a request that has blocks has so many slots now."""
+    def _goes_on(
+        self, held: Held, request: Request, slots: int, about: tuple[bool, int, bool]
+    ) -> bool:
+        """Whether a request that has blocks may have so many slots, and others what is theirs."""
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
-        if room is not None and not self._leaves(held, room):
-            return False
-        return self._grow(held, request, slots)
+        return self._leaves(held, self._room(request, slots, about))
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        """Whether the request has so many slots now."""
-        if slots <= held.num_slots:
-            return True
+        """Whether the request could be given so many slots, more than it has."""
         try:
             self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):

@@ -34,7 +34,8 @@ class Publishing(Steps):
         held.next_full = full + self.block_size
         if self.kv_events is not None:
             self.kv_events.stored_by(request)
-        self._committed_late |= not self._in_step
+        if not self._in_step:
+            self._committed_late = True
 
     def _learn(self, held: Held, request: Request, most: int) -> int:
         """Appends what the request has generated, to so many tokens; those that are known then.

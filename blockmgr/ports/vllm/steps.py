@@ -68,6 +68,8 @@ class Steps:
         for handle in self._leaving:
             self.manager.free(handle)
         self._leaving.clear()
+        if not len(plan):
+            return [], []
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
 
     def take_new_block_ids(self) -> list[int]:

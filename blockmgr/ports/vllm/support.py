@@ -78,7 +78,6 @@ def _not_with_groups(
     yield "decode context parallelism does not work", context
     yield "retention does not work", options.retention
     yield "ghost_blocks do not work", options.ghost_blocks > 0
-    yield "quotas do not work", bool(options.quotas)
     # Workers replace tables in which blocks were exchanged: those that run ahead cannot.
     is_async = vllm_config.scheduler_config.async_scheduling
     yield "--async-scheduling does not work (--no-async-scheduling turns it off)", is_async
@@ -128,7 +127,8 @@ def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
     config = arguments["kv_cache_config"]
     size = config.kv_cache_groups[0].kv_cache_spec.block_size if config.kv_cache_groups else 1
     size *= arguments.get("dcp_world_size", 1)
-    needed = -(-arguments["max_model_len"] // size)
+    # Of each group: a window may hold as much while a prompt is computed.
+    needed = -(-arguments["max_model_len"] // size) * len(config.kv_cache_groups)
     left = config.num_blocks - 1 - sum(options.quotas.values())
     for salt, blocks in options.quotas.items():
         if blocks < needed:
