@@ -176,6 +176,40 @@ def test_random_prompts_teach_it_nothing_and_cost_nothing() -> None:
     assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
 
 
+def victims(eviction: str, prompts: list[list[int]]) -> list[int]:
+    """The blocks that each prompt is given: what was evicted for it, in order."""
+    manager = BlockManager(BLOCKS, 1, max_seqs=1, eviction=eviction)
+    given = []
+    for prompt in prompts:
+        with manager.sequence(manager.admit(prompt)) as sequence:
+            manager.commit(sequence.handle, len(prompt))
+            given += sequence.block_ids.tolist()
+    return given
+
+
+def test_lru_decides_where_nothing_is_found() -> None:
+    prompts = [conversation(number, 1) for number in range(4000)]
+    assert victims("adaptive", prompts) == victims("lru", prompts)
+
+
+def chance(seed: int) -> list[list[int]]:
+    """Few conversations, some of them long, that come back whenever they like: a short trace in
+    which some order leads for a while."""
+    rng = random.Random(seed)
+    prompts, turns = [], dict.fromkeys(range(400), 0)
+    for _ in range(1800):
+        number = int(rng.paretovariate(0.8)) % 400
+        turns[number] = turns[number] % 6 + 1
+        prompts.append(conversation(number, turns[number]))
+    return prompts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_short_traces_a_lead_by_chance_is_not_followed(seed: int) -> None:
+    prompts = chance(seed)
+    assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
+
+
 # ---- memory ------------------------------------------------------------------------------
 
 
