@@ -192,24 +192,6 @@ def test_lru_decides_where_nothing_is_found() -> None:
     assert victims("adaptive", prompts) == victims("lru", prompts)
 
 
-def chance(seed: int) -> list[list[int]]:
-    """Few conversations, some of them long, that come back whenever they like: a short trace in
-    which some order leads for a while."""
-    rng = random.Random(seed)
-    prompts, turns = [], dict.fromkeys(range(400), 0)
-    for _ in range(1800):
-        number = int(rng.paretovariate(0.8)) % 400
-        turns[number] = turns[number] % 6 + 1
-        prompts.append(conversation(number, turns[number]))
-    return prompts
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_in_short_traces_a_lead_by_chance_is_not_followed(seed: int) -> None:
-    prompts = chance(seed)
-    assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
-
-
 # ---- memory ------------------------------------------------------------------------------
 
 
