@@ -39,8 +39,11 @@ MAX_WINDOW = 2**24
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
-EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "sieve", "slru", "adaptive")
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "adaptive")
 """Names of the orders in which idle blocks can be evicted."""
+
+REMOVED_POLICIES = {"sieve": "s3fifo", "slru": "adaptive"}
+"""Orders that were offered once, and what to use in their place."""
 
 DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
 """Names of digests; ``blockmgr.digest`` has what is behind them."""
@@ -346,6 +349,8 @@ class ManagerConfig:
         if value not in choices:
             near = get_close_matches(value, choices, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if name == "eviction" and value in REMOVED_POLICIES:
+                hint = f"; {value} was removed, use {REMOVED_POLICIES[value]!r}"
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 

@@ -152,50 +152,6 @@ class Lfuda(Tree):
         return self.leaf(self.chosen())
 
 
-class Slru(Tree):
-    """Found blocks are protected, four fifths of the cache at most."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.limit = capacity * 80 // 100
-        self.where: dict[int, str] = {}
-        self.lists: dict[str, list[int]] = {"probation": [], "protected": []}
-
-    def cached(self, block: int) -> None:
-        self.where[block] = "probation"
-
-    def shrink(self) -> None:
-        protected = self.lists["protected"]
-        while list(self.where.values()).count("protected") > self.limit and protected:
-            block = protected.pop(0)
-            self.where[block] = "probation"
-            self.lists["probation"].append(block)
-
-    def hit(self, block: int) -> None:
-        before = self.lists[self.where[block]]
-        self.where[block] = "protected"
-        if block in before:
-            before.remove(block)
-            self.lists["protected"].append(block)
-        self.shrink()
-
-    def became_idle(self, block: int) -> None:
-        self.lists[self.where[block]].append(block)
-        self.shrink()
-
-    def became_used(self, block: int) -> None:
-        self.lists[self.where[block]].remove(block)
-
-    def gone(self, block: int, evicted: bool) -> None:
-        if block in self.lists[self.where[block]]:
-            self.lists[self.where[block]].remove(block)
-        del self.where[block]
-
-    def victim(self) -> int:
-        queue = "probation" if self.lists["probation"] else "protected"
-        return self.leaf(self.lists[queue][0], queue)
-
-
 class Sieve(Tree):
     """A hand from the oldest to the newest, which spares and unmarks what was found."""
 
@@ -373,6 +329,4 @@ REFERENCES: dict[str, Callable[[int], EvictionPolicy]] = {
     "lfuda": Lfuda,
     "s3fifo": S3Fifo,
     "arc": Arc,
-    "sieve": Sieve,
-    "slru": Slru,
 }

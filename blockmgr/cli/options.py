@@ -11,7 +11,7 @@ import click
 
 from blockmgr.cli.common import READING
 from blockmgr.config import DIGEST_NAMES, EVICTION_POLICIES
-from blockmgr.lab.choices import hint, parse_policies, pick
+from blockmgr.lab.choices import hint, parse_policies, pick, pick_policy
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
@@ -178,7 +178,7 @@ def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Fra
 
 def _policy(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
     try:
-        return pick("policy", name, EVICTION_POLICIES)
+        return pick_policy(name)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from blockmgr.config import EVICTION_POLICIES
+from blockmgr.config import EVICTION_POLICIES, REMOVED_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["hint", "parse_policies", "pick"]
+__all__ = ["hint", "parse_policies", "pick", "pick_policy"]
 
 EVERY = "all"
 
@@ -43,6 +43,18 @@ def pick(name: str, text: str, choices: Iterable[str]) -> str:
     return text
 
 
+def pick_policy(text: str) -> str:
+    """``text`` if it is the name of an eviction policy.
+
+    Raises:
+        ValueError: There is no such policy; names the nearest one, or what took its place.
+    """
+    if text in REMOVED_POLICIES:
+        one_of = f"policy must be one of {', '.join(EVICTION_POLICIES)}, got {text!r}"
+        raise ValueError(f"{one_of}; {text} was removed, use {REMOVED_POLICIES[text]!r}")
+    return pick("policy", text, EVICTION_POLICIES)
+
+
 def parse_policies(text: str) -> tuple[str, ...]:
     """Eviction policies from a list such as ``"lru,arc"``; ``"all"`` stands for every one.
 
@@ -51,7 +63,7 @@ def parse_policies(text: str) -> tuple[str, ...]:
     """
     if text.strip() == EVERY:
         return tuple(EVICTION_POLICIES)
-    names = tuple(pick("policy", item.strip(), EVICTION_POLICIES) for item in text.split(","))
+    names = tuple(pick_policy(item.strip()) for item in text.split(","))
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"policies must differ, got {name!r} twice")

@@ -19,8 +19,6 @@
 #include "policies/adaptive.h"
 #include "policies/arc.h"
 #include "policies/s3fifo.h"
-#include "policies/sieve.h"
-#include "policies/slru.h"
 #include "runs.h"
 
 namespace blockmgr::testing {
@@ -133,8 +131,6 @@ Queues* queues(Pool::Partition& own) {
   Policy* policy = own.policy.get();
   if (auto* arc = dynamic_cast<ArcPolicy*>(policy)) return &arc->queues_;
   if (auto* s3fifo = dynamic_cast<S3FifoPolicy*>(policy)) return &s3fifo->queues_;
-  if (auto* sieve = dynamic_cast<SievePolicy*>(policy)) return &sieve->queue_;
-  if (auto* slru = dynamic_cast<SlruPolicy*>(policy)) return &slru->queues_;
   return nullptr;
 }
 

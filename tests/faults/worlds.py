@@ -203,7 +203,7 @@ def rich_pool() -> World:
     pool = BlockPool(
         24,
         2,
-        eviction="slru",
+        eviction="arc",
         retention=True,
         max_pinned_blocks=24,
         quotas={b"a": 8},

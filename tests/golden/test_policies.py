@@ -23,9 +23,7 @@ RECORDED: dict[str, tuple[int, int, int]] = {
     "lfuda": (632624, 383933, 1748542116),
     "s3fifo": (673332, 373756, 2225571201),
     "arc": (672908, 373862, 1859786397),
-    "sieve": (640804, 381888, 355308547),
-    "slru": (631976, 384095, 4055973202),
-    "adaptive": (640888, 381867, 83922264),
+    "adaptive": (639880, 382119, 2655840315),
 }
 """By policy: tokens found, blocks evicted, and a checksum of what each request found."""
 

@@ -1446,19 +1446,6 @@ CORE = (
         "  buckets_[i] = entry + 1;\n",
     ),
     Mutant(
-        "protects_without_bound",
-        "policies/slru.cc",
-        "  while (queues_.size(kProtected) > limit_ &&",
-        "  while (false && queues_.size(kProtected) > limit_ &&",
-        profile="returning",
-    ),
-    Mutant(
-        "the_hand_points_at_what_has_left",
-        "policies/sieve.cc",
-        "  if (hand_ == b) hand_ = queue_.after(b);\n",
-        "",
-    ),
-    Mutant(
         "a_heap_out_of_order",
         "policies/lfuda.cc",
         "  if (last != b) sift(last, position);\n",

@@ -81,7 +81,7 @@ def test_the_policies_page_shows_every_policy_and_what_a_sweep_finds() -> None:
 def test_every_row_of_the_adaptive_page_names_its_workload_and_its_mode() -> None:
     for before in ("A production hour of chat", "Larger variants of the generators"):
         rows = list(rows_of("policies/adaptive.md", before))
-        assert len(rows) > 4
+        assert len(rows) >= 4  # two lines of its head, and a row a mode
         for row in rows[2:]:
             name, *_, mode = row.split(", ")
             assert name in (*NAMES, "trace")

@@ -176,6 +176,22 @@ def test_random_prompts_teach_it_nothing_and_cost_nothing() -> None:
     assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
 
 
+def victims(eviction: str, prompts: list[list[int]]) -> list[int]:
+    """The blocks that each prompt is given: what was evicted for it, in order."""
+    manager = BlockManager(BLOCKS, 1, max_seqs=1, eviction=eviction)
+    given = []
+    for prompt in prompts:
+        with manager.sequence(manager.admit(prompt)) as sequence:
+            manager.commit(sequence.handle, len(prompt))
+            given += sequence.block_ids.tolist()
+    return given
+
+
+def test_lru_decides_where_nothing_is_found() -> None:
+    prompts = [conversation(number, 1) for number in range(4000)]
+    assert victims("adaptive", prompts) == victims("lru", prompts)
+
+
 # ---- memory ------------------------------------------------------------------------------
 
 

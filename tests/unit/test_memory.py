@@ -15,8 +15,6 @@ ROW = 137
 # Bytes a block for what a policy keeps on each, rounded up.
 POLICY_BYTES = {
     "lru": 0,
-    "slru": 14.5,
-    "sieve": 18.1,
     "lfuda": 33.7,
     "adaptive": 35.2,
     "s3fifo": 46.9,

@@ -12,6 +12,7 @@ import pytest
 
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
+from blockmgr.lab.choices import parse_policies
 from tests.fingerprints import core_testing
 from tests.reference_policies import REFERENCES
 from tests.unit.engine import cache, serve
@@ -49,31 +50,6 @@ def test_lfuda_keeps_what_is_used_often_until_the_cache_has_aged_past_it() -> No
 def test_lfuda_adds_the_age_at_the_last_use() -> None:
     # As above, but a is found again at age 2: its key is 4 + 2, and f and g go first.
     assert "".join(victims("lfuda", 4, "aaabcdefgahi")) == "...bcdefg"
-
-
-def test_slru_protects_what_was_found_and_sends_back_what_is_too_much() -> None:
-    # Four of six blocks are protected. With e, a fifth, a goes back, and out; then f, which was
-    # never found, though b to e are older.
-    assert "".join(victims("slru", 6, "abcdeabcdefgh")) == ".....afg"
-
-
-def test_slru_gives_up_the_protected_ones_when_there_are_no_others() -> None:
-    manager = BlockManager(4, 2, eviction="slru")
-    for letter in "abcabc":
-        cache(manager, [ord(letter)] * 3)
-    serve(manager, [1] * 7)
-    assert not any(found(manager, letter) for letter in "abc")
-
-
-def test_sieve_spares_what_was_found_since_the_hand_passed() -> None:
-    # a is found, so the hand unmarks it and takes b, then c, d, e. It never looks back.
-    assert "".join(victims("sieve", 4, "abcadefg")) == "...bcde"
-
-
-def test_sieve_comes_round_to_the_oldest_again() -> None:
-    # The hand unmarks a, takes b, c. Then d is found; it unmarks d, takes e and, at the end, goes
-    # round: a was found before it was passed, not since.
-    assert "".join(victims("sieve", 4, "abcadedfg")) == "...bcea"
 
 
 def test_s3fifo_lets_newcomers_go_first() -> None:
@@ -143,10 +119,9 @@ def test_giving_up_a_chain_costs_its_length_once(eviction: str) -> None:
     assert core_testing().victim_steps(manager._core) <= 5 * length
 
 
-@pytest.mark.parametrize("eviction", ["sieve", "s3fifo"])
-def test_blocks_in_use_are_met_once(eviction: str) -> None:
+def test_blocks_in_use_are_met_once() -> None:
     """A hundred stay at the front of the queue while five hundred others come and go."""
-    manager = BlockManager(210, 2, eviction=eviction)
+    manager = BlockManager(210, 2, eviction="s3fifo")
     for i in range(100):
         cache(manager, [i, i, 0])
     for i in range(100):
@@ -159,3 +134,14 @@ def test_blocks_in_use_are_met_once(eviction: str) -> None:
 
 def test_the_references_are_all_the_policies_that_have_a_paper() -> None:
     assert set(REFERENCES) == set(EVICTION_POLICIES) - {"adaptive"}
+
+
+@pytest.mark.parametrize(("name", "instead"), [("sieve", "s3fifo"), ("slru", "adaptive")])
+def test_a_policy_that_was_removed_is_refused_with_what_to_use_instead(
+    name: str, instead: str
+) -> None:
+    message = f"{name} was removed, use '{instead}'"
+    with pytest.raises(ValueError, match=message):
+        BlockManager(8, 2, eviction=name)
+    with pytest.raises(ValueError, match=message):
+        parse_policies(f"lru,{name}")

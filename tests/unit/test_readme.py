@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from blockmgr.cli import cli
 from tests.mutants import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +46,15 @@ def test_the_other_blocks_are_the_two_commands_that_set_up() -> None:
     assert len(commands) == 2
     assert all(command.startswith("python -m venv .venv && ") for command in commands)
     assert "pytest" in commands[1]
+
+
+def test_the_gain_that_readme_shows_is_what_its_command_prints() -> None:
+    found = re.search(r"`blockmgr (sweep [^`]*)` finds (\S+) % with LRU and\s(\S+) %", README)
+    assert found
+    words, *shown = found.groups()
+    result = CliRunner().invoke(cli, [*words.split(), "--json"], prog_name="blockmgr")
+    rates = [row["hit_rate"] for row in json.loads(result.stdout)["results"]]
+    assert [f"{100 * rate:.2f}" for rate in rates] == shown
 
 
 def test_the_picture_shows_the_blocks_that_the_code_has() -> None:

@@ -4,8 +4,6 @@
 #include "policies/arc.h"
 #include "policies/lfuda.h"
 #include "policies/s3fifo.h"
-#include "policies/sieve.h"
-#include "policies/slru.h"
 
 namespace blockmgr {
 
@@ -77,37 +75,6 @@ void ArcPolicy::fingerprint(std::string& out) const {
   ghosts_.fingerprint(out);
   for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
   out += std::to_string(target_) + ' ';
-}
-
-void SievePolicy::audit(BlockAudit& audit) const {
-  queue_.audit(audit, nodes_, false);
-  audit.expect(
-      hand_ == queue_.end(0) || (range_.holds(hand_) && queue_.linked(hand_)),
-      "the hand of the eviction queue points nowhere");
-  for (const NodeId b : range_)
-    if (queue_.queue_of(b) != Queues::kNone)
-      audit.expect(!facts(b).passed || !queue_.linked(b),
-                   BlockAudit::name(b) + " was taken out of the queue it is in");
-}
-
-void SievePolicy::fingerprint(std::string& out) const {
-  queue_.fingerprint(out);
-  cursor_.fingerprint(out);
-  put_numbers(out, hand_);
-  for (const NodeId b : range_)
-    if (queue_.queue_of(b) != Queues::kNone)
-      put_numbers(out, facts(b).visited, facts(b).passed, facts(b).idle);
-}
-
-void SlruPolicy::audit(BlockAudit& audit) const {
-  queues_.audit(audit, nodes_, true);
-  audit.expect(queues_.size(kProtected) <= limit_ || queues_.empty(kProtected),
-               "idle blocks are protected beyond the limit");
-}
-
-void SlruPolicy::fingerprint(std::string& out) const {
-  queues_.fingerprint(out);
-  for (const LeafCursor& cursor : cursors_) cursor.fingerprint(out);
 }
 
 void AdaptivePolicy::audit(BlockAudit& audit) const {

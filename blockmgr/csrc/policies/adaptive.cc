@@ -18,13 +18,15 @@ constexpr int kMaxTurn = 63;
 // Prompts that may diverge at one block before it is taken for a common beginning: the next turn,
 // and some in which it is told otherwise.
 constexpr int kMaxDiverged = 3;
-// Of what the directories hit, each time the pool was looked through once.
-constexpr double kKeepHits = 0.8;
-// Of the blocks looked up: LRU is followed once the learned order finds fewer by more than the
-// second share, and no longer once it finds fewer by less than the first. The directories are small
-// samples, and what they tell apart at less than that is chance.
+// Of what the directories counted, each time the pool was looked through once.
+constexpr double kKeepCounts = 0.95;
+// The learned order is followed once it leads by more than chance explains, in standard deviations,
+// and by so much of the look-ups. LRU is followed again once that order is behind.
+constexpr double kClear = 1.5;
 constexpr double kLevel = 0.001;
-constexpr double kBehind = 0.002;
+// Of all look-ups: what following the learned order may have cost. At more, LRU is followed until
+// this much more has been looked up.
+constexpr double kMostLost = 0.002;
 
 }  // namespace
 
@@ -80,11 +82,12 @@ void AdaptivePolicy::value_lists() noexcept {
 
 void AdaptivePolicy::choose_leader() noexcept {
   next_choice_ = now_ + std::max<std::int64_t>(capacity_, kMinFit);
-  const double fewer = sample_.lru_hits() - sample_.learned_hits();
+  sample_.end_request(!follows_lru_);
+  const double lead = sample_.lead();
   // Between the two bounds, the order that is followed does not change.
-  if (fewer < kLevel * sample_.look_ups()) follows_lru_ = false;
-  if (fewer > kBehind * sample_.look_ups()) follows_lru_ = true;
-  sample_.fade(kKeepHits);
+  if (lead > kClear * sample_.deviation() + kLevel * sample_.look_ups()) follows_lru_ = false;
+  if (lead < 0 || sample_.won() < -kMostLost * sample_.all_look_ups()) follows_lru_ = true;
+  sample_.fade(kKeepCounts);
 }
 
 AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since) const {
@@ -133,6 +136,7 @@ Context AdaptivePolicy::context(const Request& by) {
 }
 
 Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
+  sample_.end_request(!follows_lru_);
   Place place{1, 0};
   if (found.count) {
     Facts& last = facts(found.nodes[found.count - 1]);

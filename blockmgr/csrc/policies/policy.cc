@@ -5,8 +5,6 @@
 #include "policies/arc.h"
 #include "policies/lfuda.h"
 #include "policies/s3fifo.h"
-#include "policies/sieve.h"
-#include "policies/slru.h"
 
 namespace blockmgr {
 
@@ -16,8 +14,6 @@ std::unique_ptr<Policy> make_policy(std::string_view name, Nodes& nodes, const P
   if (name == "lfuda") return std::make_unique<LfudaPolicy>(nodes, index, range);
   if (name == "s3fifo") return std::make_unique<S3FifoPolicy>(nodes, index, range);
   if (name == "arc") return std::make_unique<ArcPolicy>(nodes, index, range);
-  if (name == "sieve") return std::make_unique<SievePolicy>(nodes, index, range);
-  if (name == "slru") return std::make_unique<SlruPolicy>(nodes, index, range);
   if (name == "adaptive") return std::make_unique<AdaptivePolicy>(nodes, index, range);
   throw Error(ErrorKind::kValue, "there is no eviction policy '" + std::string(name) + "'");
 }

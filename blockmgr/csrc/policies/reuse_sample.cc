@@ -1,6 +1,7 @@
 #include "policies/reuse_sample.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace blockmgr {
@@ -81,6 +82,7 @@ void ReuseSample::leave_learned(int i) noexcept {
 
 void ReuseSample::use(std::uint64_t tag, std::int64_t now) noexcept {
   look_ups_ += 1;
+  all_look_ups_ += 1;
   int i = find(tag);
   if (i >= 0) {
     unlink(i);
@@ -92,6 +94,7 @@ void ReuseSample::use(std::uint64_t tag, std::int64_t now) noexcept {
     model_.end(e.cell, e.level, now - e.since, true);
     lru_hits_ += e.in_lru;
     learned_hits_ += e.in_learned;
+    difference_ += e.in_learned - e.in_lru;
     if (e.in_learned) lists_.remove(i);
     e.idle = false;
   }
@@ -117,6 +120,16 @@ void ReuseSample::end_use(std::uint64_t tag, int cell, std::int64_t now,
   unlink(i);
   make_newest(i);
 }
+
+void ReuseSample::end_request(bool followed) noexcept {
+  if (!difference_) return;
+  const auto difference = static_cast<double>(difference_);
+  variance_ += difference * difference;
+  if (followed) won_ += difference;
+  difference_ = 0;
+}
+
+double ReuseSample::deviation() const { return std::sqrt(variance_); }
 
 void ReuseSample::fit(std::int64_t now) noexcept {
   model_.clear_waiting();

@@ -41,14 +41,23 @@ class ReuseSample {
   const ReuseModel& model() const { return model_; }
   AgedLists& lists() { return lists_; }
 
-  double lru_hits() const { return lru_hits_; }
-  double learned_hits() const { return learned_hits_; }
-  // Of sampled blocks.
+  // Blocks of a request are found or missed together, so what a request makes of the difference
+  // between the two is one observation. followed: the pool evicts in the learned order.
+  void end_request(bool followed) noexcept;
+  // Look-ups that the learned order served beyond those of LRU; and the standard deviation of that,
+  // as the requests differ.
+  double lead() const { return learned_hits_ - lru_hits_; }
+  double deviation() const;
+  // Of sampled blocks, and weighing less the older they are, as the lead.
   double look_ups() const { return look_ups_; }
+  // The lead while the learned order was followed, and all look-ups, each weighing the same.
+  double won() const { return won_; }
+  double all_look_ups() const { return all_look_ups_; }
   // Lets what was counted so far weigh less beside what is to come.
   void fade(double keep) {
     lru_hits_ *= keep;
     learned_hits_ *= keep;
+    variance_ *= keep;
     look_ups_ *= keep;
   }
 
@@ -91,6 +100,9 @@ class ReuseSample {
   int lru_last_;  // least recently used entry in the LRU directory, or end()
   int num_lru_ = 0, num_learned_ = 0;
   double look_ups_ = 0, lru_hits_ = 0, learned_hits_ = 0;
+  double variance_ = 0;  // of the lead
+  double won_ = 0, all_look_ups_ = 0;
+  std::int64_t difference_ = 0;  // the lead of the present request
 };
 
 }  // namespace blockmgr
