@@ -78,7 +78,7 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
         flags += fuzzing_flags(cxx)
     if program in ("faults", "exhaustive"):
         flags.append("-Wl,--wrap=calloc")
-    if program == "books":
+    if program in ("books", "exhaustive"):
         flags.append("-fno-access-control")
     subprocess.run([cxx, *flags, str(unit), "-pthread", "-o", str(out)], check=True)
     return out

@@ -26,7 +26,7 @@ MOST_MEMORY = 1 << 30
 SLOWER = 12  # as many times the processor time of the core as it is, before a run is endless
 OPTIONS = {
     "faults": ["-Wl,--wrap=calloc"],
-    "exhaustive": ["-Wl,--wrap=calloc"],
+    "exhaustive": ["-Wl,--wrap=calloc", "-fno-access-control"],
     "books": ["-fno-access-control"],
 }
 BRIEF = (
