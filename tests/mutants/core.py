@@ -31,7 +31,8 @@ MOST_MEMORY = 1 << 30  # a bug may ask for all there is
 LEAST_CALLS = 40_000
 SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
-OTHERS = ("canonical.cc", "operations.cc", "group_board.cc")  # of the harness: parts of other programs
+# Of the harness: parts of other programs.
+OTHERS = ("canonical.cc", "operations.cc", "group_board.cc")
 MOVES = 64  # of one configuration: the next one may show what this one does not
 
 
