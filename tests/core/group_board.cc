@@ -148,13 +148,17 @@ void GroupBoard::begin() {
   fill(*closed_, true, -1);
 }
 
-void GroupBoard::finish() {
+// The copies are applied before the commits or after them.
+void GroupBoard::finish(bool applies_last) {
   if (!closed_) return;
+  setup_.habits.late = applies_last;
   launch(*closed_);
-  closed_.reset();
   const Step due = uncommitted_.front();
   uncommitted_.pop_front();
   commit(due);
+  if (applies_last) apply(*closed_);
+  closed_.reset();
+  setup_.habits.late = false;
 }
 
 // A whole step, whose commit decodes: all that it computes to the end go on with this token.
@@ -253,6 +257,7 @@ void add_parts(Operations& all) {
   add_for_each(all, "step of", [](auto& b, Number i) { b.step(false, static_cast<int>(i)); });
   all.push_back({"begin", [](auto& b) { b.begin(); }});
   all.push_back({"finish", [](auto& b) { b.finish(); }});
+  all.push_back({"finish, applied last", [](auto& b) { b.finish(true); }});
   all.push_back({"abort", [](auto& b) { b.abort(); }});
 }
 

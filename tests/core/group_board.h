@@ -58,7 +58,7 @@ class GroupBoard : private NoBytes, private GroupPlay {
   // A whole step, of all sequences or of one. stops: forwards end where an admission said.
   void step(bool stops, int only = -1);
   void begin();
-  void finish();
+  void finish(bool applies_last = false);
   void abort();
 
  private:

@@ -59,7 +59,7 @@ class GroupPlay {
     int aborts;        // of eight, how often a step is not launched
     bool affirms;      // commits what it left out of a step too, where it stands
     int drafts;        // tokens that it may take back after a commit
-    bool late;         // completes a step only after it has committed it
+    bool late;         // says only after the commits that copies are applied and a step is complete
     bool plans_ahead;  // goes on planning while a step is closed and not yet launched
   };
   struct Setup {
@@ -145,6 +145,7 @@ class GroupPlay {
   void close(Closed& closed);
   void abort(const Closed& closed);
   void launch(Closed& closed);
+  void apply(const Closed& closed);
   void promise();
   void complete();
   void commit(const Step& step);

@@ -109,6 +109,11 @@ void GroupPlay::abort(const Closed& closed) {
 
 void GroupPlay::launch(Closed& closed) {
   device_.run(closed.copies, closed.work);
+  // A commit that says what the forward will write has to know whether it has begun.
+  if (!setup_.habits.late || setup_.core.early_commit) apply(closed);
+}
+
+void GroupPlay::apply(const Closed& closed) {
   if (!done(kApplied, [&] { core_.copies_applied(closed.ticket); }))
     fail("copies_applied was refused");
   flight_.clear();
@@ -138,6 +143,7 @@ void GroupPlay::step() {
     uncommitted_.pop_front();
     commit(due);
   }
+  if (setup_.habits.late && !early) apply(closed);
   check_memory();
 }
 
