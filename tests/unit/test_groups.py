@@ -497,3 +497,21 @@ def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
     assert manager.match([1] * 9).num_cached_tokens == 0
     assert manager.match([1] * 14).num_cached_tokens == 12
     manager.check_invariants()
+
+
+def test_a_fork_knows_its_state_in_the_row_of_a_sequence_that_did_not() -> None:
+    """Two steps were launched for the row's last sequence; of the fork, there is one."""
+    manager = hybrid(groups=[FullAttention(), RecurrentState()], steps_in_flight=4)
+    parent = manager.admit([1] * 9)
+    step(manager, parent, 9)
+    before = manager.admit([2] * 9)
+    row = manager.row(before)
+    for _ in range(2):
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.free(before)
+    [child] = manager.fork(parent)
+    assert manager.row(child) == row
+    manager.append(child, [3])
+    step(manager, child, 10)
+    assert len(manager.fork(child)) == 1
+    manager.check_invariants()
