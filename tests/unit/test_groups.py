@@ -481,7 +481,7 @@ def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None
 
 
 def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
-    """A block that waits for its copy is not cached by the commit, and its window goes meanwhile."""
+    """A commit does not cache a block that waits for its copy; its window goes meanwhile."""
     manager = hybrid(groups=[FullAttention(), SlidingWindow(9)])
     parent = manager.admit([1])
     step(manager, parent, 1)
