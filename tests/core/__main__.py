@@ -88,7 +88,7 @@ def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
     if out_of_date(out, [shared, own, *headers]):
         if program in ("faults", "exhaustive"):
             flags.append("-Wl,--wrap=calloc")
-        if program == "books":
+        if program in ("books", "exhaustive"):
             flags.append("-fno-access-control")
         command = [cxx, *flags, str(own), str(shared), "-pthread", "-o", str(out)]
         subprocess.run(command, check=True)

@@ -56,6 +56,16 @@ class GroupDevice {
           if (cell(g, one, i) != written(g, one, i)) fail(g, one, i);
     }
   }
+  // Whether a word of a block was computed as the last token of a prefix.
+  bool holds(std::size_t g, std::int32_t block, std::size_t word, Prefix prefix) const {
+    return cells_[at(block, static_cast<std::int64_t>(word))] == cell_of(g, prefix);
+  }
+  // Whether a block is the state after a prefix.
+  bool holds_state(std::size_t g, std::int32_t block, Prefix prefix) const {
+    for (std::int64_t word = 0; word < size_; ++word)
+      if (cells_[at(block, word)] != state_of(g, prefix, word)) return false;
+    return true;
+  }
   std::int64_t num_reads() const { return num_reads_; }
 
  private:
@@ -66,8 +76,12 @@ class GroupDevice {
     return static_cast<std::size_t>(block) * static_cast<std::size_t>(size_) +
            static_cast<std::size_t>(word);
   }
+  static Cell cell_of(std::size_t g, Prefix prefix) { return Cell{prefix} << 8 | g; }
+  static Cell state_of(std::size_t g, Prefix prefix, std::int64_t word) {
+    return kState | static_cast<Cell>(word) << 48 | cell_of(g, prefix);
+  }
   static Cell written(std::size_t g, const GroupWork& one, std::int64_t position) {
-    return Cell{one.prefixes[static_cast<std::size_t>(position)]} << 8 | g;
+    return cell_of(g, one.prefixes[static_cast<std::size_t>(position)]);
   }
   Cell& cell(std::size_t g, const GroupWork& one, std::int64_t position) {
     const auto unit = static_cast<std::size_t>(position / size_);
@@ -80,7 +94,7 @@ class GroupDevice {
     const std::int32_t block = one.tables[g][0];
     if (!block) fail(g, one, one.start);
     const auto state = [&](std::int64_t tokens, std::int64_t word) {
-      return kState | static_cast<Cell>(word) << 48 | written(g, one, tokens - 1);
+      return state_of(g, one.prefixes[static_cast<std::size_t>(tokens - 1)], word);
     };
     num_reads_ += size_;
     for (std::int64_t word = 0; word < size_; ++word) {

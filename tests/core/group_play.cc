@@ -27,15 +27,18 @@ std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
 }  // namespace
 
 GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial)
+    : GroupPlay(bytes, draw(bytes), counts, trial) {
+  core_.set_debug(bytes.one_in(4));
+}
+
+GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial)
     : bytes_(bytes),
-      setup_(draw(bytes)),
+      setup_(setup),
       counts_(counts),
       trial_(trial),
       digester_(new TestDigester(setup_.digest)),
       core_(setup_.core, std::unique_ptr<Digester>(digester_)),
-      device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {
-  core_.set_debug(bytes.one_in(4));
-}
+      device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {}
 
 // Widths about the size of a unit or beside it, as those of released models are about that of a
 // page.
@@ -137,7 +140,7 @@ Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
 
 Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   ++calls_;
-  const bool snapshot = calls_ % 4 == 0;
+  const bool snapshot = calls_ % setup_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
   const Outcome outcome =
       trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
@@ -325,8 +328,12 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
+  const auto length = static_cast<int>(text.size());
+  admit(text, name, extras, bytes_.one_in(3) ? bytes_.between(1, length) : 0);
+}
+
+void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots) {
   const auto length = static_cast<std::int64_t>(text.size());
-  const std::int64_t slots = bytes_.one_in(3) ? bytes_.between(1, static_cast<int>(length)) : 0;
   auto seq = std::make_shared<Seq>(Seq{0, name, extras, {}, {}});
   extend(*seq, text);
   const Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
@@ -366,8 +373,8 @@ void GroupPlay::free(const SeqPtr& seq) {
 }
 
 // A block that moves leaves behind what was launched into it and is not committed.
-bool GroupPlay::append(const SeqPtr& seq, int count) {
-  const std::vector<Token> fresh = tokens(count);
+bool GroupPlay::append(const SeqPtr& seq, const std::vector<Token>& fresh) {
+  const auto count = static_cast<std::int64_t>(fresh.size());
   const Tables before = tables(*seq);
   if (!done(kAppend, [&] { core_.append(seq->handle, fresh.data(), count); })) return false;
   extend(*seq, fresh);
@@ -380,7 +387,10 @@ bool GroupPlay::append(const SeqPtr& seq, int count) {
 }
 
 bool GroupPlay::reserve(const SeqPtr& seq) {
-  const int slots = bytes_.between(1, static_cast<int>(seq->tokens.size()) + 5);
+  return reserve(seq, bytes_.between(1, static_cast<int>(seq->tokens.size()) + 5));
+}
+
+bool GroupPlay::reserve(const SeqPtr& seq, std::int64_t slots) {
   const Tables before = tables(*seq);
   if (!done(kReserve, [&] { core_.reserve(seq->handle, slots); })) return false;
   settle(*seq);
@@ -390,8 +400,7 @@ bool GroupPlay::reserve(const SeqPtr& seq) {
   return true;
 }
 
-std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq) {
-  const int count = bytes_.between(1, 2);
+std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq, int count) {
   Handle children[2];
   if (!done(kFork, [&] { core_.fork(seq->handle, count, children); })) return {};
   std::vector<SeqPtr> made;
@@ -408,12 +417,18 @@ void GroupPlay::reparent() {
   for (const SeqPtr& seq : seqs_)
     if (!seq->preempted && chosen.size() < 4) chosen.push_back(seq);
   if (chosen.empty()) return;
-  std::vector<Handle> handles;
   std::vector<std::int64_t> parents;
+  for (std::size_t i = 0; i < chosen.size(); ++i)
+    parents.push_back(bytes_.below(static_cast<int>(chosen.size())));
+  reparent(chosen, parents);
+}
+
+void GroupPlay::reparent(const std::vector<SeqPtr>& chosen,
+                         const std::vector<std::int64_t>& parents) {
+  std::vector<Handle> handles;
   std::vector<Seq> before;
   for (const SeqPtr& seq : chosen) {
     handles.push_back(seq->handle);
-    parents.push_back(bytes_.below(static_cast<int>(chosen.size())));
     before.push_back(*seq);
   }
   const auto count = static_cast<std::int64_t>(chosen.size());
@@ -435,6 +450,12 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   seq->prefixes.resize(static_cast<std::size_t>(length));
   settle(*seq);
   if (left < had) forget(*seq);
+}
+
+void GroupPlay::preempt(const SeqPtr& seq) {
+  forget(*seq);
+  if (!done(kPreempt, [&] { core_.preempt(seq->handle); })) fail("preempt was refused");
+  seq->preempted = true;
 }
 
 bool GroupPlay::resume(const SeqPtr& seq) {
@@ -491,10 +512,7 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       truncate(seq, bytes_.between(1, static_cast<int>(seq->tokens.size())));
       return true;
     case kPlanPreempt:
-      if (is_ahead(*seq)) return true;
-      forget(*seq);
-      if (!done(kPreempt, [&] { core_.preempt(seq->handle); })) fail("preempt was refused");
-      seq->preempted = true;
+      if (!is_ahead(*seq)) preempt(seq);
       return true;
     case kPlanResume:
       return resume(seq);

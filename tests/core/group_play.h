@@ -31,7 +31,7 @@ class GroupPlay {
   const Sequences& core() const { return core_; }
   std::string config() const;
 
- private:
+ protected:
   enum Planned {
     kPlanAny = -1,
     kPlanAdmit,
@@ -59,7 +59,7 @@ class GroupPlay {
     int aborts;        // of eight, how often a step is not launched
     bool affirms;      // commits what it left out of a step too, where it stands
     int drafts;        // tokens that it may take back after a commit
-    bool late;         // completes a step only after it has committed it
+    bool late;         // says only after the commits that copies are applied and a step is complete
     bool plans_ahead;  // goes on planning while a step is closed and not yet launched
   };
   struct Setup {
@@ -69,6 +69,7 @@ class GroupPlay {
     TestDigester::Kind digest;
     int vocabulary;
     int check_every;
+    int snapshot_every = 4;  // calls: whether a refused one has changed anything
   };
   // A live sequence as the engine knows it.
   struct Seq {
@@ -87,6 +88,13 @@ class GroupPlay {
     std::int64_t stop;
   };
   using Step = std::vector<Part>;
+  // A plan that is closed, and what its forward computes.
+  struct Closed {
+    std::int64_t ticket = 0;
+    std::vector<BlockCopy> copies;
+    std::vector<GroupWork> work;
+    Step parts;
+  };
   // What a closed step may read and write, and which of it was released since.
   struct InFlight {
     std::vector<bool> blocks;
@@ -94,6 +102,7 @@ class GroupPlay {
   };
   using Tables = std::vector<std::vector<std::int32_t>>;
 
+  GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
   static Setup draw(Bytes& bytes);
   static void draw_groups(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
@@ -108,12 +117,18 @@ class GroupPlay {
   void plan(Planned move, SeqPtr seq = nullptr);
   bool plan_once(Planned move, const SeqPtr& seq);
   void admit(std::vector<Token> text, int name, int extras);
+  void admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots);
   void free(const SeqPtr& seq);
   void truncate(const SeqPtr& seq, std::int64_t length);
-  bool append(const SeqPtr& seq, int count);
+  bool append(const SeqPtr& seq, int count) { return append(seq, tokens(count)); }
+  bool append(const SeqPtr& seq, const std::vector<Token>& fresh);
   bool reserve(const SeqPtr& seq);
-  std::vector<SeqPtr> fork(const SeqPtr& seq);
+  bool reserve(const SeqPtr& seq, std::int64_t slots);
+  std::vector<SeqPtr> fork(const SeqPtr& seq) { return fork(seq, bytes_.between(1, 2)); }
+  std::vector<SeqPtr> fork(const SeqPtr& seq, int count);
   void reparent();
+  void reparent(const std::vector<SeqPtr>& chosen, const std::vector<std::int64_t>& parents);
+  void preempt(const SeqPtr& seq);
   bool resume(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);
   std::vector<Token> text();
@@ -126,10 +141,16 @@ class GroupPlay {
 
   // Steps.
   void step();
+  void add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop) const;
+  void close(Closed& closed);
+  void abort(const Closed& closed);
+  void launch(Closed& closed);
+  void apply(const Closed& closed);
   void promise();
   void complete();
   void commit(const Step& step);
   std::vector<Handle> decode(const Step& step);
+  std::vector<Handle> decode(const std::vector<Handle>& batch, const std::vector<Token>& fresh);
   void take_back(const SeqPtr& seq);
   std::int64_t stop_of(const Seq& seq, std::int64_t start);
   std::int64_t launched(const Seq& seq) const;
@@ -149,6 +170,13 @@ class GroupPlay {
   std::vector<bool> held() const;
   void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
   void check_tables(const Seq& seq) const;
+
+  // At rest.
+  void check_memory();
+  void check_findable(NodeId n, Prefix before, std::int64_t unit);
+  void check_computed(const Seq& seq) const;
+  int further_of(std::size_t group) const;
+  std::int32_t source_of(std::int32_t block, std::size_t word) const;
 
   Bytes& bytes_;
   Setup setup_;

@@ -80,53 +80,71 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
   fences_.push_back(std::move(step));
 }
 
+void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
+                         std::int64_t stop) const {
+  closed.work.push_back({seq->handle, start, stop,
+                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, tables(*seq)});
+  closed.parts.push_back({seq->handle, stop});
+}
+
+void GroupPlay::close(Closed& closed) {
+  if (!done(kTake, [&] { closed.ticket = core_.take_copies(closed.copies); }))
+    fail("take_copies was refused");
+  flight_ = closed.copies;
+  if (setup_.core.steps_in_flight) {
+    tickets_.push_back(closed.ticket);
+    close_fence(closed.copies, closed.work);
+  }
+  uncommitted_.push_back(setup_.core.early_commit ? Step() : closed.parts);
+}
+
+void GroupPlay::abort(const Closed& closed) {
+  if (!done(kAborted, [&] { core_.copies_aborted(closed.ticket); })) fail("an abort was refused");
+  flight_.clear();
+  uncommitted_.pop_back();
+  if (!setup_.core.steps_in_flight) return;
+  tickets_.pop_back();
+  fences_.pop_back();
+}
+
+void GroupPlay::launch(Closed& closed) {
+  device_.run(closed.copies, closed.work);
+  // A commit that says what the forward will write has to know whether it has begun.
+  if (!setup_.habits.late || setup_.core.early_commit) apply(closed);
+}
+
+void GroupPlay::apply(const Closed& closed) {
+  if (!done(kApplied, [&] { core_.copies_applied(closed.ticket); }))
+    fail("copies_applied was refused");
+  flight_.clear();
+  for (const SeqPtr& seq : seqs_)
+    if (!seq->preempted) seq->settled_before = computed(*seq);
+}
+
 // Closes a plan, and launches it or not; then commits what is due.
 void GroupPlay::step() {
   const bool early = setup_.core.early_commit;
-  std::vector<GroupWork> work;
-  Step parts;
+  Closed closed;
   for (const SeqPtr& seq : seqs_) {
     if (seq->preempted) continue;
     check_tables(*seq);
     const std::int64_t start = launched(*seq);
     const std::int64_t stop = early ? computed(*seq) : stop_of(*seq, start);
     if (stop <= start || (!early && bytes_.below(10) >= 7)) continue;
-    work.push_back(
-        {seq->handle, start, stop, {seq->prefixes.begin(), seq->prefixes.begin() + stop},
-         tables(*seq)});
-    parts.push_back({seq->handle, stop});
+    add_work(closed, seq, start, stop);
   }
-  std::int64_t ticket = 0;
-  std::vector<BlockCopy> copies;
-  if (!done(kTake, [&] { ticket = core_.take_copies(copies); })) fail("take_copies was refused");
-  flight_ = copies;
-  if (setup_.core.steps_in_flight) {
-    tickets_.push_back(ticket);
-    close_fence(copies, work);
-  }
-  uncommitted_.push_back(early ? Step() : parts);
+  close(closed);
   for (int i = setup_.habits.plans_ahead ? bytes_.below(5) : 0; i > 0; --i) plan(kPlanAny);
-  if (bytes_.below(8) < setup_.habits.aborts) {
-    if (!done(kAborted, [&] { core_.copies_aborted(ticket); })) fail("an abort was refused");
-    flight_.clear();
-    uncommitted_.pop_back();
-    if (setup_.core.steps_in_flight) {
-      tickets_.pop_back();
-      fences_.pop_back();
-    }
-    return;
-  }
-  device_.run(copies, work);
-  if (!done(kApplied, [&] { core_.copies_applied(ticket); })) fail("copies_applied was refused");
-  flight_.clear();
-  for (const SeqPtr& seq : seqs_)
-    if (!seq->preempted) seq->settled_before = computed(*seq);
+  if (bytes_.below(8) < setup_.habits.aborts) return abort(closed);
+  launch(closed);
   const bool waits = setup_.habits.overlaps && bytes_.below(5);
   while (uncommitted_.size() > waits) {
     const Step due = uncommitted_.front();
     uncommitted_.pop_front();
     commit(due);
   }
+  if (setup_.habits.late && !early) apply(closed);
+  check_memory();
 }
 
 // Commits what this step is going to write, so that its other prompts find it.
@@ -203,7 +221,11 @@ std::vector<Handle> GroupPlay::decode(const Step& step) {
       batch.push_back(part.handle);
   }
   if (batch.empty() || bytes_.one_in(2)) return {};
-  const std::vector<Token> fresh = tokens(static_cast<int>(batch.size()));
+  return decode(batch, tokens(static_cast<int>(batch.size())));
+}
+
+std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
+                                      const std::vector<Token>& fresh) {
   std::vector<std::int64_t> slots(batch.size());
   const auto count = static_cast<std::int64_t>(batch.size());
   if (!done(kDecode, [&] { core_.decode(batch.data(), fresh.data(), count, slots.data()); }))

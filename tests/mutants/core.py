@@ -1,7 +1,7 @@
 """Bugs of the core: planted, compiled and stressed.
 
 Everything is compiled once, to run fast, with headers that were compiled before. Of a mutant, only
-the file that has the bug is compiled again, quickly. No bug is planted in a header.
+the file that has the bug is compiled again, quickly; of one in a header, all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MOST_MEMORY = 1 << 30  # a bug may ask for all there is
 LEAST_CALLS = 40_000
 SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
-OTHERS = ("canonical.cc", "operations.cc")  # of the harness: parts of other programs
+# Of the harness: parts of other programs.
+OTHERS = ("canonical.cc", "operations.cc", "group_board.cc")
 MOVES = 64  # of one configuration: the next one may show what this one does not
 
 
@@ -87,7 +88,8 @@ class Workshop:
         folder = self._folder / mutant.name
         folder.mkdir()
         program = folder / "stress"
-        self._build(mutant, folder, program)
+        build = self._build_whole if mutant.file.endswith(".h") else self._build
+        build(mutant, folder, program)
         found: list[int | None] = []
         for seed in seeds:
             # With a bug that never ends, other seeds would take as long to say the same.
@@ -105,6 +107,17 @@ class Workshop:
         objects = {**self._objects, original: self._compile(changed, folder / "changed.o", QUICK)}
         self._link(objects.values(), program)
 
+    def _build_whole(self, mutant: Mutant, folder: Path, program: Path) -> None:
+        """As one unit, for which the header with the bug comes before the one without."""
+        changed = folder / mutant.file
+        changed.parent.mkdir()
+        changed.write_text(planted(mutant, SOURCES / mutant.file))
+        unit = folder / "unit.cc"
+        parts = (path for path in sources("stress") if path.name not in OTHERS)
+        unit.write_text("".join(f'#include "{path}"\n' for path in parts))
+        found_first = [FAST, f"-I{folder}", str(unit), "-pthread", "-o", str(program)]
+        self._run(*found_first, include=SOURCES)
+
     def _common(self, level: str) -> Path:
         return self._folder / level[1:] / "common.h"
 
@@ -119,7 +132,7 @@ class Workshop:
 
     def _run(self, *arguments: str, include: Path) -> None:
         folders = [f"-I{include}", f"-I{HARNESS}"]
-        subprocess.run([self._cxx, *self._flags, *folders, *arguments], check=True)
+        subprocess.run([self._cxx, *self._flags, *arguments, *folders], check=True)
 
 
 def object_name(source: Path) -> str:

@@ -389,6 +389,12 @@ GROUPS = tuple(
             "        ;\n      continue;",
         ),
         (
+            "a_fork_counts_the_moves_of_its_row",
+            "sequences/group_forks.cc",
+            "  to.moves = from.moves;\n",
+            "",
+        ),
+        (
             "a_beam_begins_with_an_empty_state",
             "sequences/group_forks.cc",
             "    if (model.num_computed) copies_.plan(source",

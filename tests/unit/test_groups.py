@@ -478,3 +478,40 @@ def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None
     step(manager, handle, 96)
     manager.free(handle)
     manager.check_invariants()
+
+
+def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
+    """A commit does not cache a block that waits for its copy; its window goes meanwhile."""
+    manager = hybrid(groups=[FullAttention(), SlidingWindow(9)])
+    parent = manager.admit([1])
+    step(manager, parent, 1)
+    [child] = manager.fork(parent)
+    manager.append(child, [1] * 11)
+    plan = manager.take_copies()
+    manager.commit(child, 12)
+    manager.copies_applied(plan.ticket)
+    assert manager.group_table(1)[manager.row(child), :3].tolist()[0] == 0
+    manager.append(child, [1])
+    step(manager, child, 13)
+    # After 8 tokens, the window begins in the block that has gone; after 12 it does not.
+    assert manager.match([1] * 9).num_cached_tokens == 0
+    assert manager.match([1] * 14).num_cached_tokens == 12
+    manager.check_invariants()
+
+
+def test_a_fork_knows_its_state_in_the_row_of_a_sequence_that_did_not() -> None:
+    """Two steps were launched for the row's last sequence; of the fork, there is one."""
+    manager = hybrid(groups=[FullAttention(), RecurrentState()], steps_in_flight=4)
+    parent = manager.admit([1] * 9)
+    step(manager, parent, 9)
+    before = manager.admit([2] * 9)
+    row = manager.row(before)
+    for _ in range(2):
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.free(before)
+    [child] = manager.fork(parent)
+    assert manager.row(child) == row
+    manager.append(child, [3])
+    step(manager, child, 10)
+    assert len(manager.fork(child)) == 1
+    manager.check_invariants()

@@ -26,7 +26,7 @@ MOST_MEMORY = 1 << 30
 SLOWER = 12  # as many times the processor time of the core as it is, before a run is endless
 OPTIONS = {
     "faults": ["-Wl,--wrap=calloc"],
-    "exhaustive": ["-Wl,--wrap=calloc"],
+    "exhaustive": ["-Wl,--wrap=calloc", "-fno-access-control"],
     "books": ["-fno-access-control"],
 }
 BRIEF = (
@@ -38,6 +38,8 @@ LONG = (
     ("faults", "--runs 24 --moves 30"),
     ("exhaustive", "5 few"),
     ("exhaustive", "3 all append_only unnamed"),
+    ("exhaustive", "4 all groups=window3+state"),
+    ("stress", "--profile groups --ops 150000 --seed 4 --moves 64 --out /dev/null"),
     ("stress", "--ops 300000 --seed 3 --moves 64 --out /dev/null"),
 )
 SANITIZED = (("stress", "--ops 60000 --seed 5 --moves 64 --out /dev/null"),)

@@ -1,0 +1,82 @@
+// A small manager with groups of layers, and the operations that its short histories are made of.
+//
+// Units of two tokens, two token values, one namespace, two sequences of up to eight tokens. Steps
+// are strict: none in flight, nothing committed early. The judge is that of the random engines.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group_play.h"
+
+namespace blockmgr::testing {
+
+struct GroupRules {
+  std::string wanted = "all";   // families of operations
+  std::vector<Group> groups;    // beside one of full attention
+  int num_blocks = 0;           // of all groups together; 0: enough for one sequence, and two
+  int min_partial_tokens = 1;
+};
+
+// "window3+state": the kinds by name, each with its width.
+std::vector<Group> groups_of(const std::string& text);
+
+// Bytes that a board has no use for: whatever the engine would draw is zero.
+struct NoBytes {
+  Bytes none{nullptr, 0};
+};
+
+class GroupBoard : private NoBytes, private GroupPlay {
+ public:
+  static constexpr int kMostSequences = 2;
+  static constexpr int kUnit = 2;
+  static constexpr int kMostUnits = 4;
+
+  GroupBoard(const GroupRules& rules, Counts* counts);
+
+  std::size_t num_seqs() const { return seqs_.size(); }
+  // Whether a plan is closed, and neither launched nor aborted.
+  std::size_t num_open() const { return closed_.has_value(); }
+  // The books and the memory.
+  void check();
+  void check_calls(bool on);
+
+  void admit(const std::vector<Token>& text, std::int64_t slots = 0);
+  // A prompt of the tokens of a sequence and one more; before it, the sequence may end.
+  void admit_after(std::size_t i, Token token, bool ends);
+  void append(std::size_t i, Token token);
+  void reserve(std::size_t i);
+  void fork(std::size_t i);
+  void free(std::size_t i);
+  void truncate(std::size_t i, std::int64_t count);  // takes so many tokens back, but the first
+  void preempt(std::size_t i);
+  void resume(std::size_t i);
+  void reparent(const std::vector<std::int64_t>& parents);
+  void decode(Token token);
+  // A whole step, of all sequences or of one. stops: forwards end where an admission said.
+  void step(bool stops, int only = -1);
+  void begin();
+  void finish(bool applies_last = false);
+  void abort();
+
+ private:
+  friend class GroupNames;
+  static Setup setup_of(const GroupRules& rules);
+  SeqPtr at(std::size_t i, bool preempted) const;
+  std::int64_t end_of(const Seq& seq, bool stops) const;
+  void fill(Closed& closed, bool stops, int only);
+
+  std::optional<Closed> closed_;
+};
+
+struct GroupOperation {
+  std::string name;
+  std::function<void(GroupBoard&)> run;  // does nothing where there is nothing to do it to
+};
+
+// "few", "all", or few and families: "few+fork+parts".
+std::vector<GroupOperation> group_operations(const GroupRules& rules);
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,100 @@
+// What must be in memory between the calls of an engine with groups of layers, read or not.
+#include <algorithm>
+
+#include "group_play.h"
+
+namespace blockmgr::testing {
+
+// Everything that a prompt may find, and everything that a sequence counts on.
+void GroupPlay::check_memory() {
+  const PrefixIndex& index = core_.index();
+  for (int name = 0; name < kNumNames; ++name) {
+    const std::uint32_t root = index.find_root(World::text_of(name));
+    if (root == kUnknownId) continue;
+    for (NodeId n = index.first_child(root_node(root)); n >= 0; n = core_.nodes()[n].next_sibling)
+      check_findable(n, trie_.root(name), 0);
+  }
+  for (const SeqPtr& seq : seqs_)
+    if (!seq->preempted) check_computed(*seq);
+}
+
+// The memory of a node and of its parts is what its place in the tree of prefixes says, and so is
+// that of all below it. With early commits a forward may have yet to write the last tokens.
+void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
+  const Nodes& nodes = core_.nodes();
+  const GroupPlaces& groups = *core_.groups();
+  std::vector<Prefix> prefixes;
+  Prefix prefix = trie_.after_extras(before, nodes[n].extras ? 1 : 0);
+  for (int i = 0; i < nodes[n].key_tokens; ++i)
+    prefixes.push_back(prefix = trie_.after_token(prefix, nodes.tokens(n)[i]));
+  for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
+    const int further = further_of(at);
+    const NodeId place = further < 0 ? n : groups.cached(further, n);
+    if (place < 0) continue;
+    const std::int32_t block = nodes.name(place);
+    if (setup_.groups[at].recurrent()) {
+      EXPECT(device_.holds_state(at, block, prefix),
+             "a state after " + std::to_string(groups.length(n)) +
+                 " tokens can be found and is another one");
+      continue;
+    }
+    const std::size_t missing = std::min<std::size_t>(nodes[place].unwritten, prefixes.size());
+    const std::size_t there = prefixes.size() - missing;
+    for (std::size_t word = 0; word < there; ++word)
+      EXPECT(device_.holds(at, block, word, prefixes[word]),
+             "unit " + std::to_string(unit) + " of group " + std::to_string(at) +
+                 " can be found and holds other K/V at word " + std::to_string(word));
+  }
+  for (NodeId child = nodes[n].first_child; child >= 0; child = nodes[child].next_sibling)
+    check_findable(child, prefix, unit + 1);
+}
+
+// Of what is computed, all that the next forward reads is in memory, or a pending copy brings it.
+void GroupPlay::check_computed(const Seq& seq) const {
+  const std::int64_t length = settled(seq);
+  const std::int64_t size = setup_.core.block_size;
+  if (!length) return;
+  const Tables all = tables(seq);
+  for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
+    if (setup_.groups[at].recurrent()) {
+      const std::int32_t block = source_of(all[at][0], 0);
+      EXPECT(!core_.view_groups(seq.handle).stands ||
+                 device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
+             "a state stands elsewhere than its sequence");
+      continue;
+    }
+    for (std::int64_t i = setup_.groups[at].first_read(length); i < length; ++i) {
+      const auto word = static_cast<std::size_t>(i % size);
+      const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
+      EXPECT(device_.holds(at, source_of(own, word), word,
+                           seq.prefixes[static_cast<std::size_t>(i)]),
+             "position " + std::to_string(i) + " counts as computed and is not in memory");
+    }
+  }
+}
+
+// The number of the core for a group of the engine; -1: the one of the block tables.
+int GroupPlay::further_of(std::size_t group) const {
+  const int g = static_cast<int>(group);
+  return g == setup_.core.full_group ? -1 : g - (g > setup_.core.full_group);
+}
+
+// Where a word of a block comes from, as long as a copy into it is under way. What a plan is yet to
+// copy may be what the one before it has yet to bring.
+std::int32_t GroupPlay::source_of(std::int32_t block, std::size_t word) const {
+  std::int32_t source = block;
+  const auto look = [&](const Copy& copy) {
+    if (core_.nodes().name(copy.destination) != source ||
+        word >= static_cast<std::size_t>(copy.num_tokens))
+      return false;
+    source = core_.nodes().name(copy.source);
+    return true;
+  };
+  bool found = false;
+  core_.copies().each_pending([&](const Copy& copy) { found = found || look(copy); });
+  const std::vector<Copy>& flight = core_.copies().flight();
+  if (core_.copies().in_flight()) std::any_of(flight.begin(), flight.end(), look);
+  return source;
+}
+
+}  // namespace blockmgr::testing

@@ -1,0 +1,192 @@
+// A state of a board with groups of layers, up to the names of its blocks and its nodes.
+//
+// Included by one program only, which may look into every class. Equal for two boards if no further
+// operation can tell them apart, other than by names and by counters. It leaves out what follows
+// from the rest: the memory, for it is checked to hold what is findable and what is computed; and
+// guesses.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "group_board.h"
+
+namespace blockmgr::testing {
+
+class GroupNames {
+ public:
+  explicit GroupNames(const GroupBoard& board)
+      : board_(board),
+        core_(board.core_),
+        nodes_(core_.nodes()),
+        groups_(*core_.groups()),
+        labels_(static_cast<std::size_t>(nodes_.num_blocks), -1) {
+    out_.reserve(1024);
+  }
+
+  std::string describe() {
+    for (const auto& seq : board_.seqs_) put_sequence(*seq);
+    put_list();
+    put_ring(groups_.links_);
+    put_ring(groups_.passed_);
+    put_copies();
+    if (board_.closed_) put_closed(*board_.closed_);
+    const std::uint32_t root = core_.index().find_root(World::text_of(0));
+    put_children(root == kUnknownId ? kNoNode : core_.index().first_child(root_node(root)));
+    // Whatever is met while a block is described is described in its turn.
+    for (std::size_t i = 0; i < met_.size(); ++i) put_block(met_[i]);
+    // Which ids are neighbours decides which is handed out next.
+    for (NodeId n = 0; n < nodes_.count; ++n) put_node(n);
+    put(core_.pool().num_free());
+    return std::move(out_);
+  }
+
+ private:
+  void put(std::int64_t value) { out_ += static_cast<char>(value + 2); }
+
+  void put_block_name(std::int32_t b) {
+    if (b <= 0) return put(-1);  // none, or the null block
+    int& label = labels_[static_cast<std::size_t>(b)];
+    if (label < 0) {
+      label = static_cast<int>(met_.size());
+      met_.push_back(b);
+    }
+    put(label);
+  }
+  void put_node(NodeId n) { put_block_name(nodes_.name(n)); }
+
+  void put_sequence(const GroupPlay::Seq& seq) {
+    const Sequence& s = core_.view(seq.handle);
+    // With its stops also where no forward has to end there: they decide what is just passed.
+    const GroupRow& row = core_.group_row(s);
+    put(seq.preempted);
+    put(s.num_tokens);
+    for (const Token token : seq.tokens) put(token);
+    put(s.num_computed);
+    put(s.num_chained);
+    put(s.outdated);
+    put(s.num_blocks);
+    for (const std::int64_t stop : row.stops) put(stop);
+    put(row.stands);
+    put(row.moves);
+    if (seq.preempted) return;
+    const NodeId* table = core_.table_at(Sequences::row_of(seq.handle));
+    for (std::int32_t i = 0; i < s.num_blocks; ++i) put_node(table[i]);
+    for (int g = 0; g < groups_.num_groups(); ++g) {
+      if (groups_.group(g).recurrent()) {
+        put_node(row.states[nth(g)]);
+        continue;
+      }
+      put(row.first[nth(g)]);
+      for (std::int32_t i = row.first[nth(g)]; i < s.num_blocks; ++i)
+        put_node(groups_.part(g, table[i]));
+    }
+  }
+
+  void put_list() {
+    const IdleSegments& idle = core_.pool().idle_list();
+    put(idle.size());
+    for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) put_node(n);
+  }
+
+  // Of the only partition.
+  void put_ring(const ZeroedArray<Links>& links) {
+    const auto end = static_cast<std::size_t>(nodes_.count);
+    for (NodeId n = links[end].next; n != nodes_.count; n = links[static_cast<std::size_t>(n)].next)
+      put_node(n);
+    put(-2);
+  }
+
+  void put_copy(const Copy& copy) {
+    put_node(copy.source);
+    put_node(copy.destination);
+    put(copy.num_tokens);
+  }
+  void put_copies() {
+    put(core_.copies().num_pending());
+    core_.copies().each_pending([&](const Copy& copy) { put_copy(copy); });
+    put(core_.copies().in_flight());
+    if (core_.copies().in_flight())
+      for (const Copy& copy : core_.copies().flight()) put_copy(copy);
+  }
+  // A state that waits for the copy into its successor is found after it. The core notes that only
+  // with the next look-up, whether or not that one is refused.
+  bool waits(NodeId state) const {
+    const auto waits_for = [&](const auto& keep) {
+      if (keep.state != state || nodes_[state].generation != keep.state_generation ||
+          nodes_[keep.successor].generation != keep.successor_generation)
+        return false;
+      const std::vector<Copy>& flight = core_.copies().flight();
+      return nodes_[keep.successor].copy_source == state ||
+             std::any_of(flight.begin(), flight.end(), [&](const Copy& copy) {
+               return copy.source == state && copy.destination == keep.successor;
+             });
+    };
+    return std::any_of(core_.keeps_.begin(), core_.keeps_.end(), waits_for);
+  }
+
+  // What will be written, the blocks of sequences that are gone included.
+  void put_closed(const GroupPlay::Closed& closed) {
+    for (const GroupWork& work : closed.work) {
+      put(work.start);
+      put(work.stop);
+      for (const auto& table : work.tables)
+        for (const std::int32_t b : table) put_block_name(b);
+    }
+    put(-2);
+    for (const GroupPlay::Part& part : board_.uncommitted_.front()) {
+      for (std::size_t i = 0; i < board_.seqs_.size(); ++i)
+        if (board_.seqs_[i]->handle == part.handle) put(static_cast<std::int64_t>(i));
+      put(part.stop);
+    }
+    put(-2);
+    for (const auto& seq : board_.seqs_)
+      put(std::count(core_.moved_.begin(), core_.moved_.end(), seq->handle));
+    // They decide who gets a block that is still to be written.
+    core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
+  }
+
+  void put_children(NodeId child) {
+    for (; child >= 0; child = nodes_[child].next_sibling) put_node(child);
+    put(-2);
+  }
+
+  // A free block is met only as one that a step still writes to.
+  void put_block(std::int32_t b) {
+    const NodeId n = nodes_.owner(b);
+    if (n < 0) return put(-2);
+    const Node& record = nodes_[n];
+    put(groups_.owner(n));
+    put(nodes_.uses(n).ref_count);
+    put(nodes_.uses(n).pins);
+    put(record.key_tokens);
+    put(record.in_flight);
+    if (groups_.owner(n) >= 0) {
+      if (record.keyed()) put_node(groups_.node_of(n));
+      // Never noted at all: another state.
+      const bool noted = std::any_of(core_.keeps_.begin(), core_.keeps_.end(),
+                                     [&](const auto& keep) { return keep.state == n; });
+      put(record.keyed() && groups_.is_being_kept(n) ? (noted ? waits(n) : 2) : 0);
+      return;
+    }
+    if (!record.keyed()) return;
+    put(groups_.facts_[static_cast<std::size_t>(n)]);
+    for (int i = 0; i < record.key_tokens; ++i) put(nodes_.tokens(n)[i]);
+    put_node(is_root(record.parent) ? kNoNode : record.parent);
+    put_children(record.first_child);
+    for (int g = 0; g < groups_.num_groups(); ++g) put_node(groups_.part(g, n));
+    put(core_.index().goes_on(n));
+  }
+
+  const GroupBoard& board_;
+  const Sequences& core_;
+  const Nodes& nodes_;
+  const GroupPlaces& groups_;
+  std::vector<int> labels_;
+  std::vector<std::int32_t> met_;
+  std::string out_;
+};
+
+}  // namespace blockmgr::testing
