@@ -188,6 +188,8 @@ void GroupBoard::abort() {
 
 // ---- operations ---------------------------------------------------------------------------------
 
+// A name of its own: the operations of one group have the same names.
+namespace boards {
 namespace {
 
 using Operations = std::vector<GroupOperation>;
@@ -268,7 +270,7 @@ const std::map<std::string, void (*)(Operations&)> kFamilies = {
 
 }  // namespace
 
-std::vector<GroupOperation> group_operations(const GroupRules& rules) {
+Operations all_of(const GroupRules& rules) {
   Operations all;
   add_few(all);
   if (rules.wanted == "all") {
@@ -285,6 +287,12 @@ std::vector<GroupOperation> group_operations(const GroupRules& rules) {
     at = end + 1;
   }
   return all;
+}
+
+}  // namespace boards
+
+std::vector<GroupOperation> group_operations(const GroupRules& rules) {
+  return boards::all_of(rules);
 }
 
 }  // namespace blockmgr::testing
