@@ -157,7 +157,7 @@ bool GroupPlaces::find_near(NodeId n) noexcept {
   return true;
 }
 
-// The nearest boundary at or below the node, one of whose parts is needed.
+// The nearest boundary that reads parts of the node: its own, or one below it.
 NodeId GroupPlaces::reader_of(NodeId n) const {
   const std::int64_t end = near(n);
   while (!is_boundary(n) || length(n) != end) {
@@ -213,7 +213,7 @@ void GroupPlaces::evict(int partition, std::int64_t count) noexcept {
   }
 }
 
-// What the end of a boundary some units before this one will look at, if ids are in a row.
+// Fetches what the end of a boundary some units before this one will read, if ids are in a row.
 void GroupPlaces::prefetch_before(NodeId n) const {
   constexpr NodeId kAhead = 8;
   if (n < kAhead) return;
