@@ -2,8 +2,8 @@
 //
 // Included by one program only, which may look into every class. Equal for two boards if no further
 // operation can tell them apart, other than by names and by counters. It leaves out what follows
-// from the rest: the memory, for it is checked to hold what is findable and what is computed; and
-// guesses.
+// from the rest: the memory, because it is checked to hold what is findable and what is computed;
+// and guesses.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +31,9 @@ class GroupNames {
     put_list();
     put_ring(groups_.links_);
     put_ring(groups_.passed_);
+    put(groups_.continued_ends_.num_passed_);
+    put(groups_.continued_ends_.wholes_);
+    put(groups_.continued_ends_.ends_);
     put_copies();
     if (board_.closed_) put_closed(*board_.closed_);
     const std::uint32_t root = core_.index().find_root(World::text_of(0));

@@ -591,7 +591,7 @@ def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
     world.serve(list(range(10)), 8)
     # Diverges at 4, where no state is; the first ended behind 8, and this one ends behind 4.
     world.serve([*range(4), 70, 71], 4)
-    fill(world, 9)
+    fill(world, 10)
     assert manager.match([*range(4), 99]) == 4
     assert manager.match(list(range(9))) == 4  # its state at 8 was first
     assert not manager.violations()
