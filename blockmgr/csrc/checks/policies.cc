@@ -79,11 +79,13 @@ void ArcPolicy::fingerprint(std::string& out) const {
 
 void AdaptivePolicy::audit(BlockAudit& audit) const {
   int num_listed = 0;
+  int num_cached = 0;
   for (const NodeId b : range_) {
     const Node& record = nodes_[b];
     const Facts& f = facts(b);
     const std::string who = BlockAudit::name(b);
     const bool keyed = record.keyed() && !Pool::is_part(record);
+    num_cached += keyed;
     const bool idle = keyed && nodes_.idle(b);
     audit.expect(f.idle == idle, who + " is idle and the adaptive policy thinks otherwise");
     audit.expect(f.listed == (idle && record.first_child < 0),
@@ -93,6 +95,7 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
     num_listed += f.listed;
   }
   audit.expect(num_listed == lists_.size(), "the candidates are miscounted");
+  audit.expect(num_cached == num_cached_, "the adaptive policy miscounts what is cached");
   const Column<bool> seen(range_);
   for (int i = 0; i < spans_.count(); ++i)
     for (int level = 0; level < ReuseModel::kLevels; ++level)
@@ -115,7 +118,7 @@ void AdaptivePolicy::audit(BlockAudit& audit) const {
 }
 
 void AdaptivePolicy::fingerprint(std::string& out) const {
-  put_numbers(out, now_, next_fit_, next_choice_, follows_lru_);
+  put_numbers(out, now_, next_fit_, next_choice_, follows_lru_, num_held_);
   for (const NodeId b : range_) {
     const Facts& f = facts(b);
     if (!nodes_[b].keyed()) continue;

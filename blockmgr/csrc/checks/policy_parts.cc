@@ -149,7 +149,7 @@ void ReuseSample::fingerprint(std::string& out) const {
   out.append(reinterpret_cast<const char*>(&learned_hits_), sizeof learned_hits_);
   for (const double* count : {&variance_, &won_, &all_look_ups_})
     out.append(reinterpret_cast<const char*>(count), sizeof *count);
-  put_numbers(out, difference_);
+  put_numbers(out, difference_, directory_);
   model_.fingerprint(out);
 }
 

@@ -11,7 +11,6 @@ namespace {
 // of half the size is treated alike.
 constexpr int kUnitsPerPool = 32;
 constexpr std::int64_t kMinUnit = 64;
-constexpr std::int64_t kMinFit = 4096;  // blocks between two fits, which cost the same in any pool
 constexpr int kFitsPerPool = 4;
 constexpr int kMinGhosts = 16384;
 constexpr int kMaxTurn = 63;
@@ -28,6 +27,13 @@ constexpr double kLevel = 0.001;
 // this much more has been looked up.
 constexpr double kMostLost = 0.002;
 
+// Blocks between two fits, at least. A fit costs the same in any pool. Of large blocks fewer come
+// by, and they say as much.
+std::int64_t least_between_fits(std::int64_t block_size) {
+  constexpr std::int64_t kTokens = std::int64_t{1} << 21;
+  return std::clamp<std::int64_t>(kTokens / block_size, 256, 4096);
+}
+
 }  // namespace
 
 AdaptivePolicy::AdaptivePolicy(Nodes& nodes, const PrefixIndex& index, Range range)
@@ -40,8 +46,10 @@ AdaptivePolicy::AdaptivePolicy(Nodes& nodes, const PrefixIndex& index, Range ran
       facts_(range),
       ghosts_(static_cast<std::size_t>(
           std::min<std::int64_t>(std::int64_t{32} * capacity_, std::max(capacity_, kMinGhosts)))),
-      next_fit_(kMinFit),
-      next_choice_(kMinFit) {}
+      num_held_(capacity_),
+      least_between_fits_(least_between_fits(nodes.block_size)),
+      next_fit_(least_between_fits_),
+      next_choice_(least_between_fits_) {}
 
 std::uint64_t AdaptivePolicy::tag(NodeId b) const {
   std::uint64_t t;
@@ -59,7 +67,7 @@ void AdaptivePolicy::begin_span() noexcept {
   lists_.merge(merge);
   sample_.begin_span(merge);
   if (now_ >= next_fit_) {
-    next_fit_ = now_ + std::max<std::int64_t>(capacity_ / kFitsPerPool, kMinFit);
+    next_fit_ = now_ + std::max<std::int64_t>(capacity_ / kFitsPerPool, least_between_fits_);
     sample_.fit(now_);
   }
   value_lists();
@@ -81,13 +89,14 @@ void AdaptivePolicy::value_lists() noexcept {
 }
 
 void AdaptivePolicy::choose_leader() noexcept {
-  next_choice_ = now_ + std::max<std::int64_t>(capacity_, kMinFit);
+  next_choice_ = now_ + std::max<std::int64_t>(capacity_, least_between_fits_);
   sample_.end_request(!follows_lru_);
   const double lead = sample_.lead();
   // Between the two bounds, the order that is followed does not change.
   if (lead > kClear * sample_.deviation() + kLevel * sample_.look_ups()) follows_lru_ = false;
   if (lead < 0 || sample_.won() < -kMostLost * sample_.all_look_ups()) follows_lru_ = true;
   sample_.fade(kKeepCounts);
+  sample_.set_held(num_held_);
 }
 
 AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since) const {
@@ -155,6 +164,7 @@ Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
 
 void AdaptivePolicy::on_cached(Run run, Context& who) noexcept {
   Request by = request(who);
+  num_cached_ += static_cast<int>(run.count);
   for (const NodeId b : run) cached(b, by);
   who = context(by);
 }
@@ -238,6 +248,7 @@ void AdaptivePolicy::on_used(Run run) noexcept {
 }
 
 void AdaptivePolicy::on_uncached(NodeId b, bool evicted) noexcept {
+  --num_cached_;
   Facts& f = facts(b);
   if (f.listed) lists_.remove(item(b));
   const Node& record = nodes_[b];
@@ -256,6 +267,7 @@ void AdaptivePolicy::on_uncached(NodeId b, bool evicted) noexcept {
 }
 
 NodeId AdaptivePolicy::victim() noexcept {
+  num_held_ = num_cached_;
   return follows_lru_ ? kNoNode : range_.first + lists_.least();
 }
 

@@ -115,7 +115,9 @@ class AdaptivePolicy final : public Policy {
   Column<Facts> facts_;
   std::vector<Ghost> ghosts_;  // by tag; a later one takes the place of an earlier one
   bool follows_lru_ = true;
-  std::int64_t next_fit_, next_choice_;
+  int num_cached_ = 0;
+  int num_held_;  // of them, when the pool was last full
+  std::int64_t least_between_fits_, next_fit_, next_choice_;
 };
 
 }  // namespace blockmgr

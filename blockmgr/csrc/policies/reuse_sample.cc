@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 namespace blockmgr {
@@ -27,10 +28,19 @@ ReuseSample::ReuseSample(int capacity, std::int64_t unit)
       lru_last_(end()) {
   ring::clear(entries_.data(), end());
   const auto remembered = static_cast<double>(std::int64_t{kMemory} * capacity);
-  const double share = std::min(1.0, static_cast<double>(end()) / remembered);
+  share_ = std::min(1.0, static_cast<double>(end()) / remembered);
   limit_ = std::numeric_limits<std::uint64_t>::max();
-  if (share < 1) limit_ = static_cast<std::uint64_t>(share * 0x1p64);
-  directory_ = std::max(1, static_cast<int>(share * capacity));
+  if (share_ < 1) limit_ = static_cast<std::uint64_t>(share_ * 0x1p64);
+  directory_ = std::max(1, static_cast<int>(share_ * capacity));
+}
+
+// A few blocks that a sequence has not filled yet make no difference.
+void ReuseSample::set_held(int num_blocks) noexcept {
+  const int held = std::max(1, static_cast<int>(share_ * num_blocks));
+  if (std::abs(held - directory_) <= directory_ / 8) return;
+  directory_ = held;
+  while (num_lru_ > directory_) shorten_lru();
+  while (num_learned_ > directory_ && !lists_.empty()) leave_learned(lists_.least());
 }
 
 int ReuseSample::add(std::uint64_t tag, std::int64_t now) noexcept {
@@ -66,7 +76,10 @@ void ReuseSample::make_newest(int i) noexcept {
   if (lru_last_ == end()) lru_last_ = i;
   if (e.in_lru) return;
   e.in_lru = true;
-  if (++num_lru_ <= directory_) return;
+  if (++num_lru_ > directory_) shorten_lru();
+}
+
+void ReuseSample::shorten_lru() noexcept {
   entry(lru_last_).in_lru = false;
   lru_last_ = entry(lru_last_).next;
   --num_lru_;

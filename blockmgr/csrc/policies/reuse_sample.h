@@ -34,6 +34,10 @@ class ReuseSample {
   // Its last use ended; cell: what can be seen of it.
   void end_use(std::uint64_t tag, int cell, std::int64_t now, const Spans& spans) noexcept;
 
+  // The pool was full and held so many blocks that are asked for. What else it holds, such as the
+  // blocks of further groups of layers, leaves the directories less room.
+  void set_held(int num_blocks) noexcept;
+
   // A span began: moves what is filed by span.
   void begin_span(const Spans::Merge& merge) noexcept { lists_.merge(merge); }
   void fit(std::int64_t now) noexcept;
@@ -89,7 +93,9 @@ class ReuseSample {
   void unlink(int i) noexcept;
   void make_newest(int i) noexcept;
   void leave_learned(int i) noexcept;
+  void shorten_lru() noexcept;
 
+  double share_;  // of the blocks, those in the sample
   std::uint64_t limit_;
   int directory_;  // entries that each directory holds
   ReuseModel model_;
