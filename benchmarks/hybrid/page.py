@@ -33,10 +33,11 @@ HOW = """\
 ## How to read the tables
 
 A pool of 100 % holds the bytes of a manager that never evicts and keeps each prompt to its last 64
-tokens. Each cell has the hit rate of blockmgr, the best one of vLLM's settings, and their ratio. A
-dash means that the pool is too small for the largest prompt, or was not measured. Both managers run
-one request at a time, in chunks of 8,192 tokens. Outputs are left out, because the traces do not
-have their tokens. Prompts are cut to whole ids of the trace.
+tokens. Each cell has the hit rate of blockmgr, the best one of vLLM's settings, and their ratio.
+vLLM has one order of eviction, that of LRU. A dash means that the pool is too small for the largest
+prompt, or was not measured. Both managers run one request at a time, in chunks of 8,192 tokens.
+Outputs are left out, because the traces do not have their tokens. Prompts are cut to whole ids of
+the trace.
 
 A prompt that a manager cannot run in so few pages counts as one that finds nothing: with windows,
 vLLM refuses some of the agents' longest prompts at 10 and 20 %.
@@ -63,8 +64,9 @@ def best(rates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return max(rates, key=lambda rate: float(rate["hit_rate"]), default=None)
 
 
-def _cell(cell: dict[str, Any]) -> str:
-    ours, theirs = best(cell["ours"]), best(cell["vllm"])
+def _cell(cell: dict[str, Any], order: str) -> str:
+    ours = best([rate for rate in cell["ours"] if rate["setting"] == order])
+    theirs = best(cell["vllm"])
     if ours is None:
         return NONE
     if theirs is None:
@@ -87,15 +89,21 @@ def _rows(cells: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[st
     return rows
 
 
+def _rates(result: dict[str, Any], order: str) -> str:
+    """Hit rates by capacity, with one order of eviction."""
+    percents = sorted({cell["percent"] for cell in result["cells"]})
+    lines = []
+    for (shape, trace), cells in _rows(result["cells"]).items():
+        by_percent = {cell["percent"]: _cell(cell, order) for cell in cells}
+        pools = [by_percent.get(percent, NONE) for percent in percents]
+        lines.append([f"{shape}, {trace}", *pools, _percent(cells[0]["unbounded"])])
+    return _table(["shape, trace", *(f"{p} %" for p in percents), "never evicting"], lines)
+
+
 def page(result: dict[str, Any]) -> str:
     """The whole page."""
     rows = _rows(result["cells"])
-    percents = sorted({cell["percent"] for cell in result["cells"]})
-    rates = []
-    for (shape, trace), cells in rows.items():
-        by_percent = {cell["percent"]: _cell(cell) for cell in cells}
-        pools = [by_percent.get(percent, NONE) for percent in percents]
-        rates.append([f"{shape}, {trace}", *pools, _percent(cells[0]["unbounded"])])
+    orders = dict.fromkeys(rate["setting"] for cell in result["cells"] for rate in cell["ours"])
     bytes_ = [
         [f"{shape}, {trace}", *(_largest(cells, *column) for column in (
             ("ours", "outside"), ("vllm", "outside"), ("ours", "unfilled")
@@ -125,7 +133,7 @@ def page(result: dict[str, Any]) -> str:
             f"- **Command**: `benchmarks/hybrid/run FOLDER TRACE ...`, the first "
             f"{result['requests']:,} requests of each trace\n{shapes}\n",
             "## Hit rates in %, blockmgr / vLLM (ratio)\n",
-            _table(["shape, trace", *(f"{p} %" for p in percents), "never evicting"], rates),
+            *(f'With `eviction="{order}"`:\n\n{_rates(result, order)}' for order in orders),
             "## Bytes that no prompt can use, in %\n",
             _table(["shape, trace", "outside, ours", "outside, vLLM", "unfilled, ours"], bytes_),
             "## Small worlds of reports to vLLM\n",

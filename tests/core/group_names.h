@@ -31,8 +31,9 @@ class GroupNames {
     put_list();
     put_ring(groups_.links_);
     put_ring(groups_.passed_);
-    put(groups_.continued_ends_.num_passed_);
-    put(groups_.continued_ends_.wholes_);
+    put(groups_.continued_ends_.num_ended_);
+    put(groups_.continued_ends_.whole_blocks_);
+    put(groups_.continued_ends_.again_);
     put(groups_.continued_ends_.ends_);
     put_copies();
     if (board_.closed_) put_closed(*board_.closed_);

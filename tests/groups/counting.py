@@ -141,15 +141,16 @@ class CountingManager(ModelManager):
         self.events["truncations that lose slots"] += self.num_slots(seq) < len(seq.tokens)
         return length
 
-    def keep_end(self, seq: Seq) -> None:
+    def keep_end(self, seq: Seq) -> bool:
         before = {b.content for b in self.blocks}
-        super().keep_end(seq)
+        is_end = super().keep_end(seq)
         new = {b.content for b in self.blocks} - before
         rest = seq.computed % self.size
         self.events["ends kept"] += bool(new)
         self.events["ends kept within a unit, with a state"] += (
             bool(new) and rest > 0 and bool(self.recurrent())
         )
+        return is_end
 
     # ---- blocks and steps ---------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 from tests.groups import memory
 from tests.groups.memory import Prefix
@@ -182,6 +183,8 @@ class ModelManager(ModelAdmission):
 
     def pass_by(self, prefix: Prefix) -> None:
         """Goes before what it continues, if that is just passed too: the deepest first."""
+        if prefix in self.passed:
+            return
         order = list(self.passed)
         parent = cut(prefix, len(prefix[1]) - self.size)
         order.insert(order.index(parent) if parent in self.passed else len(order), prefix)
@@ -216,6 +219,7 @@ class ModelManager(ModelAdmission):
             if seq.computed == seq.diverges:
                 self.passed.pop(prefix, None)
                 self.continued.add(prefix)
+                self.shared.add(prefix)
 
     def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
         """A stop within a unit: its computed tokens and the state become findable, and the sequence
@@ -393,37 +397,57 @@ class ModelManager(ModelAdmission):
         seq.computed = length
         self.settle_at(seq, length)
 
-    def give_back(self, seq: Seq) -> None:
+    def give_back(self, seq: Seq, *, resumes: bool = False) -> None:
         """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
         if self.promises(seq):
             raise WrongStep
-        has_tail = self.keep_end(seq)
-        if not has_tail:
+        is_end = self.keep_end(seq)
+        path, cached = seq.prefix(seq.computed), seq.cached
+        if not is_end or seq.computed % self.size == 0:
             self.passed.pop(seq.prefix(seq.promoted * self.size), None)
         seq.tables = [[] for _ in self.kinds]
-        path = seq.prefix(seq.computed)
         self.touch(path)
-        if has_tail and self.recurrent() and path in self.stamps:
-            self.end_behind(path)
+        if is_end and self.recurrent() and path in self.stamps:
+            self.end_path(path, cached, resumes=resumes)
 
-    def end_behind(self, path: Prefix) -> None:
-        """A sequence ended behind its last whole unit, in a tail. The next prompt is expected to go
-        on from the tail; if those that do not are too few to be worth the blocks of its states, the
-        unit is passed by. Every eighth one is not: it is observed, as are all where none is."""
+    def end_path(self, path: Prefix, cached: int, *, resumes: bool) -> None:
+        """A sequence continued from one boundary, stopped at the end of its last whole unit and
+        ended in a tail. Every eighth one is observed: all three wait for their turn."""
+        self.num_ended += 1
+        observes = self.num_ended % 8 == 0
         whole = cut(path, len(path[1]) // self.size * self.size)
-        if whole not in self.stamps or whole in self.continued:
+        if whole != path and whole in self.stamps and whole not in self.continued:
+            if observes:
+                self.observed |= {whole, path}
+            elif not resumes and self.prefers_whole(whole, len(path[1])):
+                self.pass_by(path)
+            else:
+                self.pass_by(whole)
+        found = cut(path, cached)
+        if cached % self.size or not 0 < cached < len(whole[1]):
             return
-        if self.wholes * self.units(len(path[1])) < self.ends * len(self.recurrent()):
-            self.num_passed += 1
-            if self.num_passed % 8:
-                if whole not in self.passed:
-                    self.pass_by(whole)
-                return
-        self.observed |= {whole, path}
+        if found in self.stamps and found not in self.shared:
+            if observes:
+                self.observed.add(found)
+            elif not self.outlives(found):
+                self.pass_by(found)
+
+    def prefers_whole(self, whole: Prefix, length: int) -> bool:
+        """Whether the whole unit serves more tokens a block than the end behind it. The former
+        serves those that continue from either, the latter those that continue from the end."""
+        units, blocks = self.units(len(whole[1])), len(self.recurrent())
+        by_whole = Fraction((self.wholes + self.ends) * len(whole[1]), units + blocks)
+        return by_whole > Fraction(self.ends * length, units + blocks + 1)
+
+    def outlives(self, found: Prefix) -> bool:
+        """Whether so many prompts continue for a second time from where one has that the states
+        there are worth as much as as many blocks of another path."""
+        units, blocks = self.units(len(found[1])), len(self.recurrent())
+        return Fraction(self.agains, self.wholes + self.ends) >= Fraction(blocks, units + blocks)
 
     def keep_end(self, seq: Seq) -> bool:
-        """The state where it stands, and the tokens of a unit that is not full; whether a tail is
-        new."""
+        """The state where it stands, and the tokens of a unit that is not full; whether all of that
+        is cached now, and a tail of those tokens was not cached before."""
         prefix, unit = seq.prefix(seq.computed), seq.computed // self.size
         rest = seq.computed % self.size
         if not seq.computed or (self.recurrent() and not seq.stands):
@@ -431,7 +455,7 @@ class ModelManager(ModelAdmission):
         if seq.promoted < unit or (rest and not rest >= self.min_partial_tokens > 0):
             return False
         if self.found_at(prefix) is not None:
-            return False
+            return rest == 0
         ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
         if rest:
             ends += [
@@ -449,12 +473,12 @@ class ModelManager(ModelAdmission):
             if self.find((group, prefix)) is None:
                 assert block is not None
                 block.content = (group, prefix)
-        return rest > 0
+        return True
 
     def preempt(self, handle: int) -> None:
         seq = self.running(handle)
         with self.call():
-            self.give_back(seq)
+            self.give_back(seq, resumes=True)
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
             seq.named.clear()

@@ -240,19 +240,25 @@ class ModelAdmission(ModelSteps):
         self.settle_at(seq, plan.cached)
         stops = {stop for stop in stops if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
-        self.passed.pop(seq.prefix(plan.cached), None)  # prompts do go on from it
-        self.continued.add(seq.prefix(plan.cached))
+        found = seq.prefix(plan.cached)
+        self.passed.pop(found, None)  # prompts do go on from it
+        if found in self.continued:
+            self.shared.add(found)
+        self.continued.add(found)
 
     def count_end(self, prefix: Prefix) -> None:
         """A prompt goes on from here."""
         if prefix not in self.observed:
             return
-        if len(prefix[1]) % self.size:
+        if prefix in self.continued:
+            self.agains += 1
+        elif len(prefix[1]) % self.size:
             self.ends += 1
         else:
             self.wholes += 1
         if self.wholes + self.ends >= 1024:
             self.wholes, self.ends = -(-self.wholes // 2), self.ends // 2
+            self.agains = -(-self.agains // 2)
 
     def settle_at(self, seq: Seq, length: int) -> None:
         """Its forward begins here; the forward of another one may have yet to write some of it."""

@@ -131,11 +131,14 @@ class ModelPool:
         self.continued: set[Prefix] = set()
         """Boundaries from which a prompt has gone on, or where prompts diverge."""
 
-        self.observed: set[Prefix] = set()
-        """Last whole units, and the ends behind them, of sequences whose whole unit was not passed
-        by: what goes on from either is counted."""
+        self.shared: set[Prefix] = set()
+        """Those of them from which a second one has, or where prompts diverge."""
 
-        self.wholes, self.ends, self.num_passed = 1, 4, 0
+        self.observed: set[Prefix] = set()
+        """Of every eighth sequence, where it continued, its last whole unit, and its end: what
+        continues from them is counted."""
+
+        self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
 
         self.levels: dict[Prefix, int] = {}
         """Of boundaries that somebody wants kept longer, or less long; 0 of all others."""
@@ -254,6 +257,7 @@ class ModelPool:
         self.levels = {p: level for p, level in self.levels.items() if p in self.stamps}
         self.passed = {p: None for p in self.passed if p in self.stamps}
         self.continued.intersection_update(self.stamps)
+        self.shared.intersection_update(self.stamps)
         self.observed.intersection_update(self.stamps)
         needed = {content for prefix in self.stamps for content in self.needs(prefix)}
         for block in self.idle_blocks():

@@ -561,16 +561,48 @@ def fill(world: World, num_blocks: int) -> None:
     world.manager.free(taken)
 
 
-def test_the_state_of_the_last_whole_unit_goes_before_the_end_of_its_sequence() -> None:
-    world = World(10, 4, FULL, STATE, min_partial_tokens=1)
+@pytest.mark.parametrize(("states", "length", "left"), [(1, 10, 8), (3, 7, 7)])
+def test_of_the_last_two_boundaries_one_goes_first(states: int, length: int, left: int) -> None:
+    """The one that is expected to serve fewer tokens for each block that it takes."""
+    units = -(-length // 4)
+    world = World(units + 3 * states, 4, FULL, *[STATE] * states, min_partial_tokens=1)
     manager = world.manager
-    world.serve(list(range(10)), 8)  # three units, a state at 8 and one at 10
-    world.serve([50, 51, 52, 53, 54], 4)  # two units and two states: one block is left
-    assert manager.match(list(range(9))) == 8
-    fill(world, 2)
-    assert manager.match(list(range(9))) == 0  # the state at 8 was first
-    assert manager.match([*range(10), 77]) == 10
-    assert manager.match([50, 51, 52, 53, 54, 77]) == 5
+    prompt = list(range(length))
+    world.serve(prompt, length // 4 * 4)
+    assert manager.match([*prompt, 77]) == length
+    assert manager.match([*prompt[:-1], 77]) == length // 4 * 4
+    taken = manager.admit([900])  # lacks one block
+    manager.free(taken)
+    assert manager.match([*prompt, 77]) == left
+    assert manager.match([*prompt[:-1], 77]) == (left if left < length else 0)
+    assert not manager.violations()
+
+
+@pytest.mark.parametrize("by", ["free", "preempt"])
+def test_a_sequence_that_resumes_keeps_its_end(by: str) -> None:
+    world = World(8, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    handle = manager.admit(list(range(10)))
+    for stop in (8, 10):
+        world.compute(handle, stop)
+    getattr(manager, by)(handle)
+    fill(world, 4)
+    assert manager.match([*range(10), 77]) == (10 if by == "preempt" else 8)
+    assert not manager.violations()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_where_one_sequence_continued_goes_before_where_two_did(times: int) -> None:
+    world = World(40, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    world.serve(list(range(9)), 8)
+    for i in range(times):
+        assert world.serve([*range(8), *range(50 + 10 * i, 59 + 10 * i)], 16) == 8
+    last = 40 + 10 * times
+    # Left is the last sequence to 16: four units and a state, and what the state at 8 takes.
+    fill(world, 40 - 5 - (times - 1) * 3)
+    assert manager.match([*range(8), 99]) == (0 if times == 1 else 8)
+    assert manager.match([*range(8), *range(last, last + 8), 99]) == 16
     assert not manager.violations()
 
 
@@ -586,24 +618,56 @@ def test_a_whole_unit_from_which_a_prompt_went_on_waits_for_its_turn() -> None:
 
 
 def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
-    world = World(16, 4, FULL, STATE, min_partial_tokens=1)
+    world = World(20, 4, FULL, STATE, STATE, STATE, min_partial_tokens=1)
     manager = world.manager
     world.serve(list(range(10)), 8)
     # Diverges at 4, where no state is; the first ended behind 8, and this one ends behind 4.
-    world.serve([*range(4), 70, 71], 4)
-    fill(world, 10)
+    world.serve([*range(4), 70, 71, 72], 4)
+    fill(world, 8)  # evicts the end of the first, which is passed, and then its state at 8
     assert manager.match([*range(4), 99]) == 4
-    assert manager.match(list(range(9))) == 4  # its state at 8 was first
+    assert manager.match([*range(4), 70, 71, 72, 99]) == 7
+    assert manager.match([*range(10), 77]) == 4
     assert not manager.violations()
 
 
-def test_whole_units_wait_for_their_turn_where_prompts_go_on_from_them() -> None:
-    world = World(30, 4, FULL, STATE, min_partial_tokens=1)
+def observe_next(world: World) -> None:
+    """Every eighth sequence that ends is observed."""
+    for i in range(7):
+        world.serve([1000 + i])
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_whole_units_wait_for_their_turn_where_prompts_go_on_from_them(continues: bool) -> None:
+    world = World(100, 4, FULL, STATE, STATE, STATE, min_partial_tokens=1)
     manager = world.manager
-    long = list(range(14))
-    world.serve(long, 12)  # of so many units that its state at 12 waits for its turn
-    assert world.serve(long, 12) == 12
-    world.serve(list(range(50, 60)), 8)
-    fill(world, manager.available() - 7)
-    assert manager.match(list(range(50, 59))) == 8
+    observe_next(world)
+    world.serve(list(range(7)), 4)
+    if continues:
+        assert world.serve([*range(4), 70], 4) == 4
+    prompt = list(range(50, 57))
+    world.serve(prompt, 4)
+    for unit in range(20):  # until one of its boundaries is evicted
+        fill(world, unit + 70)
+        left = manager.match([*prompt, 99])
+        if left < 7 or not manager.match([*prompt[:4], 99]):
+            break
+    assert left == (4 if continues else 7)
+    assert not manager.violations()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_where_prompts_continue_again_waits_for_its_turn(again: bool) -> None:
+    world = World(100, 4, FULL, STATE, min_partial_tokens=1)
+    manager = world.manager
+    observe_next(world)
+    for i in range(3 if again else 2):  # twice, or once
+        world.serve([*range(8), 10 + i], 8)
+    prompt = list(range(50, 58))
+    world.serve([*prompt, 60], 8)
+    assert world.serve([*prompt, *range(70, 79)], 16) == 8
+    for unit in range(40):
+        fill(world, unit + 60)
+        if not manager.match([*prompt, 99]) or manager.match([*prompt, *range(70, 79), 99]) < 16:
+            break
+    assert manager.match([*prompt, 99]) == (8 if again else 0)
     assert not manager.violations()

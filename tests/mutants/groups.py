@@ -72,7 +72,7 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_is_passed_by",
             "sequences/group_keeping.cc",
-            "    if (diverges) groups_->note_continued(node);\n",
+            "    if (diverges) groups_->note_diverged(node);\n",
             "",
         ),
         (
@@ -82,16 +82,46 @@ GROUPS = tuple(
             "",
         ),
         (
-            "the_whole_unit_before_an_end_waits_as_long",
+            "no_boundary_of_a_sequence_that_ended_is_passed",
             "sequences/group_keeping.cc",
-            "groups_->end_behind(whole, node, unit);\n",
-            "(void)whole;\n",
+            "    if (num_states_) end_path(s, node, resumes);\n",
+            "    (void)resumes;\n",
+        ),
+        (
+            "what_continues_again_counts_as_the_first_time",
+            "places/group_places.cc",
+            "facts & kContinued ? Kind::kAgain : whole ?",
+            "whole ?",
         ),
         (
             "nobody_counts_what_goes_on_from_whole_units",
             "places/group_places.cc",
-            "    continued_ends_.count(nodes_[n].key_tokens == nodes_.block_size);\n",
-            "    continued_ends_.count(false);\n",
+            " : whole ? Kind::kWholeBlock : Kind::kEnd",
+            " : Kind::kEnd",
+        ),
+        (
+            "a_sequence_that_resumes_loses_its_end",
+            "places/group_places.cc",
+            "      !resumes && continued_ends_",
+            "      continued_ends_",
+        ),
+        (
+            "where_two_continued_is_passed_by",
+            "places/group_places.cc",
+            "!is_boundary(found) || (facts_[static_cast<std::size_t>(found)] & kDiverged)",
+            "!is_boundary(found)",
+        ),
+        (
+            "the_end_is_passed_whatever_it_serves",
+            "places/group_places.cc",
+            "  pass(prefers_whole ? tail : whole);",
+            "  pass(resumes ? whole : tail);",
+        ),
+        (
+            "a_passed_boundary_leaves_what_was_known_of_it",
+            "places/group_places.cc",
+            "~(kOfBoundary | kPassed)",
+            "~(kBoundary | kPassed)",
         ),
         (
             "an_evicted_boundary_leaves_its_states",

@@ -110,26 +110,58 @@ inline void GroupPlaces::drop_unneeded(int g, NodeId n) noexcept {
 }
 
 void GroupPlaces::continue_from(NodeId n) noexcept {
-  if (facts_[static_cast<std::size_t>(n)] & kObserved)
-    continued_ends_.count(nodes_[n].key_tokens == nodes_.block_size);
-  note_continued(n);
+  const std::uint8_t facts = facts_[static_cast<std::size_t>(n)];
+  if (facts & kObserved) {
+    using Kind = ContinuedEnds::Kind;
+    const bool whole = nodes_[n].key_tokens == nodes_.block_size;
+    continued_ends_.count(facts & kContinued ? Kind::kAgain : whole ? Kind::kWholeBlock : Kind::kEnd);
+  }
+  facts & kContinued ? note_diverged(n) : note_continued(n);
 }
 
-void GroupPlaces::end_behind(NodeId whole, NodeId end, std::int64_t unit) noexcept {
+void GroupPlaces::note_diverged(NodeId n) noexcept {
+  if (!is_boundary(n)) return;
+  note_continued(n);
+  facts_[static_cast<std::size_t>(n)] |= kDiverged;
+}
+
+void GroupPlaces::end_path(NodeId found, NodeId whole, NodeId tail, bool resumes) noexcept {
+  const bool observed = continued_ends_.observes_next();
+  if (whole >= 0 && tail >= 0) pass_last(whole, tail, observed, resumes);
+  if (found >= 0) pass_found(found, observed);
+}
+
+void GroupPlaces::pass_last(NodeId whole, NodeId tail, bool observed, bool resumes) noexcept {
   if (!is_boundary(whole) || (facts_[static_cast<std::size_t>(whole)] & kContinued)) return;
-  if (continued_ends_.passes_next(unit + 1, num_states_)) {
-    unlink(whole);
-    set_passed(whole);
-  } else {
+  if (observed) {
     facts_[static_cast<std::size_t>(whole)] |= kObserved;
-    facts_[static_cast<std::size_t>(end)] |= kObserved;
+    facts_[static_cast<std::size_t>(tail)] |= kObserved;
+    return;
   }
+  const bool prefers_whole =
+      !resumes && continued_ends_.prefers_whole_block(unit(whole) + 1, nodes_.block_size,
+                                                      nodes_[tail].key_tokens, num_states_);
+  pass(prefers_whole ? tail : whole);
+}
+
+void GroupPlaces::pass_found(NodeId found, bool observed) noexcept {
+  if (!is_boundary(found) || (facts_[static_cast<std::size_t>(found)] & kDiverged)) return;
+  if (observed) {
+    facts_[static_cast<std::size_t>(found)] |= kObserved;
+  } else if (!continued_ends_.outlives(unit(found) + 1, num_states_)) {
+    pass(found);
+  }
+}
+
+void GroupPlaces::pass(NodeId n) noexcept {
+  if (is_passed(n)) return;
+  unlink(n);
+  set_passed(n);
 }
 
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
-  facts_[static_cast<std::size_t>(n)] &=
-      static_cast<std::uint8_t>(~(kBoundary | kContinued | kObserved));
+  facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kOfBoundary);
   clear_passed(n);
   drop_states(n);
   refresh(n);
@@ -235,7 +267,7 @@ bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
     prefetch_before(n);
     next = passed_[static_cast<std::size_t>(n)].next;
     parent = nodes_[n].parent;
-    facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kBoundary | kPassed));
+    facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kOfBoundary | kPassed));
     pool_.count_evicted(partition);
     drop_states(n);
     find_near(n);
@@ -341,8 +373,8 @@ std::vector<std::string> GroupPlaces::violations() const {
     expect(passed[static_cast<std::size_t>(n)] == is_passed(n) &&
                (!is_passed(n) || (is_node(n) && is_boundary(n))),
            name + " is in the ring of passed boundaries, or is not");
-    const int continued = kContinued & facts_[static_cast<std::size_t>(n)];
-    expect(!continued || !is_node(n) || (is_boundary(n) && !is_passed(n)),
+    const int continued = (kContinued | kDiverged) & facts_[static_cast<std::size_t>(n)];
+    expect(!continued || !is_node(n) || (is_boundary(n) && !(continued & kDiverged && is_passed(n))),
            name + " is continued, and is no boundary or just a passed one");
     if (!is_node(n)) {
       expect(!is_linked, name + " is a boundary in use and not cached");

@@ -13,9 +13,13 @@
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
-// of a sequence, and from where prompts diverge. All others are *passed* boundaries. With states,
-// that is the last whole block of a sequence that ended behind it, until a prompt continues from it,
-// as long as few do: see ContinuedEnds.
+// of a sequence, and from where prompts diverge. All others are *passed* boundaries.
+//
+// With states, a sequence leaves three boundaries: the one from which it continued, the end of its
+// last whole block, and its own end, a tail behind that block. Their states take blocks that could
+// hold a part of another path instead. Of the last two, the one that is expected to serve fewer
+// tokens a block is passed, until a prompt continues from it. So is the first one, unless others
+// continue there, too. What prompts continue from is counted: see ContinuedEnds.
 //
 // For each node, `near` is the length of the shortest prefix that ends at a boundary at or below the
 // node, as long as the next query there reads the node's unit in some group of attention. Longer
@@ -35,29 +39,44 @@ namespace blockmgr {
 
 class Pool;
 
-// From which end do prompts continue: from that of a sequence, or from its last whole block? The
-// states of the latter take blocks that could hold a part of another path instead. Where those go
-// first, every eighth sequence is observed: both its ends wait for their turn, as they do where
-// nothing goes first, and what continues from each is counted.
+// Which boundaries of a sequence with states are worth their blocks? Counts from which ones prompts
+// continue. Every eighth sequence is observed: none of its boundaries is passed.
 class ContinuedEnds {
  public:
-  void count(bool whole) noexcept {
-    ++(whole ? wholes_ : ends_);
-    if (wholes_ + ends_ < kMost) return;
-    wholes_ = (wholes_ + 1) / 2;
+  enum class Kind { kWholeBlock, kEnd, kAgain };
+
+  // A prompt continued from an observed boundary. kAgain: as one had done before.
+  void count(Kind kind) noexcept {
+    ++(kind == Kind::kAgain ? again_ : kind == Kind::kEnd ? ends_ : whole_blocks_);
+    if (whole_blocks_ + ends_ < kMost) return;
+    whole_blocks_ = (whole_blocks_ + 1) / 2;
+    again_ = (again_ + 1) / 2;
     ends_ /= 2;
   }
-  // Whether so few continue from last whole blocks that the states of this one, of a path of so
-  // many blocks, are expected to bring less than as many blocks of a path do. Else it is observed.
-  bool passes_next(std::int64_t path_blocks, std::int64_t state_blocks) noexcept {
-    return wholes_ * path_blocks < ends_ * state_blocks && ++num_passed_ % kEvery;
+  // A sequence has ended; whether it is observed.
+  bool observes_next() noexcept { return ++num_ended_ % kEvery == 0; }
+  // The last whole block serves all prompts that continue, the end those that continue behind it:
+  // whether the former serves more tokens for each block that it takes.
+  bool prefers_whole_block(std::int64_t path_blocks, int block_size, int tail_tokens,
+                           int state_blocks) const {
+    const auto tokens = static_cast<double>(path_blocks * block_size);
+    const auto blocks = static_cast<double>(path_blocks + state_blocks);
+    const auto all = static_cast<double>(whole_blocks_ + ends_);
+    return all * tokens * (blocks + 1) >
+           static_cast<double>(ends_) * (tokens + tail_tokens) * blocks;
+  }
+  // Whether the states of a boundary from which one prompt continued are worth less, by those that
+  // continue a second time, than as many blocks of another path.
+  bool outlives(std::int64_t path_blocks, int state_blocks) const {
+    return again_ * (path_blocks + state_blocks) >= (whole_blocks_ + ends_) * state_blocks;
   }
 
  private:
   static constexpr std::int64_t kEvery = 8;
   static constexpr std::int64_t kMost = 1024;
-  std::int64_t num_passed_ = 0;
-  std::int64_t wholes_ = 1;
+  std::int64_t num_ended_ = 0;
+  std::int64_t whole_blocks_ = 1;
+  std::int64_t again_ = 1;
   std::int64_t ends_ = 4;
 };
 
@@ -143,10 +162,12 @@ class GroupPlaces {
   }
   // The same, and a prompt does so now.
   void continue_from(NodeId n) noexcept;
-  // A sequence has gone on from one boundary and ended at another in the unit after it. The next
-  // prompt is expected to continue from there, unless one has continued from the first. Which is
-  // passed if fewer do than would pay for the blocks that its states take. unit: of the end.
-  void end_behind(NodeId whole, NodeId end, std::int64_t unit) noexcept;
+  // Prompts diverge here: several continue.
+  void note_diverged(NodeId n) noexcept;
+  // With states, a sequence has continued from one boundary, stopped at the end of its last whole
+  // block and ended in a tail: some of the three are passed. found, whole, tail: kNoNode for none.
+  // resumes: it is preempted.
+  void end_path(NodeId found, NodeId whole, NodeId tail, bool resumes) noexcept;
   // It goes, for instance since what it needs becomes a sequence's own.
   void end_boundary(NodeId n) noexcept {
     if (is_boundary(n)) remove_boundary(n);
@@ -187,6 +208,9 @@ class GroupPlaces {
   static constexpr std::uint8_t kPassed = 16;
   static constexpr std::uint8_t kContinued = 32;
   static constexpr std::uint8_t kObserved = 64;
+  static constexpr std::uint8_t kDiverged = 128;
+  // What ends with a boundary.
+  static constexpr std::uint8_t kOfBoundary = kBoundary | kContinued | kObserved | kDiverged;
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
   NodeId& stored(int g, NodeId n) const {
@@ -203,6 +227,9 @@ class GroupPlaces {
   bool frees_something(NodeId n) const;
   NodeId reader_of(NodeId n) const;
   void set_passed(NodeId n) noexcept;
+  void pass(NodeId n) noexcept;
+  void pass_found(NodeId found, bool observed) noexcept;
+  void pass_last(NodeId whole, NodeId tail, bool observed, bool resumes) noexcept;
   void remove_boundary(NodeId n) noexcept;
   void drop_states(NodeId n) noexcept;
   bool find_near(NodeId n) noexcept;

@@ -112,7 +112,7 @@ void Sequences::keep_state(Sequence& s) noexcept {
   }
   if (serves(s, s.num_computed / config_.block_size - 1)) {
     groups_->add_boundary(node);
-    if (diverges) groups_->note_continued(node);
+    if (diverges) groups_->note_diverged(node);
   }
   show_groups(s, s.num_blocks);
 }
@@ -190,8 +190,8 @@ void Sequences::drop_unseen_tails(NodeId parent) noexcept {
 }
 
 // Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
-// that is not full.
-void Sequences::keep_end(Sequence& s) noexcept {
+// that is not full. resumes: it continues from there when there is room.
+void Sequences::keep_end(Sequence& s, bool resumes) noexcept {
   const std::int64_t size = config_.block_size;
   const std::int64_t unit = s.num_computed / size;
   const auto rest = static_cast<int>(s.num_computed % size);
@@ -220,7 +220,7 @@ void Sequences::keep_end(Sequence& s) noexcept {
   }
   if (serves(s, rest ? unit : unit - 1)) {
     groups_->add_boundary(node);
-    if (num_states_ && whole >= 0 && whole != node) groups_->end_behind(whole, node, unit);
+    if (num_states_) end_path(s, node, resumes);
   }
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (!groups_->group(g).recurrent()) continue;
@@ -232,11 +232,22 @@ void Sequences::keep_end(Sequence& s) noexcept {
   }
 }
 
+// Which boundaries of its path are worth less than others now that it ended at this node.
+void Sequences::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
+  const std::int64_t size = config_.block_size;
+  const std::int64_t unit = s.num_computed / size;
+  const std::int64_t found = s.num_cached / size;
+  const bool continued = found && found < unit && s.num_cached % size == 0;
+  const NodeId* t = table(s);
+  groups_->end_path(continued ? t[found - 1] : kNoNode, unit ? t[unit - 1] : kNoNode,
+                    s.num_computed % size ? end : kNoNode, resumes);
+}
+
 // The sequence still has its blocks.
-void Sequences::leave_groups(Sequence& s) noexcept {
+void Sequences::leave_groups(Sequence& s, bool resumes) noexcept {
   if (s.state != Sequence::kRunning) return;
   const std::int64_t tails = counters_.cached_tails;
-  keep_end(s);
+  keep_end(s, resumes);
   const NodeId last = s.num_chained ? table(s)[s.num_chained - 1] : kNoNode;
   if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);
   drop_states(s);

@@ -208,7 +208,7 @@ void Sequences::free(Handle handle, bool withdraws) {
   Sequence& s = live(handle);
   check_leaving(s, withdraws, "free");
   if (withdraws) withdraw(s);
-  groups_ ? leave_groups(s) : cache_tail(s);
+  groups_ ? leave_groups(s, false) : cache_tail(s);
   end(s);
 }
 
@@ -232,7 +232,7 @@ void Sequences::preempt(Handle handle, bool withdraws) {
   copy_tokens(handle, tokens.data());
 
   if (withdraws) withdraw(s);
-  groups_ ? leave_groups(s) : cache_tail(s);
+  groups_ ? leave_groups(s, true) : cache_tail(s);
   release_blocks(s, 0);
   s.waiting.swap(tokens);
   s.waiting_start = 0;
