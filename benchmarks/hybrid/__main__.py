@@ -95,6 +95,7 @@ def main() -> None:
     arguments = _arguments()
     warnings.simplefilter("ignore")  # of vLLM's imports
     logging.disable(logging.WARNING)
+    arguments.results.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     theirs, peer = _vllm()
     print(peer, flush=True)

@@ -412,9 +412,9 @@ class ModelManager(ModelAdmission):
 
     def end_path(self, path: Prefix, cached: int, *, resumes: bool) -> None:
         """A sequence continued from one boundary, stopped at the end of its last whole unit and
-        ended in a tail. Every eighth one is observed: all three wait for their turn."""
+        ended in a tail. One in 32 is observed: all three wait for their turn."""
         self.num_ended += 1
-        observes = self.num_ended % 8 == 0
+        observes = self.num_ended % 32 == 0
         whole = cut(path, len(path[1]) // self.size * self.size)
         if whole != path and whole in self.stamps and whole not in self.continued:
             if observes:

@@ -135,7 +135,7 @@ class ModelPool:
         """Those of them from which a second one has, or where prompts diverge."""
 
         self.observed: set[Prefix] = set()
-        """Of every eighth sequence, where it continued, its last whole unit, and its end: what
+        """Of one in 32 sequence, where it continued, its last whole unit, and its end: what
         continues from them is counted."""
 
         self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0

@@ -631,8 +631,8 @@ def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
 
 
 def observe_next(world: World) -> None:
-    """Every eighth sequence that ends is observed."""
-    for i in range(7):
+    """Of 32 sequences that end, the last is observed."""
+    for i in range(31):
         world.serve([1000 + i])
 
 

@@ -40,7 +40,7 @@ namespace blockmgr {
 class Pool;
 
 // Which boundaries of a sequence with states are worth their blocks? Counts from which ones prompts
-// continue. Every eighth sequence is observed: none of its boundaries is passed.
+// continue. Of 32 sequences one is observed: none of its boundaries is passed.
 class ContinuedEnds {
  public:
   enum class Kind { kWholeBlock, kEnd, kAgain };
@@ -72,7 +72,7 @@ class ContinuedEnds {
   }
 
  private:
-  static constexpr std::int64_t kEvery = 8;
+  static constexpr std::int64_t kEvery = 32;
   static constexpr std::int64_t kMost = 1024;
   std::int64_t num_ended_ = 0;
   std::int64_t whole_blocks_ = 1;
