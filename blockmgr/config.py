@@ -193,8 +193,8 @@ class ManagerConfig:
             ``(FullAttention(), SlidingWindow(1024))``; empty for one of full attention. One of
             them has full attention: ``block_tables`` is that of the first such group, and
             ``group_table`` gives the others. See docs/guides/hybrid-models.md. With more than one,
-            ``null_block`` must be set, and ``dedup``, ``retention``, ``ghost_blocks`` and
-            ``events`` must have their defaults.
+            ``null_block`` must be set, and ``dedup``, ``retention`` and ``ghost_blocks`` must have
+            their defaults.
         max_rollback_tokens: With ``groups``, computed tokens that ``truncate`` may take back, as
             after rejected drafts, without leaving a window: each window keeps that many more
             tokens.
@@ -334,7 +334,7 @@ class ManagerConfig:
                 )
             return
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
-        wanted |= {"retention": False, "dedup": "remap", "ghost_blocks": 0, "events": False}
+        wanted |= {"retention": False, "dedup": "remap", "ghost_blocks": 0}
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(

@@ -9,7 +9,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bytes.h"
@@ -173,6 +175,7 @@ class GroupPlay {
 
   // At rest.
   void check_memory();
+  void check_mirror();
   void check_findable(NodeId n, Prefix before, std::int64_t unit);
   void check_computed(const Seq& seq) const;
   int further_of(std::size_t group) const;
@@ -193,6 +196,7 @@ class GroupPlay {
   std::vector<BlockCopy> flight_;     // of a closed step that is not launched
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
+  std::set<std::pair<int, std::string>> mirror_;  // groups and digests, kept by events alone
 };
 
 }  // namespace blockmgr::testing

@@ -87,8 +87,9 @@ class CoreManager:
         min_partial_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
         eviction: str = "lru",
+        events: bool = False,
     ) -> None:
-        self.eviction = eviction
+        self.eviction, self.events = eviction, events
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
         self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
@@ -121,6 +122,7 @@ class CoreManager:
                 min_partial_tokens=self.min_partial_tokens,
                 quotas=self.quotas,
                 eviction=self.eviction,
+                events=self.events,
                 steps_in_flight=8 if self.steps_in_flight else 0,
                 early_commit=self.early,
                 null_block=True,

@@ -328,7 +328,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("dedup must be 'remap'", lambda: hybrid(dedup="append_only")),
     ("retention must be False", lambda: hybrid(retention=True)),
     ("ghost_blocks must be 0", lambda: hybrid(ghost_blocks=4)),
-    ("events must be False", lambda: hybrid(events=True)),
     ("prefix_caching must be True", lambda: hybrid(prefix_caching=False)),
     ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),
     ("max_rollback_tokens must be", lambda: hybrid(max_rollback_tokens=-1)),

@@ -8,7 +8,7 @@
 
 namespace blockmgr {
 
-GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
+GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool,
                          std::vector<Group> groups, int num_partitions)
     : nodes_(nodes),
       index_(index),
@@ -268,6 +268,42 @@ void GroupPlaces::prune(NodeId n) noexcept {
   }
 }
 
+// Whether mirrors know of another part with the same digest, which only a collision brings about.
+bool GroupPlaces::knows_like(NodeId m) const {
+  const NodeId n = node_of(m);
+  const int g = group_of(m);
+  return index_.with_digest(nodes_.digest(n), [&](NodeId other) {
+           return other != n && part(g, other) >= 0 && is_told(part(g, other));
+         }) >= 0;
+}
+
+void GroupPlaces::tell_kept(NodeId m) noexcept {
+  if (!is_untold(m) || is_being_kept(m)) return;
+  if (!knows_like(m)) index_.log_part_stored(node_of(m), group_of(m));
+  facts_[static_cast<std::size_t>(m)] |= kTold;
+}
+
+void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
+  if (!index_.log()) return;
+  for (int g = 0; g < num_groups(); ++g)
+    for (std::int64_t i = 0; i < count; ++i)
+      if (const NodeId m = cached(g, nodes[i]); m >= 0) tell_kept(m);
+}
+
+// While everything is forgotten there is no log: one event says so.
+void GroupPlaces::tell_lost(NodeId m) noexcept {
+  facts_[static_cast<std::size_t>(m)] &= static_cast<std::uint8_t>(~kTold);
+  if (index_.log() && !knows_like(m)) index_.log_part_removed(node_of(m), group_of(m));
+}
+
+bool GroupPlaces::stands_for_digest(int g, NodeId n) const {
+  const auto is_known = [&](NodeId other) {
+    const NodeId m = cached(g, other);
+    return m >= 0 && is_told(m);
+  };
+  return index_.with_digest(nodes_.digest(n), is_known) == n;
+}
+
 // The node has no children any more, so no node below it needs its parts.
 void GroupPlaces::on_uncached(NodeId n) noexcept {
   if (is_boundary(n)) remove_boundary(n);
@@ -366,6 +402,10 @@ std::vector<std::string> GroupPlaces::violations() const {
       }
       expect(Pool::is_part(nodes_[m]) && node_of(m) == n && group_of(m) == g,
              name + " has a part that does not know of it");
+      const bool may_wait = group(g).recurrent();  // until events are read
+      expect(is_told(m) ? index_.log() && !is_being_kept(m) && !is_untold(m)
+                        : may_wait || !is_untold(m),
+             name + " has a part that mirrors should know of, or should not");
       expect(nodes_.used(m) || is_needed(g, n),
              name + " has a part in group " + std::to_string(g) + " that is of no use");
     }

@@ -64,7 +64,7 @@ class ContinuedEnds {
 class GroupPlaces {
  public:
   // groups: all but the one of full attention whose blocks are the nodes' own.
-  GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool, std::vector<Group> groups,
+  GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vector<Group> groups,
               int num_partitions);
 
   int num_groups() const { return num_groups_; }
@@ -101,9 +101,23 @@ class GroupPlaces {
   }
   // Takes that away again.
   void unkeep(NodeId part) noexcept {
+    if (is_told(part)) [[unlikely]]
+      tell_lost(part);
     num_cached_ -= nodes_[part].keyed();
     nodes_[part].key_tokens = 0;
   }
+  // Writes down for mirrors, if there is a log, that a part can be found, or all parts of some nodes,
+  // group by group. Tails have no events, and their parts have none; a state has none while it is
+  // being kept.
+  void tell_kept(NodeId part) noexcept;
+  void tell_kept(const NodeId* nodes, std::int64_t count) noexcept;
+  bool is_told(NodeId part) const { return facts_[static_cast<std::size_t>(part)] & kTold; }
+  // Whether mirrors do not know of it, and should.
+  bool is_untold(NodeId part) const {
+    return index_.log() && !is_told(part) && nodes_[node_of(part)].key_tokens == nodes_.block_size;
+  }
+  // Of the parts of nodes with one digest, whether that of this node is the one in the events.
+  bool stands_for_digest(int g, NodeId n) const;
   // Parts that can be found.
   int num_cached() const { return num_cached_; }
   int group_of(NodeId part) const { return static_cast<int>(nodes_[part].extras); }
@@ -187,6 +201,7 @@ class GroupPlaces {
   static constexpr std::uint8_t kPassed = 16;
   static constexpr std::uint8_t kContinued = 32;
   static constexpr std::uint8_t kObserved = 64;
+  static constexpr std::uint8_t kTold = 128;  // of a part: mirrors know of it
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
   NodeId& stored(int g, NodeId n) const {
@@ -214,9 +229,11 @@ class GroupPlaces {
   void drop_unneeded(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
+  bool knows_like(NodeId part) const;
+  [[gnu::noinline]] void tell_lost(NodeId part) noexcept;
 
   Nodes& nodes_;
-  const PrefixIndex& index_;
+  PrefixIndex& index_;
   Pool& pool_;
   std::vector<Group> groups_;
   int num_groups_;

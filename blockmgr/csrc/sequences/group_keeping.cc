@@ -238,6 +238,7 @@ void Sequences::leave_groups(Sequence& s) noexcept {
   const std::int64_t tails = counters_.cached_tails;
   keep_end(s);
   const NodeId last = s.num_chained ? table(s)[s.num_chained - 1] : kNoNode;
+  if (last >= 0) groups_->tell_kept(&last, 1);
   if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);
   drop_states(s);
   group_row(s).stops = {};

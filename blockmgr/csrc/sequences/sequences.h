@@ -186,6 +186,10 @@ class Sequences : public Store {
   std::int64_t fits_anyway() const { return fits_anyway_; }
   std::int64_t most_tokens() const { return most_tokens_; }
   MatchResult match(const Prompt& prompt);
+  // Before events are read: states whose copies are applied count as findable from here on.
+  void settle_events();
+  // What is findable now, in all groups. The caller holds the monitor.
+  EventColumns residents() const;
   Admission can_admit(const Prompt& prompt);
   // What match finds, and why no more, block by block. Changes nothing.
   ExplainResult explain(const Prompt& prompt);
@@ -566,6 +570,7 @@ class Sequences : public Store {
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
   // group_admission.cc
+  bool waits_for_copy(const KeptState& k) const;
   void settle_keeps() noexcept;
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
