@@ -1,9 +1,9 @@
 """What events with groups tell is enough to know where each prompt can go on, and never too much.
 
-A router receives events of whole blocks, group by group, and works out from them the longest prefix that
-every group serves. It is compared with what the manager finds: on the specification, where events
-are what was found and what was not, and on the manager itself, by way of the bytes that a publisher
-sends and of an index.
+A router receives events of whole blocks, group by group, and works out from them the longest prefix
+that every group serves. It is compared with what the manager finds: on the specification, where
+events are what was found and what was not, and on the manager itself, by way of the bytes that a
+publisher sends and of an index.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def claimed(told: set[Content], kinds: tuple[Kind, ...], size: int, prefix: Pref
 
 
 class Mirror:
-    """What a router that keeps prefixes knows of a manager by its events, and what an index does."""
+    """What a router that keeps prefixes knows of a manager by its events, and an index."""
 
     def __init__(self, manager: CoreManager) -> None:
         self.manager = manager
