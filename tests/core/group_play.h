@@ -47,12 +47,13 @@ class GroupPlay {
     kPlanResume,
     kPlanTurn,
     kPlanFree,
+    kPlanRetain,
     kNumPlanned
   };
   // How often each is drawn; and where copies or writes are under way: calls that copy what is only
   // on its way.
-  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3};
-  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2};
+  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3, 3};
+  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2, 2};
 
   struct Habits {
     bool overlaps;     // launches a step before it commits the one before
@@ -102,6 +103,12 @@ class GroupPlay {
     std::vector<bool> blocks;
     std::vector<bool> released;
   };
+  // An idle boundary that is more than passed, before a call.
+  struct Waiting {
+    std::uint32_t generation;
+    int partition;
+    Level level;
+  };
   using Tables = std::vector<std::vector<std::int32_t>>;
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
@@ -140,6 +147,14 @@ class GroupPlay {
   SeqPtr find(Handle handle) const;
   void check_match(const Seq& like, const MatchResult& match, std::int64_t slots);
   std::int64_t served_by_scan(const std::vector<Token>& tokens, int name, int extras) const;
+
+  // What it says of blocks to come: group_levels.cc.
+  void say(const SeqPtr& seq);
+  void retain(const SeqPtr& seq);
+  void retain_prefix(const Prompt& prompt);
+  void pin(const Prompt& prompt);
+  std::map<NodeId, Waiting> idle_boundaries() const;
+  void check_order(const std::map<NodeId, Waiting>& before) const;
 
   // Steps.
   void step();
@@ -196,6 +211,7 @@ class GroupPlay {
   std::vector<BlockCopy> flight_;     // of a closed step that is not launched
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
+  std::vector<std::int64_t> pins_;
   std::set<std::pair<int, std::string>> mirror_;  // groups and digests, kept by events alone
 };
 

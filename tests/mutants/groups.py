@@ -11,6 +11,8 @@ TESTS = (
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
     "tests/groups/test_events.py",
+    "tests/groups/test_retention.py",
+    "tests/groups/test_levels.py",
 )
 
 GROUPS = tuple(
@@ -602,8 +604,8 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_was_only_passed",
             "sequences/group_keeping.cc",
-            "!num_states_ && end != stops[0] && end != stops[1];",
-            "!num_states_ && end != stops[0];",
+            "!num_states_ && end != stops[0] && end != stops[1] &&",
+            "!num_states_ && end != stops[0] &&",
         ),
         (
             "a_boundary_that_is_gone_was_passed",
@@ -748,6 +750,55 @@ GROUPS = tuple(
             "identity/event_columns.cc",
             "      add_told(g, root, [&](NodeId b) { return parts_.is_told(g, b); });\n",
             "      add_told(g, root, [](NodeId) { return false; });\n",
+        ),
+        (
+            "levels_do_not_count_behind_running_sequences",
+            "places/group_places.cc",
+            "    if (pool_.partition(partition).retention && evict_used_below(partition)) ",
+            "    if (false && evict_used_below(partition)) ",
+        ),
+        (
+            "the_end_of_what_is_retained_is_just_passed",
+            "sequences/retaining.cc",
+            "  groups_->note_continued(node);\n",
+            "",
+        ),
+        (
+            "no_forward_stops_at_the_end_of_what_is_retained",
+            "sequences/retaining.cc",
+            "    if (stops[1] != end) stops[2] = end;\n",
+            "",
+        ),
+        (
+            "a_stop_within_a_unit_is_rounded_down",
+            "sequences/retaining.cc",
+            "  if (!within) end -= rest;\n",
+            "  end -= rest;\n",
+        ),
+        (
+            "retains_what_no_prompt_finds",
+            "sequences/retaining.cc",
+            "    found.num_full = served_of(found);\n",
+            "",
+        ),
+        (
+            "a_hint_keeps_no_state",
+            "sequences/retaining.cc",
+            "  groups_ ? leave_groups(s) : cache_tail(s);\n",
+            "  cache_tail(s);\n",
+        ),
+        (
+            "only_the_stops_of_the_admission_are_more_than_passed",
+            "sequences/group_keeping.cc",
+            " && end != stops[2];",
+            ";",
+        ),
+        (
+            "a_higher_level_goes_first",
+            "policies/retention.cc",
+            "  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n",
+            "  for (int l = kLow; l <= kPinned; ++l)\n"
+            "    if (num_idle_[static_cast<std::size_t>(l)]) level = l;\n",
         ),
     )
 )

@@ -326,7 +326,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("groups must be at most 64", lambda: hybrid(groups=[FullAttention()] * 65)),
     ("null_block must be True", lambda: hybrid(null_block=False)),
     ("dedup must be 'remap'", lambda: hybrid(dedup="append_only")),
-    ("retention must be False", lambda: hybrid(retention=True)),
     ("ghost_blocks must be 0", lambda: hybrid(ghost_blocks=4)),
     ("prefix_caching must be True", lambda: hybrid(prefix_caching=False)),
     ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),

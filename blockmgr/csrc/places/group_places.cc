@@ -176,8 +176,7 @@ void GroupPlaces::lose_part(int g, NodeId n) noexcept {
   }
 }
 
-void GroupPlaces::before_unused(NodeId b) noexcept {
-  if (!nodes_[b].keyed()) return;
+void GroupPlaces::before_idle(NodeId b) noexcept {
   if (Pool::is_part(nodes_[b])) {
     const int g = group_of(b);
     const NodeId n = node_of(b);
@@ -205,6 +204,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
 void GroupPlaces::evict(int partition, std::int64_t count) noexcept {
   while (pool_.free_blocks(partition).size() < count) {
     if (evict_passed(partition, count)) continue;
+    if (pool_.partition(partition).retention && evict_used_below(partition)) continue;
     if (!pool_.partition(partition).idle.empty()) {
       prune(pool_.evict_next(partition));
     } else {
@@ -247,17 +247,37 @@ bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
   return true;
 }
 
-// Of the boundaries that running sequences have passed, the last one that frees something.
-void GroupPlaces::evict_used(int partition) noexcept {
+// Of the boundaries that running sequences have passed and that are wanted, the last one that frees
+// something. Whether there was one.
+template <class Wanted>
+bool GroupPlaces::evict_last_used(int partition, Wanted wanted) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   for (NodeId n = links_[static_cast<std::size_t>(sentinel)].prev; n != sentinel;
        n = links_[static_cast<std::size_t>(n)].prev) {
-    if (!frees_something(n)) continue;
+    if (!wanted(n) || !frees_something(n)) continue;
     pool_.count_evicted(partition);
     remove_boundary(n);
     if (!nodes_.used(n)) prune(n);
-    return;
+    return true;
   }
+  return false;
+}
+
+void GroupPlaces::evict_used(int partition) noexcept {
+  evict_last_used(partition, [](NodeId) { return true; });
+}
+
+// Likewise of those at a level below all idle nodes, of the lowest level that has one.
+bool GroupPlaces::evict_used_below(int partition) noexcept {
+  const RetainingPolicy& levels = *pool_.partition(partition).retention;
+  for (int i = kLow; i < kNumLevels; ++i) {
+    const auto level = static_cast<Level>(i);
+    if (levels.num_idle(level)) return false;
+    if (levels.num_cached(level) &&
+        evict_last_used(partition, [&](NodeId n) { return levels.level(n) == level; }))
+      return true;
+  }
+  return false;
 }
 
 void GroupPlaces::prune(NodeId n) noexcept {

@@ -9,7 +9,7 @@
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts
 // boundaries: first the oldest of those that a sequence only passed; then the oldest path's deepest,
 // as the pool orders idle nodes; then, of those that running sequences have passed, the one that
-// came into use last.
+// came into use last. With retention, the lowest level of the last two goes first.
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
@@ -168,7 +168,9 @@ class GroupPlaces {
   // The part of a node, which is used, is found no more, and the boundaries that read it end.
   void lose_part(int g, NodeId n) noexcept;
   // Before an unused block waits in a queue: if no boundary needs it, it loses its key.
-  void before_unused(NodeId b) noexcept;
+  void before_unused(NodeId b) noexcept {
+    if (nodes_[b].keyed()) before_idle(b);
+  }
   // Gives the pool free blocks until there are so many, which must be available in the partition.
   void evict(int partition, std::int64_t count) noexcept;
   // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
@@ -225,10 +227,14 @@ class GroupPlaces {
   void prefetch_before(NodeId n) const;
   bool evict_passed(int partition, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
+  template <class Wanted>
+  bool evict_last_used(int partition, Wanted wanted) noexcept;
+  [[gnu::noinline]] bool evict_used_below(int partition) noexcept;
   void forget_part(NodeId part) noexcept;
   void drop_unneeded(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
+  void before_idle(NodeId b) noexcept;
   bool knows_like(NodeId part) const;
   [[gnu::noinline]] void tell_lost(NodeId part) noexcept;
 

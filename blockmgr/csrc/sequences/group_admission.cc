@@ -252,6 +252,17 @@ std::int64_t Sequences::later_blocks(std::int64_t num_tokens, std::int64_t slots
   return most + num_states_;
 }
 
+// Of a chain that full attention has, the blocks up to the deepest place that every group serves.
+std::int64_t Sequences::served_of(const Found& chain) const {
+  std::int64_t length = chain.num_full;
+  while (length) {
+    const std::int64_t gap = last_gap(chain.full, length * config_.block_size, length);
+    if (gap < 0 && (!num_states_ || has_states(chain.full[length - 1]))) break;
+    length = gap < 0 ? length - 1 : gap;
+  }
+  return length;
+}
+
 // The last whole block that can be served again, and where the prompt diverges from what is cached.
 void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
   GroupRow& row = group_row(s);

@@ -43,7 +43,8 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     if (!groups_->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
   for (std::int64_t i = from; i < s.num_chained; ++i) {
     const std::int64_t end = (i + 1) * config_.block_size;
-    const bool passes = !num_states_ && end != stops[0] && end != stops[1];
+    const bool passes =
+        !num_states_ && end != stops[0] && end != stops[1] && end != stops[2];
     bool serves = true;
     for (int g = 0; g < num_groups; ++g) {
       const Group& group = groups_->group(g);

@@ -155,8 +155,8 @@ struct GroupRow {
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
   // Where prompts may continue: a forward should end there, so that a state is kept; 0: none. The
-  // second is where the prompt diverges from what is cached.
-  std::array<std::int64_t, 2> stops{};
+  // second is where the prompt diverges from what is cached, the third the end of what is retained.
+  std::array<std::int64_t, 3> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
 };
@@ -486,6 +486,8 @@ class Sequences : public Store {
   // retaining.cc
   Found find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
+  void keep_boundary(NodeId node) noexcept;
   void end(Sequence& s) noexcept;
 
   // admission.cc
@@ -571,6 +573,7 @@ class Sequences : public Store {
 
   // group_admission.cc
   bool waits_for_copy(const KeptState& k) const;
+  std::int64_t served_of(const Found& chain) const;
   void settle_keeps() noexcept;
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
