@@ -185,7 +185,8 @@ class ManagerConfig:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Most blocks that pins may cover at a time, and most pins; above 0 only
-            with ``retention``. With quotas, each share gets its part of them, rounded down.
+            with ``retention``. With ``groups``, blocks of full attention count. With quotas, each
+            share gets its part of them, rounded down.
         quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
             a separate eviction policy, retention and remembered blocks; all other namespaces share
             the rest.
@@ -193,8 +194,7 @@ class ManagerConfig:
             ``(FullAttention(), SlidingWindow(1024))``; empty for one of full attention. One of
             them has full attention: ``block_tables`` is that of the first such group, and
             ``group_table`` gives the others. See docs/guides/hybrid-models.md. With more than one,
-            ``null_block`` must be set, and ``dedup``, ``retention``, ``ghost_blocks`` and
-            ``events`` must have their defaults.
+            ``null_block`` must be set, and ``dedup`` and ``ghost_blocks`` must have their defaults.
         max_rollback_tokens: With ``groups``, computed tokens that ``truncate`` may take back, as
             after rejected drafts, without leaving a window: each window keeps that many more
             tokens.
@@ -334,7 +334,7 @@ class ManagerConfig:
                 )
             return
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
-        wanted |= {"retention": False, "dedup": "remap", "ghost_blocks": 0, "events": False}
+        wanted |= {"dedup": "remap", "ghost_blocks": 0}
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(

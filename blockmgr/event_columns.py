@@ -66,6 +66,7 @@ class Event(NamedTuple):
     extras: Mapping[int, bytes]
     """Extra keys of stored blocks that have any, by position in the run."""
     group: int
+    """Position of the group of layers in ``ManagerConfig.groups``; 0 without."""
     tier: Tier
     namespace: bytes
     """Of stored blocks."""
@@ -92,7 +93,7 @@ class Events:
         parent: ``uint8[events, digest_size]``: its digest, or zeros.
         tokens: ``uint32[stored blocks, block_size]``: of the blocks of all stored events.
         extras: Extra keys of stored blocks that have any, by row of ``tokens``.
-        group: ``uint8[events]``: number of the group of layers.
+        group: ``uint8[events]``: position of the group of layers in ``ManagerConfig.groups``.
         tier: ``uint8[events]``: a ``Tier``.
         namespace: Of the blocks of each stored event, else empty.
         step: ``int64[events]``: steps whose copies had been applied.
@@ -182,6 +183,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
     kind: npt.NDArray[np.uint8],
     counts: npt.NDArray[np.int64],
     has_parent: npt.NDArray[np.bool_],
+    group: npt.NDArray[np.uint8],
     parents: bytes,
     digests: bytes,
     tokens: npt.NDArray[np.uint32],
@@ -199,6 +201,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         kind: As in ``Events``.
         counts: ``int64[events]``: blocks of each event.
         has_parent: As in ``Events``.
+        group: As in ``Events``.
         parents: ``digest_size`` bytes for each event.
         digests: ``digest_size`` bytes for each block.
         tokens: ``uint32[stored blocks * block_size]``.
@@ -211,7 +214,6 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         return _no_events(block_size, digest_size)
     start = np.zeros(len(kind) + 1, np.int64)
     np.add.accumulate(counts, out=start[1:])
-    zeros = np.zeros(len(kind), np.uint8)
     return Events(
         kind=kind,
         start=start,
@@ -220,8 +222,8 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         parent=np.frombuffer(parents, np.uint8).reshape(len(kind), digest_size),
         tokens=tokens.reshape(-1, block_size),
         extras=extras,
-        group=zeros,
-        tier=zeros,
+        group=group,
+        tier=np.zeros(len(kind), np.uint8),
         namespace=namespaces,
         step=step,
         num_lost=num_lost,

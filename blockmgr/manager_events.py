@@ -25,9 +25,10 @@ class EventCalls:
         """What became findable, and what stopped being so, since the last call.
 
         A mirror that applies them in order has, after each call, exactly the digests of the full
-        blocks that can be found. A partial tail has no digest and no events. A block counts as
-        stored when it is committed, with ``early_commit`` before its K/V is written; if it is taken
-        back, it is removed.
+        blocks that can be found; with several groups of layers, those of each group. A partial tail
+        has no digest and no events. A block counts as stored when it is committed, with
+        ``early_commit`` before its K/V is written; if it is taken back, it is removed. A state
+        counts as stored when the copy that keeps it is applied.
 
         With ``num_lost`` above 0 the mirror is stale: ``take_snapshot`` mends it.
 

@@ -89,14 +89,15 @@ class GroupCalls:
         Returns:
             Numbers of tokens, rising and above those computed. One is the last block boundary that
             another prompt can use, and one the end of the tokens it shares with what is cached,
-            which may be within a block with ``min_partial_tokens``. Empty without groups of states.
+            which may be within a block with ``min_partial_tokens``; a third is the end of what
+            ``retain`` keeps longer. Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.
         """
         number = integer("handle", handle)
         computed = self._core.view(number)[1]
-        return tuple(sorted(s for s in self._core.view_groups(number)[1] if s > computed))
+        return tuple(sorted({s for s in self._core.view_groups(number)[1] if s > computed}))
 
     def _group(self, group: int) -> tuple[Group, int]:
         """A group, and its number in the core; -1 for that of the block tables."""

@@ -41,6 +41,10 @@ class RetentionCalls:
         are. A block is not evicted before the blocks that continue it, and when two with equal
         content are merged the higher priority wins. A copy made for a writer starts with nothing.
 
+        With several groups of layers, prompts continue only from a boundary. Above ``NORMAL``, the
+        end of the range becomes one of ``stops`` if it is not computed yet, and the windows there
+        are kept. Of several such ranges, the last one has a stop.
+
         Args:
             handle: A running sequence.
             start: First token position.
@@ -74,6 +78,9 @@ class RetentionCalls:
         extras: Extras | None = None,
     ) -> int:
         """``retain`` for the full blocks of a prompt that are cached at the moment.
+
+        With several groups of layers, those are the blocks up to the deepest place from which a
+        prompt can continue.
 
         Args:
             tokens: The prompt, at least one token.

@@ -10,10 +10,11 @@ import msgspec
 from blockmgr.arguments import whole
 from blockmgr.event_columns import Event, EventKind
 from blockmgr.events import wire
+from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
 from blockmgr.vllm_keys import vllm_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "LOW_BITS",
@@ -29,8 +30,17 @@ __all__ = [
 
 AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
 
-Group: TypeAlias = str | tuple[str, int]
-"""What a group of layers is: vLLM's word for it, or that and a window in tokens."""
+Group: TypeAlias = (
+    FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | str | tuple[str, int]
+)
+"""A group of layers: as a manager has it, vLLM's word for it, or that and a window in tokens."""
+
+_WORDS: Mapping[type, str] = {
+    FullAttention: wire.FULL_ATTENTION,
+    SlidingWindow: "sliding_window",
+    ChunkedAttention: "chunked_local_attention",
+    RecurrentState: "mamba",
+}
 
 LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
@@ -75,10 +85,11 @@ class Encoder:
         layout: ``"maps"``, or ``"arrays"`` for the events of older versions.
         rank: Data-parallel rank; None for an engine without ranks.
         epoch: When the publisher started; None leaves out all that vLLM's batches do not have.
-        groups: What each group of layers is, by number, in vLLM's words (``"full_attention"``,
-            ``"sliding_window"``, ``"mamba"``); with a window, a pair of the word and the tokens.
-            Others are ``"unknown"``, and no index counts those. Events as arrays have no groups, so
-            ``"arrays"`` tells only of groups whose blocks stand for a whole prefix.
+        groups: What each group of layers is, by number: the ``groups`` of a manager's config, or
+            vLLM's words (``"full_attention"``, ``"sliding_window"``, ``"mamba"``); with a window or
+            a chunk, a pair of the word and the tokens. Others are ``"unknown"``, and no index
+            counts those. Events as arrays have no groups, so ``"arrays"`` tells only of groups
+            whose blocks stand for a whole prefix.
 
     Raises:
         ValueError: ``hashes``, ``layout`` or a word of ``groups`` is none of these, or a number is
@@ -118,7 +129,7 @@ class Encoder:
             ts: Time of the events, in seconds.
         """
         for made in self._parts(events):
-            yield self._batch(made, ts, None if self._epoch is None else wire.About(self._epoch))
+            yield self._batch(made, ts, None if self._epoch is None else self._about())
 
     def snapshot(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
         """Likewise, as the parts of a snapshot: one at least.
@@ -129,8 +140,14 @@ class Encoder:
         """
         parts = list(self._parts(events)) or [[]]
         for index, made in enumerate(parts):
-            about = wire.About(self._epoch or 0, snapshot=True, last=index + 1 == len(parts))
-            yield self._batch(made, ts, about)
+            yield self._batch(made, ts, self._about(snapshot=True, last=index + 1 == len(parts)))
+
+    def _about(self, *, snapshot: bool = False, last: bool = False) -> wire.About:
+        """What our own clients are told; of groups, only where a whole prefix is not enough."""
+        told = tuple(self._groups)
+        if all(kind in wire.WHOLE_PREFIX for kind, _ in told):
+            return wire.About(self._epoch or 0, snapshot, last)
+        return wire.About(self._epoch or 0, snapshot, last, told, self.block_size)
 
     def _batch(self, made: list[Any], ts: float, about: wire.About | None) -> bytes:
         if about is None:
@@ -199,6 +216,8 @@ class Encoder:
 
 def _group(group: Group) -> tuple[str, int | None]:
     """What a group of layers is, and its window."""
+    if type(group) in _WORDS:
+        return _WORDS[type(group)], getattr(group, "width", None)
     pair = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
     kind, window = pair
     if not isinstance(kind, str):

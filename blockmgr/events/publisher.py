@@ -45,6 +45,11 @@ class HasEvents(Protocol):
         """All that can be found, changing nothing."""
 
 
+def _groups_of(manager: HasEvents) -> Sequence[Group]:
+    config = getattr(manager, "config", None)  # a pool has none, and one group
+    return getattr(config, "groups", ()) or (FULL_ATTENTION,)
+
+
 class Publisher:
     """Sends the events of one manager to its subscribers.
 
@@ -67,7 +72,7 @@ class Publisher:
         rank: Data-parallel rank; None for an engine without ranks.
         hashes: As ``Encoder`` has it.
         layout: As ``Encoder`` has it.
-        groups: As ``Encoder`` has it.
+        groups: As ``Encoder`` has it; None for those of the manager's config.
         buffer_batches: Batches that are kept for replay.
         max_queued: Batches that wait for a slow reader, before it misses some.
         flush_s: Longest time that events wait without a call of ``publish``.
@@ -90,7 +95,7 @@ class Publisher:
         rank: int | None = None,
         hashes: Literal["int", "bytes"] = "int",
         layout: Literal["maps", "arrays"] = "maps",
-        groups: Sequence[Group] = (FULL_ATTENTION,),
+        groups: Sequence[Group] | None = None,
         buffer_batches: int = 10_000,
         max_queued: int = 100_000,
         flush_s: float = 0.005,
@@ -112,7 +117,7 @@ class Publisher:
             layout=layout,
             rank=rank,
             epoch=self.epoch,
-            groups=groups,
+            groups=_groups_of(manager) if groups is None else groups,
         )
         self._kept: deque[tuple[int, bytes]] = deque(
             maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)

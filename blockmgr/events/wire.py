@@ -125,11 +125,16 @@ class About(msgspec.Struct, omit_defaults=True, gc=False):
         epoch: When the publisher started, in nanoseconds: larger after each restart.
         snapshot: Part of a snapshot. The first part replaces all that was known before.
         last: No more parts follow.
+        groups: What each group of layers is, by number, with its window in tokens or None; left
+            out where all of them stand for a whole prefix.
+        block_size: Tokens per block, where there are such groups.
     """
 
     epoch: int
     snapshot: bool = False
     last: bool = False
+    groups: tuple[tuple[str, int | None], ...] = ()
+    block_size: int = 0
 
 
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -165,6 +170,7 @@ class OldBlockStored(
     extra_keys: ClassVar[list[Any] | None] = None
     group_idx: ClassVar[int | None] = None
     kv_cache_spec_kind: ClassVar[str | None] = None
+    kv_cache_spec_sliding_window: ClassVar[int | None] = None
     locality: ClassVar[str | None] = None
 
 
@@ -203,9 +209,11 @@ class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
     """What an index wants of stored blocks; the tokens are passed over unread."""
 
     block_hashes: list[BlockHash]
+    block_size: int = 0
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
 
 

@@ -17,6 +17,7 @@ from blockmgr.arguments import real, text, whole
 from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events import wire
 from blockmgr.events.codec import decode_hashes
+from blockmgr.index.layers import Groups, Layers, layers_of, longest_served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
 
 _MOST_GROUP: Final = 255
+_KEY: Final = 8  # bytes
+_SPREAD: Final = 0x9E3779B97F4A7C15  # the golden ratio: the keys of groups are far apart
+_FULL: Final = Layers(wire.FULL_ATTENTION, 0, 0)
 _LOG = logging.getLogger(__name__)
 _REMOVED: Final = EventKind.REMOVED
 _KINDS: Final[Mapping[type, EventKind]] = {
@@ -69,9 +73,11 @@ class WorkerIndex:
     It says where a prompt probably is, and never more: keys are digests cut to 64 bits, and a block
     may be evicted while the answer travels. A wrong answer costs a hit.
 
-    Only blocks that stand for all tokens before them count: those of other groups of layers (a
-    window, a state) do not say that a prefix is there. Events of a worker that was not announced
-    are counted and ignored.
+    With several groups of layers, a prefix counts as far as each group has what the next query
+    reads: all blocks of full attention, the last ones of a window or chunk, a state at its end. A
+    publisher of blockmgr names its groups in each batch, and vLLM's with the first blocks of each
+    group. Groups of which the width or the block size is unknown are counted and ignored, and so
+    are events of a worker that was not announced.
 
     Calls may come from several threads.
 
@@ -106,9 +112,10 @@ class WorkerIndex:
         tier_weights: Mapping[Tier, float] = TIER_WEIGHTS,
         load_weight: float = 1.0,
     ) -> None:
-        self._table = _core.WorkerTable(
-            whole("max_workers", max_workers, 1, 2**16), whole("max_blocks", max_blocks, 1, 2**40)
-        )
+        max_workers = whole("max_workers", max_workers, 1, 2**16)
+        max_blocks = whole("max_blocks", max_blocks, 1, 2**40)
+        self._table = _core.WorkerTable(max_workers, max_blocks)
+        self._parts = _core.WorkerTable(max_workers, max_blocks)  # of further groups of layers
         self._max_workers = max_workers
         if not isinstance(tier_weights, Mapping):
             raise TypeError(
@@ -122,7 +129,7 @@ class WorkerIndex:
         self._free = list(range(max_workers))[::-1]
         self._loads = np.zeros(max_workers)
         self._sizes: dict[str, int] = {}  # of the digests of a worker, in bytes; 0: numbers
-        self._groups: dict[str, dict[int, bool]] = {}  # groups that stored, and whether they count
+        self._groups: dict[str, Groups] = {}
         self._logged: set[str] = set()
         self._lock = threading.RLock()
         self.counts: Counter[str] = Counter()
@@ -196,7 +203,7 @@ class WorkerIndex:
             if worker not in self._slots:
                 return
             for tier in Tier:
-                self._table.clear(self._slots[worker], int(tier))
+                self._clear(self._slots[worker], tier)
             self._sizes.pop(worker, None)
             self._groups.pop(worker, None)
 
@@ -207,7 +214,11 @@ class WorkerIndex:
             KeyError: It was never announced.
         """
         with self._lock:
-            self._table.clear(self._slot(worker), _tier(tier))
+            self._clear(self._slot(worker), Tier(_tier(tier)))
+
+    def _clear(self, slot: int, tier: Tier) -> None:
+        for table in (self._table, self._parts):
+            table.clear(slot, int(tier))
 
     def store(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
         """Notes that a worker has blocks, by their digests or the low 64 bits of these.
@@ -218,7 +229,7 @@ class WorkerIndex:
         with self._lock:
             slot = self._slot(worker)
             self.counts["refused"] += self._table.store(slot, _tier(tier), _keys(digests))
-            self._groups.setdefault(worker, {})[0] = True
+            self._groups.setdefault(worker, Groups()).note(0, _FULL)
 
     def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
         """Notes that a worker no longer has blocks in a tier.
@@ -235,13 +246,17 @@ class WorkerIndex:
             if worker not in self._slots:
                 self._refuse("unannounced", worker, "it was never announced")
                 return
+            if batch.about is not None and batch.about.groups:
+                known = self._groups.setdefault(worker, Groups())
+                for number, (kind, width) in enumerate(batch.about.groups):
+                    known.note(number, layers_of(kind, width, batch.about.block_size))
             self._apply(worker, batch.events)
 
     def _apply(self, worker: str, events: Sequence[Any]) -> None:
         """Events one after the other; those alike that follow each other are one call each."""
         run: list[Any] = []
         what = None
-        groups = self._groups.setdefault(worker, {})
+        groups = self._groups.setdefault(worker, Groups())
         # Of removals, which come one block at a time, those like the last one need no second look.
         alike: tuple[Any, ...] | None = None
         for event in events:
@@ -259,19 +274,21 @@ class WorkerIndex:
                 run, what = [], None
                 # Without a name it is of all tiers, as vLLM's is.
                 for each in Tier if event.medium is None and event.locality is None else (tier,):
-                    self._table.clear(self._slots[worker], int(each))
-            elif event.block_hashes and self._stands_for_prefix(groups, event, kind):
-                if what != (kind, tier):
+                    self._clear(self._slots[worker], each)
+            elif event.block_hashes and self._counts(groups, event, kind):
+                group = event.group_idx or 0
+                of = None if group == groups.first else group
+                if what != (kind, tier, of):
                     self._apply_run(worker, what, run)
-                    run, what = [], (kind, tier)
+                    run, what = [], (kind, tier, of)
                 run.append(event)
                 alike = about
         self._apply_run(worker, what, run)
 
     def _apply_run(
-        self, worker: str, what: tuple[EventKind, Tier] | None, events: list[Any]
+        self, worker: str, what: tuple[EventKind, Tier, int | None] | None, events: list[Any]
     ) -> None:
-        """Events that store blocks in a tier, or remove them from it."""
+        """Events that store blocks of a group in a tier, or remove them from it."""
         if what is None:
             return
         hashes = events[0].block_hashes
@@ -279,19 +296,22 @@ class WorkerIndex:
             hashes = [each for event in events for each in event.block_hashes]
         keys, size = _core.keys_of(hashes)
         if size >= 0 and self._sizes.setdefault(worker, size) == size:
-            kind, tier = what
+            kind, tier, group = what
+            table = self._table
+            if group is not None:
+                table, keys = self._parts, _keys_in(group, keys)
             if kind is EventKind.STORED:
-                self.counts["refused"] += self._table.store(self._slots[worker], int(tier), keys)
+                self.counts["refused"] += table.store(self._slots[worker], int(tier), keys)
             else:
-                self._table.remove(self._slots[worker], int(tier), keys)
+                table.remove(self._slots[worker], int(tier), keys)
         elif len(events) > 1:  # some of them may be right
             for event in events:
                 self._apply_run(worker, what, [event])
         else:
             self._refuse("other_length", worker, "a digest has another length")
 
-    def _stands_for_prefix(self, groups: dict[int, bool], event: Any, kind: EventKind) -> bool:
-        """Whether an event is of a group that counts; the first stored blocks of a group say so.
+    def _counts(self, groups: Groups, event: Any, kind: EventKind) -> bool:
+        """Whether an event is of a group that counts; its first stored blocks say so at the latest.
 
         Before them, the group has no blocks here to remove, and blocks of other groups have the
         same digests.
@@ -301,12 +321,12 @@ class WorkerIndex:
             self.counts["other_group"] += 1
             return False
         if kind is EventKind.STORED:
-            of = event.kv_cache_spec_kind
-            groups[group] = of is None or of in wire.WHOLE_PREFIX
-        counts = groups.get(group)
-        if counts is False:
-            self.counts["other_group"] += 1
-        return bool(counts)
+            width = event.kv_cache_spec_sliding_window
+            groups.note(group, layers_of(event.kv_cache_spec_kind, width, event.block_size))
+        if groups.counts(group):
+            return True
+        self.counts["other_group"] += group in groups.known
+        return False
 
     def _refuse(self, what: str, worker: str, why: str) -> None:
         self.counts[what] += 1
@@ -317,7 +337,7 @@ class WorkerIndex:
     # Answers.
 
     def num_blocks(self, worker: str, tier: Tier = Tier.DEVICE) -> int:
-        """Blocks that a worker has in a tier.
+        """Blocks that a worker has in a tier, of full attention.
 
         Raises:
             KeyError: It was never announced.
@@ -331,8 +351,8 @@ class WorkerIndex:
         return self._table.num_entries()
 
     def memory_usage(self) -> int:
-        """Bytes of the table."""
-        return self._table.memory_usage()
+        """Bytes of the tables."""
+        return self._table.memory_usage() + self._parts.memory_usage()
 
     def found(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.int32]:
         """How many leading blocks of a prompt each worker has.
@@ -348,8 +368,27 @@ class WorkerIndex:
         """
         keys = _keys(digests)
         with self._lock:
-            table = self._table.find(keys).reshape(self._max_workers, len(Tier))
+            table = self._find(keys)
+            for worker, groups in self._groups.items():
+                if further := groups.further:
+                    self._limit(self._slots[worker], further, keys, table)
             return table[self._rows]
+
+    def _find(self, keys: bytes) -> npt.NDArray[np.int32]:
+        return self._table.find(keys).reshape(self._max_workers, len(Tier))
+
+    def _limit(
+        self, slot: int, groups: Mapping[int, Layers], keys: bytes, table: npt.NDArray[np.int32]
+    ) -> None:
+        """Of what full attention of a worker has, leaves what all groups serve."""
+        if not (found := int(table[slot].sum())):
+            return
+        keys = keys[: found * _KEY]
+        served = longest_served(
+            found, groups, lambda group: self._parts.has(slot, _keys_in(group, keys))
+        )
+        if served < found:
+            table[slot] = self._find(keys[: served * _KEY])[slot]
 
     def scores(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.float64]:
         """The score of each worker for a prompt, in the order of ``workers``.
@@ -389,6 +428,12 @@ class WorkerIndex:
 def _keys(digests: Iterable[bytes | int]) -> bytes:
     """The low 64 bits of each, as native numbers."""
     return _core.keys_of(_listed(digests))[0]
+
+
+def _keys_in(group: int, keys: bytes) -> bytes:
+    """Keys of the blocks of a group: those of full attention are the digests alone."""
+    salt = np.uint64((group + 1) * _SPREAD % 2**64)
+    return (np.frombuffer(keys, np.uint64) ^ salt).tobytes()
 
 
 def _listed(digests: Iterable[bytes | int]) -> list[bytes | int]:

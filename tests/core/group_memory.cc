@@ -16,6 +16,43 @@ void GroupPlay::check_memory() {
   }
   for (const SeqPtr& seq : seqs_)
     if (!seq->preempted) check_computed(*seq);
+  if (setup_.core.event_blocks) check_mirror();
+}
+
+// What a mirror that knows nothing but events has, and what can be found, group by group.
+void GroupPlay::check_mirror() {
+  const Nodes& nodes = core_.nodes();
+  const auto size = static_cast<std::size_t>(nodes.digest_size);
+  const auto apply = [&](const EventColumns& events) {
+    for (const EventRun& run : events.runs) {
+      if (run.kind == EventKind::kCleared) mirror_.clear();
+      for (std::int64_t i = run.first; i < run.first + run.num_blocks; ++i) {
+        const std::uint8_t* digest = events.digests.data() + static_cast<std::size_t>(i) * size;
+        const std::pair<int, std::string> key(run.group, std::string(digest, digest + size));
+        const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
+                                                            : mirror_.erase(key) == 1;
+        EXPECT(changed, "an event says what a mirror knows already");
+      }
+    }
+    EXPECT(core_.drop_events(events.version), "events came while they were read");
+  };
+  core_.settle_events();
+  const EventColumns events = core_.events();
+  apply(events);
+  if (events.num_lost) apply(core_.residents());
+  std::set<std::pair<int, std::string>> findable;
+  for (NodeId n = 0; n < nodes.count; ++n) {
+    if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n]))
+      continue;
+    const std::uint8_t* digest = nodes.digest(n);
+    for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
+      const int further = further_of(at);
+      const NodeId place = further < 0 ? n : core_.groups()->cached(further, n);
+      if (place < 0 || (further >= 0 && core_.groups()->is_being_kept(place))) continue;
+      findable.emplace(static_cast<int>(at), std::string(digest, digest + size));
+    }
+  }
+  EXPECT(mirror_ == findable, "a mirror fed by events differs from what can be found");
 }
 
 // The memory of a node and of its parts is what its place in the tree of prefixes says, and so is

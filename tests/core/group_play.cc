@@ -90,8 +90,11 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
   config.steps_in_flight = habits.overlaps ? 8 : 0;
   config.early_commit = bytes.below(10) < 3;
   config.max_rollback = habits.drafts;
+  config.event_blocks = config.num_blocks % 2 ? 0 : config.num_blocks % 3 ? 256 : 3;
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   if (bytes.one_in(2)) config.eviction = "lru";
+  config.retention = bytes.one_in(3);
+  config.max_pinned_blocks = config.retention ? bytes.between(0, 12) : 0;
   setup.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
   setup.vocabulary = bytes.one_in(3) ? 3 : 2;
   setup.check_every = config.num_blocks <= 24 ? 2 : 6;
@@ -109,7 +112,7 @@ std::string GroupPlay::config() const {
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
          (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
-         (setup_.habits.drafts ? ", drafts" : "");
+         (setup_.habits.drafts ? ", drafts" : "") + (c.retention ? ", retention" : "");
 }
 
 void GroupPlay::fail(const std::string& otherwise) const {
@@ -125,6 +128,9 @@ Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
   } catch (const OutOfBlocks& refusal) {
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
+  } catch (const PinBudget& refusal) {
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    return kPinRefused;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
@@ -142,8 +148,10 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   ++calls_;
   const bool snapshot = calls_ % setup_.snapshot_every == 0;
   const std::string before = snapshot ? core_.fingerprint() : std::string();
+  const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   const Outcome outcome =
       trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
+  if (op != kFree && op != kPreempt) check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -362,7 +370,11 @@ void GroupPlay::free(const SeqPtr& seq) {
   const bool withdraws = is_ahead(*kept);
   if (withdraws && (!flight_.empty() || bytes_.one_in(2))) return;
   const Outcome outcome = call(kFree, [&] {
-    core_.free(kept->handle, withdraws);
+    if (setup_.core.retention && bytes_.one_in(3)) {
+      core_.free_expecting(kept->handle, bytes_.one_in(2), withdraws);
+    } else {
+      core_.free(kept->handle, withdraws);
+    }
     seqs_.erase(std::find(seqs_.begin(), seqs_.end(), kept));
   });
   if (outcome != kDone) {
@@ -523,6 +535,9 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       admit(std::move(next), seq->name, seq->extras);
       return seqs_.size() == before;
     }
+    case kPlanRetain:
+      if (setup_.core.retention) say(seq);
+      return true;
     default:
       free(seq);
       return true;

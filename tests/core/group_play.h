@@ -9,7 +9,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bytes.h"
@@ -45,12 +47,13 @@ class GroupPlay {
     kPlanResume,
     kPlanTurn,
     kPlanFree,
+    kPlanRetain,
     kNumPlanned
   };
   // How often each is drawn; and where copies or writes are under way: calls that copy what is only
   // on its way.
-  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3};
-  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2};
+  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3, 3};
+  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2, 2};
 
   struct Habits {
     bool overlaps;     // launches a step before it commits the one before
@@ -100,6 +103,12 @@ class GroupPlay {
     std::vector<bool> blocks;
     std::vector<bool> released;
   };
+  // An idle boundary that is more than passed, before a call.
+  struct Waiting {
+    std::uint32_t generation;
+    int partition;
+    Level level;
+  };
   using Tables = std::vector<std::vector<std::int32_t>>;
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
@@ -139,6 +148,14 @@ class GroupPlay {
   void check_match(const Seq& like, const MatchResult& match, std::int64_t slots);
   std::int64_t served_by_scan(const std::vector<Token>& tokens, int name, int extras) const;
 
+  // What it says of blocks to come: group_levels.cc.
+  void say(const SeqPtr& seq);
+  void retain(const SeqPtr& seq);
+  void retain_prefix(const Prompt& prompt);
+  void pin(const Prompt& prompt);
+  std::map<NodeId, Waiting> idle_boundaries() const;
+  void check_order(const std::map<NodeId, Waiting>& before) const;
+
   // Steps.
   void step();
   void add_work(Closed& closed, const SeqPtr& seq, std::int64_t start, std::int64_t stop) const;
@@ -173,6 +190,7 @@ class GroupPlay {
 
   // At rest.
   void check_memory();
+  void check_mirror();
   void check_findable(NodeId n, Prefix before, std::int64_t unit);
   void check_computed(const Seq& seq) const;
   int further_of(std::size_t group) const;
@@ -193,6 +211,8 @@ class GroupPlay {
   std::vector<BlockCopy> flight_;     // of a closed step that is not launched
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
+  std::vector<std::int64_t> pins_;
+  std::set<std::pair<int, std::string>> mirror_;  // groups and digests, kept by events alone
 };
 
 }  // namespace blockmgr::testing

@@ -257,10 +257,18 @@ class KeepsALevelThatNobodyHolds(ModelManager):
         self.levels = before | self.levels
 
 
+class RetainsBlocksWithoutABoundary(ModelManager):
+    """The window at the end of what is retained goes as any that was just passed."""
+
+    def keep_boundary(self, boundary: Prefix) -> None:
+        pass
+
+
 LEVELS: tuple[Callable[..., ModelManager], ...] = (
     TakesTheLevelOfEachBoundaryAlone,
     EvictsWithoutALevel,
     KeepsALevelThatNobodyHolds,
+    RetainsBlocksWithoutABoundary,
 )
 """These serve what is right, and evict in another order: ``test_shares`` notices them."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from blockmgr import BlockManager, BlockState, groups
+from blockmgr import BlockManager, BlockState, Priority, groups
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups import kinds, memory
 from tests.groups.memory import Prefix
@@ -87,8 +87,10 @@ class CoreManager:
         min_partial_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
         eviction: str = "lru",
+        events: bool = False,
+        retention: bool = False,
     ) -> None:
-        self.eviction = eviction
+        self.eviction, self.events, self.retention = eviction, events, retention
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
         self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
@@ -121,6 +123,9 @@ class CoreManager:
                 min_partial_tokens=self.min_partial_tokens,
                 quotas=self.quotas,
                 eviction=self.eviction,
+                events=self.events,
+                retention=self.retention,
+                max_pinned_blocks=6 if self.retention else 0,
                 steps_in_flight=8 if self.steps_in_flight else 0,
                 early_commit=self.early,
                 null_block=True,
@@ -214,8 +219,15 @@ class CoreManager:
         self.translated(self.core.free, handle)
         del self.seqs[handle]
 
-    def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> None:
-        """Levels are not known to groups yet."""
+    def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
+        if not self.retention:
+            return 0
+        priority = Priority(Priority.NORMAL + level)
+        return self.core.retain_prefix(tokens, priority=priority, namespace=namespace)
+
+    def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
+        if self.retention:
+            self.core.retain(handle, start, stop, priority=Priority(Priority.NORMAL + level))
 
     # ---- steps ------------------------------------------------------------------------------
 

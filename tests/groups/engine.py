@@ -195,8 +195,15 @@ class Engine:
 
     def retain(self, seq: Seq) -> None:
         """Somebody says what is worth keeping."""
-        text = self.rng.choice([seq.tokens, *self.texts])
-        self.manager.retain(text, self.rng.choice([-1, 1, 2]), seq.namespace)
+        level = self.rng.choice([-1, 1, 2])
+        if self.rng.random() < 0.5:
+            text = self.rng.choice([seq.tokens, *self.texts])
+            self.manager.retain(text, level, seq.namespace)
+            return
+        most = min(len(seq.tokens), self.manager.num_slots(seq))
+        if most:
+            stop = self.rng.randint(1, most)
+            self.manager.retain_tokens(seq.handle, self.rng.randrange(stop), stop, level)
 
     def enter(self, text: list[int], namespace: bytes) -> None:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])

@@ -116,6 +116,32 @@ class ModelManager(ModelAdmission):
         assert not seq.preempted
         return seq
 
+    def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
+        """Gives the units of these tokens a level. If that is to keep them longer, prompts are
+        expected to go on from their end: a forward should stop there, within a unit if a tail with
+        the state may stand there."""
+        seq = self.running(handle)
+        with self.call():
+            known = self.known()
+            for unit in range(start // self.size, self.units(stop)):
+                prefix = seq.prefix(min((unit + 1) * self.size, seq.computed))
+                seq.retained[unit] = level
+                if unit < self.units(seq.computed) and prefix in known:
+                    self.levels[prefix] = level
+                    del seq.retained[unit]
+            if level > 0:
+                self.expect_end(seq, stop)
+
+    def expect_end(self, seq: Seq, stop: int) -> None:
+        rest = stop % self.size
+        within = bool(self.recurrent()) and rest >= self.min_partial_tokens > 0
+        end = stop if within else stop - rest
+        if end > seq.computed:
+            (seq.stops if self.recurrent() else seq.named).add(end)
+            seq.retained_end = end
+        elif end and end % self.size == 0 and self.can_go_on(seq.prefix(end)):
+            self.keep_boundary(seq.prefix(end))
+
     # ---- what was computed --------------------------------------------------------------
 
     def commit(self, handle: int, computed: int) -> None:
@@ -216,7 +242,7 @@ class ModelManager(ModelAdmission):
             self.record(group, state, successor, self.size, keeps=True)
         if self.serves(prefix):
             self.stamps[prefix] = next(self.clock)
-            if seq.computed == seq.diverges:
+            if seq.computed in {seq.diverges, seq.retained_end}:
                 self.passed.pop(prefix, None)
                 self.continued.add(prefix)
                 self.shared.add(prefix)
@@ -318,6 +344,7 @@ class ModelManager(ModelAdmission):
         child.computed, child.cached = parent.computed, parent.cached
         child.promoted, child.stops = parent.promoted, set(parent.stops)
         child.named, child.diverges = set(parent.named), parent.diverges
+        child.retained_end = parent.retained_end
         for group, block in states.items():
             [state] = parent.tables[group]
             assert state is not None
@@ -479,6 +506,8 @@ class ModelManager(ModelAdmission):
         seq = self.running(handle)
         with self.call():
             self.give_back(seq, resumes=True)
+            self.settle()  # its end has the level that was asked for
+            seq.retained, seq.retained_end = {}, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
             seq.named.clear()
@@ -489,6 +518,7 @@ class ModelManager(ModelAdmission):
         with self.call():
             if not seq.preempted:
                 self.give_back(seq)
+                self.settle()  # likewise
             del self.seqs[handle]
 
     # ---- looking at it ------------------------------------------------------------------

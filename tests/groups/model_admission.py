@@ -53,10 +53,15 @@ class ModelAdmission(ModelSteps):
         *,
         min_partial_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
+        retention: bool = True,
     ) -> None:
+        del retention  # the specification always knows levels
         super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
         self.branches = set()
+
+    def can_go_on(self, prefix: Prefix) -> bool:
+        return self.found_at(prefix) is not None
 
     def most_like(self, group: int, prefix: Prefix) -> Block | None:
         """A block of the group whose unit begins with the last tokens of the prefix."""

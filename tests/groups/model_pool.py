@@ -87,6 +87,12 @@ class Seq:
 
     """Where a forward should stop, so that a state can be kept there."""
 
+    retained: dict[int, int] = field(default_factory=dict)
+    """By unit, the level that it has from when it can be found."""
+
+    retained_end: int = 0
+    """The end of what is kept longer than others: prompts are expected to go on from there."""
+
     stands: bool = True
     """Whether its states are known to stand at ``computed``: no launched forward has moved them."""
 
@@ -141,7 +147,7 @@ class ModelPool:
         self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
 
         self.levels: dict[Prefix, int] = {}
-        """Of boundaries that somebody wants kept longer, or less long; 0 of all others."""
+        """Of units that somebody wants kept longer, or less long; 0 of all others."""
 
         self.clock = itertools.count(1)
         self.evicted = 0
@@ -254,7 +260,6 @@ class ModelPool:
         holders.update(self.held)
         self.pending = [copy for copy in self.pending if copy.destination in holders]
         self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
-        self.levels = {p: level for p, level in self.levels.items() if p in self.stamps}
         self.passed = {p: None for p in self.passed if p in self.stamps}
         self.continued.intersection_update(self.stamps)
         self.shared.intersection_update(self.stamps)
@@ -263,6 +268,9 @@ class ModelPool:
         for block in self.idle_blocks():
             if block.content not in needed:
                 block.content = None
+        known = self.known()
+        self.levels = {p: level for p, level in self.levels.items() if p in known}
+        self.give_levels(known)
         used = self.in_use()
         for block in self.used - used:
             self.fences[block] = max(self.open_steps, default=0)
@@ -278,25 +286,57 @@ class ModelPool:
         )
 
     def level(self, boundary: Prefix) -> int:
-        """At least that of every boundary that continues it: it never grows with depth (rule 3)."""
+        """At least that of every unit that continues it: it never grows with depth (rule 3)."""
         length = len(boundary[1])
-        return max(self.levels.get(p, 0) for p in self.stamps if cut(p, length) == boundary)
+        longer = {boundary} | {p for p in self.known() if cut(p, length) == boundary}
+        return max(self.levels.get(p, 0) for p in longer)
+
+    def known(self) -> set[Prefix]:
+        """What some block that can be found holds."""
+        return {block.content[1] for block in self.blocks if block.content is not None}
 
     def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
-        """Gives all boundaries of a prompt this level; how many there are."""
-        found = [p for p in self.boundaries((namespace, tuple(tokens))) if p in self.stamps]
-        self.levels.update(dict.fromkeys(found, level))
-        return len(found)
+        """Gives the units of a prompt this level, as far as prompts can go on from them; how many
+        there are. If that is to keep them longer, their end is more than passed."""
+        prefix = (namespace, tuple(tokens))
+        ends = range(len(tokens) // self.size * self.size, 0, -self.size)
+        end = next((end for end in ends if self.can_go_on(cut(prefix, end))), 0)
+        units = {cut(prefix, length) for length in range(self.size, end + 1, self.size)}
+        self.levels |= dict.fromkeys(units & self.known(), level)
+        if level > 0 and end:
+            self.keep_boundary(cut(prefix, end))
+        return end // self.size
+
+    def can_go_on(self, prefix: Prefix) -> bool:
+        """Whether a prompt finds this prefix."""
+        return self.serves(prefix)
+
+    def keep_boundary(self, boundary: Prefix) -> None:
+        """Prompts are expected to go on from here."""
+        if boundary not in self.stamps:
+            self.stamps[boundary] = next(self.clock)
+        self.passed.pop(boundary, None)
+        self.continued.add(boundary)
+
+    def give_levels(self, known: set[Prefix]) -> None:
+        """Units get the levels that running sequences ask for once they can be found; of several
+        the highest."""
+        for seq in self.seqs.values():
+            for unit, level in list(seq.retained.items()):
+                prefix = seq.prefix(min((unit + 1) * self.size, seq.computed))
+                if unit < self.units(seq.computed) and prefix in known:
+                    self.levels[prefix] = max(level, self.levels.get(prefix, level))
+                    del seq.retained[unit]
 
     def next_victim(self, share: bytes | None) -> Prefix:
-        """Where nothing has a level, those that sequences only passed, whatever that frees: the
-        oldest path first, and of a path the deepest. Else the lowest level first; in it the oldest
+        """Those that sequences only passed, whatever their level and whatever that frees: the
+        oldest path first, and of a path the deepest. Then the lowest level first; in it the oldest
         path first, and the deepest boundary of it; paths in use last.
 
         A boundary whose blocks are all in use frees nothing, and is no victim.
         """
         passed = [p for p in self.passed if self.share(p[0]) == share]
-        if passed and not self.levels:
+        if passed:
             return passed[0]
         idle = {block.content for block in self.evictable(share)}
         candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.groups import memory
-from tests.groups.model_pool import Block, Copy, ModelPool, Seq
+from tests.groups.model_pool import Block, Content, Copy, ModelPool, Seq
 
 
 class ModelSteps(ModelPool):
@@ -48,6 +48,16 @@ class ModelSteps(ModelPool):
     def is_being_kept(self, block: Block) -> bool:
         """Whether it is a kept state, and its sequence still waits for the copy."""
         return any(block is copy.source and copy.keeps for copy in self.waiting())
+
+    def told(self) -> set[Content]:
+        """What events have told of: every whole unit that can be found, group by group."""
+        return {
+            block.content
+            for block in self.blocks
+            if block.content is not None
+            and len(block.content[1][1]) % self.size == 0
+            and not self.is_being_kept(block)
+        }
 
     def record(
         self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False

@@ -165,13 +165,18 @@ def test_a_level_promises_nothing_against_a_running_sequence() -> None:
 def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
     """Prompts are served one after the other; what goes has no higher level than what stays.
 
-    Levels are kept here a second time, and the level of a boundary is the highest of all that
-    begin with it.
+    Levels are kept here a second time, and the level of a boundary is the highest of all units that
+    begin with it. What was just passed goes first at any level, unless it is the end of what
+    somebody wants kept longer.
     """
     rng = random.Random(seed)
     kinds = rng.choice([k for k in SETS if k[0] == FULL])
     manager = build(rng.choice([12, 20]) * len(kinds), 2, kinds)
     levels: dict[Any, int] = {}
+    ends: set[Any] = set()
+
+    def findable() -> set[Any]:
+        return {block.content[1] for block in manager.blocks if block.content is not None}
 
     def level(boundary: Any, among: list[Any]) -> int:
         length = len(boundary[1])
@@ -184,8 +189,9 @@ def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
         text = known[: rng.randint(0, 12)] + rng.choices([0, 1], k=rng.randint(2, 8))
         texts = [*texts[-5:], text]
         before = list(manager.stamps)
+        passed = set(manager.passed) - ends
         needs = {p: manager.needs(p) for p in before}
-        held = {p: level(p, before) for p in before}
+        held = {p: level(p, [*findable(), *before]) for p in before}
         handle = manager.admit(text)
         found = manager.seqs[handle].prefix(manager.seqs[handle].cached)
         gone = [p for p in before if p not in manager.stamps]
@@ -195,22 +201,27 @@ def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
         taken_over = [p for p in gone if p == found]
         for p in gone:
             higher = [o for o in idle if held[o] < held[p]]
-            if p not in taken_over and higher:
+            if p not in taken_over and p not in passed and higher:
                 return f"{p} of level {held[p]} went before {higher[0]} of level {held[higher[0]]}"
-        levels = {p: value for p, value in levels.items() if p in manager.stamps}
+        levels = {p: value for p, value in levels.items() if p in findable()}
         length = len(text)
         for stop in sorted(s for s in {*manager.seqs[handle].stops, length} if s):
             manager.take_copies()
             manager.copies_applied()
             manager.commit(handle, max(stop, manager.seqs[handle].computed))
         manager.free(handle)
-        levels = {p: value for p, value in levels.items() if p in manager.stamps}
+        levels = {p: value for p, value in levels.items() if p in findable()}
+        ends &= set(manager.stamps)
         if rng.random() < 0.5:
             text, value = rng.choice(texts), rng.choice([-1, 1, 2])
+            served = max(
+                n for n in range(0, len(text) + 1, 2) if manager.match([*text[:n], 2]) == n
+            )
             manager.retain(text, value)
-            ends = {len(text), *range(2, len(text) + 1, 2)}
-            paths = [(b"", tuple(text[:end])) for end in ends]
-            levels.update({p: value for p in paths if p in manager.stamps})
+            paths = [(b"", tuple(text[:end])) for end in range(2, served + 1, 2)]
+            levels.update(dict.fromkeys(paths, value))
+            if value > 0 and served:
+                ends.add(paths[-1])
     return None
 
 

@@ -26,6 +26,7 @@ class World:
         *kinds: Kind,
         min_partial_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
+        retention: bool = False,
     ) -> None:
         # Block 0 is the null block.
         self.manager: Any = Manager(
@@ -34,6 +35,7 @@ class World:
             kinds,
             min_partial_tokens=min_partial_tokens,
             quotas=quotas,
+            retention=retention,
         )
         self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
 

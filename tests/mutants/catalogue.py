@@ -170,8 +170,8 @@ CORE = (
     Mutant(
         "removes_a_digest_that_another_block_has",
         "identity/index.cc",
-        "  if (with_digest(nodes_.digest(b)) < 0) log_->removed(nodes_.digest(b));\n",
-        "  log_->removed(nodes_.digest(b));\n",
+        "  if (with_digest(nodes_.digest(b)) < 0) log_->removed(",
+        "  log_->removed(",
     ),
     Mutant(
         "logs_a_block_that_took_over_a_key_in_its_old_namespace",
@@ -194,8 +194,8 @@ CORE = (
     Mutant(
         "goes_on_with_a_run_after_another_event",
         "events/log.cc",
-        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n  last_ = kNoNode;\n",
-        "void EventLog::removed(const std::uint8_t* digest) noexcept {\n",
+        "  const int group = number_of(further);\n  last_ = kNoNode;\n",
+        "  const int group = number_of(further);\n",
         times=4,
     ),
     # What each share has of its own, and runs.
@@ -1518,9 +1518,37 @@ PYTHON = (
     ),
     Mutant(
         "counts_blocks_of_a_window_as_a_prefix",
+        "index/layers.py",
+        "        return self.kind in wire.WHOLE_PREFIX\n",
+        "        return True\n",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "a_window_reads_one_token_less",
+        "index/layers.py",
+        "            first = np.maximum(0, ends - self.width + 1)\n",
+        "            first = np.maximum(0, ends - self.width + 2)\n",
+        tests=("tests/groups/test_events.py",),
+    ),
+    Mutant(
+        "a_chunk_goes_on_for_ever",
+        "index/layers.py",
+        "            first = ends - ends % self.width\n",
+        "            pass\n",
+        tests=("tests/groups/test_events.py",),
+    ),
+    Mutant(
+        "groups_are_known_by_their_blocks_alone",
         "index/workers.py",
-        "            groups[group] = of is None or of in wire.WHOLE_PREFIX\n",
-        "            groups[group] = True\n",
+        "            if batch.about is not None and batch.about.groups:\n",
+        "            if False:\n",
+        tests=("tests/groups/test_events.py",),
+    ),
+    Mutant(
+        "what_a_group_lacks_is_looked_up_in_another",
+        "index/workers.py",
+        "    salt = np.uint64((group + 1) * _SPREAD % 2**64)\n",
+        "    salt = np.uint64(_SPREAD)\n",
         tests=("tests/unit/test_worker_index.py",),
     ),
     Mutant(

@@ -10,6 +10,9 @@ TESTS = (
     "tests/groups/test_rules.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
+    "tests/groups/test_events.py",
+    "tests/groups/test_retention.py",
+    "tests/groups/test_levels.py",
 )
 
 GROUPS = tuple(
@@ -631,8 +634,8 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_was_only_passed",
             "sequences/group_keeping.cc",
-            "!num_states_ && end != stops[0] && end != stops[1];",
-            "!num_states_ && end != stops[0];",
+            "!num_states_ && end != stops[0] && end != stops[1] &&",
+            "!num_states_ && end != stops[0] &&",
         ),
         (
             "a_boundary_that_is_gone_was_passed",
@@ -717,6 +720,115 @@ GROUPS = tuple(
             "sequences/group_admission.cc",
             "    plan.never = plan.never && !may_fit;\n",
             "    plan.never = !may_fit;\n",
+        ),
+        (
+            "tells_of_a_state_before_its_copy",
+            "places/group_places.cc",
+            "  if (!is_untold(m) || is_being_kept(m)) return;\n",
+            "  if (!is_untold(m)) return;\n",
+        ),
+        (
+            "a_part_goes_without_a_word",
+            "places/group_places.cc",
+            "  if (index_.log() && !knows_like(m)) index_.log_part_removed(",
+            "  if (false && !knows_like(m)) index_.log_part_removed(",
+        ),
+        (
+            "tells_of_parts_with_one_digest_twice",
+            "places/group_places.cc",
+            "         return other != n && part(g, other) >= 0 && is_told(part(g, other));\n",
+            "         return false && other != n && part(g, other) >= 0;\n",
+        ),
+        (
+            "tells_of_parts_as_of_the_first_group",
+            "places/group_places.cc",
+            "index_.log_part_stored(node_of(m), group_of(m));\n",
+            "index_.log_part_stored(node_of(m), 0);\n",
+        ),
+        (
+            "groups_are_numbered_as_if_full_attention_were_last",
+            "events/log.h",
+            "further + (further >= full_group_);",
+            "further;",
+        ),
+        (
+            "the_state_at_an_end_is_not_told_of",
+            "sequences/group_keeping.cc",
+            "  if (last >= 0) groups_->tell_kept(&last, 1);\n",
+            "",
+        ),
+        (
+            "states_that_were_copied_are_not_told_of",
+            "sequences/group_steps.cc",
+            "  for (const KeptState& k : keeps_) groups_->tell_kept(k.state);\n",
+            "",
+        ),
+        (
+            "runs_of_two_groups_are_one",
+            "events/log.cc",
+            "runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group;",
+            "true;",
+        ),
+        (
+            "a_removal_joins_that_of_another_group",
+            "events/log.cc",
+            "run.step == step_ && run.group == group) {",
+            "run.step == step_) {",
+        ),
+        (
+            "a_snapshot_leaves_out_the_parts",
+            "identity/event_columns.cc",
+            "      add_told(g, root, [&](NodeId b) { return parts_.is_told(g, b); });\n",
+            "      add_told(g, root, [](NodeId) { return false; });\n",
+        ),
+        (
+            "levels_do_not_count_behind_running_sequences",
+            "places/group_places.cc",
+            "    if (pool_.partition(partition).retention && evict_used_below(partition)) ",
+            "    if (false && evict_used_below(partition)) ",
+        ),
+        (
+            "the_end_of_what_is_retained_is_just_passed",
+            "sequences/retaining.cc",
+            "  groups_->note_continued(node);\n",
+            "",
+        ),
+        (
+            "no_forward_stops_at_the_end_of_what_is_retained",
+            "sequences/retaining.cc",
+            "    if (stops[1] != end) stops[2] = end;\n",
+            "",
+        ),
+        (
+            "a_stop_within_a_unit_is_rounded_down",
+            "sequences/retaining.cc",
+            "  if (!within) end -= rest;\n",
+            "  end -= rest;\n",
+        ),
+        (
+            "retains_what_no_prompt_finds",
+            "sequences/retaining.cc",
+            "    found.num_full = served_of(found);\n",
+            "",
+        ),
+        (
+            "a_hint_keeps_no_state",
+            "sequences/retaining.cc",
+            "  groups_ ? leave_groups(s) : cache_tail(s);\n",
+            "  cache_tail(s);\n",
+        ),
+        (
+            "only_the_stops_of_the_admission_are_more_than_passed",
+            "sequences/group_keeping.cc",
+            " && end != stops[2];",
+            ";",
+        ),
+        (
+            "a_higher_level_goes_first",
+            "policies/retention.cc",
+            "  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n",
+            "  for (int l = kLow; l <= kPinned; ++l)\n"
+            "    if (num_idle_[static_cast<std::size_t>(l)]) level = l;\n",
         ),
     )
 )

@@ -232,7 +232,38 @@ def test_report_6_groups_that_are_no_whole_prefix_do_not_count() -> None:
     assert index.found([1, 2, 3])[0, 0] == 2
     index.apply("w", batch(removed([2], group_idx=0)))
     assert index.found([1, 2, 3])[0, 0] == 1
-    assert index.counts["other_group"] == 2
+    assert index.counts["other_group"] == 2  # its width is not known, nor its blocks
+
+
+def test_a_prefix_counts_as_far_as_all_groups_serve_it() -> None:
+    index = index_of("w")
+    names = {"group_idx": 0, "kv_cache_spec_kind": "full_attention", "block_size": 4}
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "block_size": 4}
+    window |= {"kv_cache_spec_sliding_window": 6}  # from 12 on it reads 7 to 11, 2 blocks
+    state = {"group_idx": 2, "kv_cache_spec_kind": "mamba", "block_size": 4}
+    index.apply("w", batch(stored([1, 2, 3, 4], **names)))
+    assert index.found([1, 2, 3, 4])[0, 0] == 4  # nobody has named another group
+    index.apply("w", batch(stored([2, 3, 4], **window)))
+    assert index.found([1, 2, 3, 4])[0, 0] == 4
+    assert index.found([1, 2])[0, 0] == 0
+    index.apply("w", batch(stored([3], **state)))
+    assert index.found([1, 2, 3, 4])[0, 0] == 3
+    index.apply("w", batch(removed([2], group_idx=1)))
+    assert index.found([1, 2, 3, 4])[0, 0] == 0
+    index.apply("w", batch({"type": "AllBlocksCleared", "medium": "GPU"}))
+    assert index.num_entries == 0
+    index.apply("w", batch(stored([1, 2], **names), stored([1, 2], **window)))
+    assert index.found([1, 2])[0, 0] == 0  # what was named once stays
+    index.apply("w", batch(stored([2], **state)))
+    assert index.found([1, 2])[0].tolist() == [2, 0, 0, 0]
+
+
+def test_blocks_of_another_size_do_not_limit_a_prefix() -> None:
+    """A page of a state may hold many blocks: their digests say nothing of single ones."""
+    index = index_of("w")
+    index.apply("w", batch(stored([1, 2], group_idx=0, block_size=4)))
+    index.apply("w", batch(stored([9], group_idx=1, kv_cache_spec_kind="mamba", block_size=64)))
+    assert index.found([1, 2])[0, 0] == 2
 
 
 def test_a_removal_of_a_group_that_is_unknown_yet_takes_nothing() -> None:
@@ -249,7 +280,8 @@ def test_a_group_with_a_number_out_of_bounds_is_not_believed(group: int) -> None
     """Nor remembered: a sender could count up forever."""
     index = index_of("w")
     index.apply("w", batch(stored([1], group_idx=group), removed([1], group_idx=group)))
-    assert (index.counts["other_group"], index.num_entries, index._groups["w"]) == (2, 0, {})
+    assert (index.counts["other_group"], index.num_entries) == (2, 0)
+    assert not index._groups["w"].known
 
 
 def test_a_copy_on_disk_goes_and_the_one_elsewhere_stays() -> None:
@@ -277,13 +309,14 @@ told_events = st.lists(
 
 
 @given(told_events=told_events, layout=st.sampled_from(["maps", "arrays"]), batches=st.booleans())
-def test_an_index_has_what_each_tier_has_of_the_group_that_counts(
+def test_an_index_has_what_each_tier_has_as_far_as_all_groups_do(
     told_events: list[Told], layout: Any, batches: bool
 ) -> None:
-    """Whatever other groups and tiers do with blocks of the same digests."""
+    """Those that it has heard of and knows; arrays have full attention alone."""
     index = index_of("w")
     encoder = Encoder(1, layout=layout, groups=("full_attention", ("sliding_window", 8), "mamba"))
-    model: dict[int, set[int]] = {tier: set() for tier in range(4)}
+    models = [{tier: set[int]() for tier in range(4)} for _ in range(3)]
+    known = set()
     events = []
     for kind, group, tier, keys in told_events:
         digests = [] if kind == "CLEARED" else [key.to_bytes(16, "big") for key in keys]
@@ -295,17 +328,22 @@ def test_an_index_has_what_each_tier_has_of_the_group_that_counts(
             )
         )  # fmt: skip
         if kind == "CLEARED":
-            model[tier].clear()
-        elif group == 0:
+            for model in models:
+                model[tier].clear()
+        elif group < 3 and (layout == "maps" or group == 0):
+            model = models[group]
             change = model[tier].update if kind == "STORED" else model[tier].difference_update
             change(keys)
+            if kind == "STORED":
+                known.add(group)
     for part in [events] if batches else [[event] for event in events]:
         for payload in encoder.batches(part, 0.0):
             index.apply("w", decode_hashes(payload))
     for tier in Tier:
-        assert index.num_blocks("w", tier) == len(model[tier])
+        assert index.num_blocks("w", tier) == len(models[0][tier])
     for key in range(1, 6):
-        first = [tier for tier in range(4) if key in model[tier]][:1]
+        tiers = [[tier for tier in range(4) if key in model[tier]] for model in models]
+        first = tiers[0][:1] if all(tiers[group] for group in known) else []
         assert index.found([key])[0].nonzero()[0].tolist() == first
 
 

@@ -6,7 +6,7 @@
 
 namespace blockmgr {
 
-// make(digest size, kinds, numbers of blocks, has_parent, parents, digests, tokens, extras, namespaces, steps,
+// make(digest size, kinds, numbers of blocks, has_parent, groups, parents, digests, tokens, extras, namespaces, steps,
 // number lost), with digests as bytes and extras as a dict by stored block.
 nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 
@@ -15,6 +15,7 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 template <class Holder, class Read>
 nb::object pass_on_events(Holder& self, nb::handle make, Read read) {
   for (;;) {
+    self.core.settle_events();
     const EventColumns columns = self.read(read);
     nb::object events = made_of_columns(columns, make);
     if (self.core.drop_events(columns.version)) return events;
@@ -35,6 +36,7 @@ nb::object take_snapshot(Holder& self, nb::handle make) {
 // state.
 template <class Holder>
 nb::object resident_events(Holder& self, nb::handle make) {
+  self.core.settle_events();
   return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);
 }
 

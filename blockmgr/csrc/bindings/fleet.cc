@@ -77,6 +77,13 @@ nb::object find(const WorkerTable& self, const nb::bytes& keys) {
   return found.array;
 }
 
+nb::object has(const WorkerTable& self, nb::handle worker, const nb::bytes& keys) {
+  Keys read(keys);
+  const Array<bool> out(read.size());
+  self.has(worker_of(self, worker), read.data(), read.size(), out.numbers);
+  return out.array;
+}
+
 // The low 64 bits of digests, which are bytes, or whole numbers as others publish them; and how many
 // bytes each has: 0 for numbers, -1 if they are not alike.
 nb::tuple keys_of(const nb::list& digests) {
@@ -129,6 +136,8 @@ void bind_fleet(nb::module_& m) {
           },
           nb::sig("def clear(self, worker: object, tier: object, /) -> None"))
       .def("find", find, nb::sig("def find(self, keys: bytes, /) -> " BM_ARRAY("int32")))
+      .def("has", has,
+           nb::sig("def has(self, worker: object, keys: bytes, /) -> " BM_ARRAY("bool_")))
       .def(
           "num_blocks",
           [](const WorkerTable& self, nb::handle worker, nb::handle tier) {

@@ -284,7 +284,7 @@ void BlockAudit::check_log() {
     ++extras_[log->extras()[i].id];
   }
   for (NodeId b = 0; b < count_; ++b) {
-    if (nodes_[b].key_tokens != size_) continue;
+    if (nodes_[b].key_tokens != size_ || Pool::is_part(nodes_[b])) continue;
     const NodeId parent = nodes_[b].parent;
     const std::uint32_t root = is_root(parent) ? root_index(parent) : log->root_of(parent);
     BLOCKMGR_EXPECT(log->root_of(b) == root, name(b) + " is logged in another namespace");

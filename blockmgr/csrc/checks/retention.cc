@@ -19,7 +19,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     return range_.holds(parent) ? parent : kNoNode;
   };
   for (const NodeId b : range_) {
-    if (!nodes_[b].keyed()) continue;
+    if (!nodes_[b].keyed() || Pool::is_part(nodes_[b])) continue;
     int own = is_current(b) ? at(b).retention : at(b).hint;
     if (at(b).first_pin >= 0) own = kPinned;
     for (NodeId up = b; up >= 0 && due[up] < own; up = parent_of(up))
@@ -29,9 +29,9 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   }
   for (const NodeId b : range_) {
     const Kept& k = at(b);
-    const bool keyed = nodes_[b].keyed();
+    const bool keyed = nodes_[b].keyed() && !Pool::is_part(nodes_[b]);
     const std::string who = BlockAudit::name(b);
-    const bool is_idle = nodes_.idle(b);
+    const bool is_idle = keyed && nodes_.idle(b);
     audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
     audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
     audit.expect(!k.found, who + " was found and never used");

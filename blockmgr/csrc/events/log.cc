@@ -2,10 +2,11 @@
 
 namespace blockmgr {
 
-EventLog::EventLog(const Nodes& nodes, std::int64_t capacity)
+EventLog::EventLog(const Nodes& nodes, std::int64_t capacity, int full_group)
     : digest_size_(static_cast<std::size_t>(nodes.digest_size)),
       block_size_(static_cast<std::size_t>(nodes.block_size)),
       capacity_(capacity),
+      full_group_(full_group),
       runs_(static_cast<std::size_t>(capacity)),
       digests_(static_cast<std::size_t>(capacity) * digest_size_),
       parents_(static_cast<std::size_t>(capacity) * digest_size_),
@@ -13,11 +14,12 @@ EventLog::EventLog(const Nodes& nodes, std::int64_t capacity)
       extras_(static_cast<std::size_t>(capacity)),
       roots_(static_cast<std::size_t>(nodes.count)) {}
 
-bool EventLog::add_run(EventKind kind) noexcept {
+bool EventLog::add_run(EventKind kind, int group) noexcept {
   ++version_;
   // Nothing follows a loss: a reader then needs a snapshot, and events must have no gaps.
   if (num_lost_ || full_of_runs() || num_blocks_ == capacity_) return false;
-  runs_[static_cast<std::size_t>(num_runs_++)] = {kind, false, 0, step_, num_blocks_, 0};
+  runs_[static_cast<std::size_t>(num_runs_++)] = {
+      kind, false, static_cast<std::uint8_t>(group), 0, step_, num_blocks_, 0};
   return true;
 }
 
@@ -28,16 +30,18 @@ void EventLog::add_block(const std::uint8_t* digest) noexcept {
   ++runs_[static_cast<std::size_t>(num_runs_ - 1)].num_blocks;
 }
 
-EventLog::Recorded EventLog::stored(NodeId b, NodeId parent, const std::uint8_t* parent_digest,
-                                    const std::uint8_t* digest, const Token* tokens,
-                                    std::uint32_t extras) noexcept {
+EventLog::Recorded EventLog::stored(NodeId b, int further, NodeId parent,
+                                    const std::uint8_t* parent_digest, const std::uint8_t* digest,
+                                    const Token* tokens, std::uint32_t extras) noexcept {
+  const int group = number_of(further);
   const bool extends = last_ != kNoNode && last_ == parent && num_blocks_ < capacity_ &&
-                       runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_;
+                       runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_ &&
+                       runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group;
   if (extends) {
     ++version_;
   } else {
     last_ = kNoNode;
-    if (!add_run(EventKind::kStored)) {
+    if (!add_run(EventKind::kStored, group)) {
       ++num_lost_;
       return kLost;
     }
@@ -57,17 +61,18 @@ EventLog::Recorded EventLog::stored(NodeId b, NodeId parent, const std::uint8_t*
   return extends ? kExtended : kNewRun;
 }
 
-void EventLog::removed(const std::uint8_t* digest) noexcept {
+void EventLog::removed(int further, const std::uint8_t* digest) noexcept {
+  const int group = number_of(further);
   last_ = kNoNode;
   if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
     const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
-    if (run.kind == EventKind::kRemoved && run.step == step_) {
+    if (run.kind == EventKind::kRemoved && run.step == step_ && run.group == group) {
       ++version_;
       add_block(digest);
       return;
     }
   }
-  if (add_run(EventKind::kRemoved)) {
+  if (add_run(EventKind::kRemoved, group)) {
     add_block(digest);
   } else {
     ++num_lost_;
@@ -76,7 +81,7 @@ void EventLog::removed(const std::uint8_t* digest) noexcept {
 
 void EventLog::cleared() noexcept {
   last_ = kNoNode;
-  if (!add_run(EventKind::kCleared)) ++num_lost_;
+  if (!add_run(EventKind::kCleared, 0)) ++num_lost_;
 }
 
 void EventLog::moved(NodeId from, NodeId to) noexcept {

@@ -25,6 +25,7 @@ enum class EventKind : std::uint8_t { kStored, kRemoved, kCleared };
 struct EventRun {
   EventKind kind;
   bool has_parent;         // stored: it continues another block
+  std::uint8_t group;      // of layers, as engines count them
   std::uint32_t root;      // stored: number of the namespace
   std::int64_t step;       // steps whose copies had been applied
   std::int64_t first;      // the first of its blocks among all blocks of the log
@@ -38,14 +39,21 @@ struct EventExtras {
 
 class EventLog {
  public:
-  EventLog(const Nodes& nodes, std::int64_t capacity);
+  // full_group: which group of layers has the nodes' own blocks.
+  EventLog(const Nodes& nodes, std::int64_t capacity, int full_group);
 
-  // A full block became findable. parent: digest of the block before it, nullptr for the first of a
-  // prompt. Whether the index has to hold on to the namespace (kNewRun) and to the extra keys.
+  // The number that engines know a further group by; of kOwnBlock: that of the nodes' own blocks.
+  static constexpr int kOwnBlock = -1;
+  int number_of(int further) const {
+    return further == kOwnBlock ? full_group_ : further + (further >= full_group_);
+  }
+  // A full block became findable: a node's own or, in a further group, that of its part. parent:
+  // digest of the block before it, nullptr for the first of a prompt. Whether the index has to hold
+  // on to the namespace (kNewRun) and to the extra keys.
   enum Recorded { kLost, kExtended, kNewRun };
-  Recorded stored(NodeId b, NodeId parent, const std::uint8_t* parent_digest,
+  Recorded stored(NodeId b, int further, NodeId parent, const std::uint8_t* parent_digest,
                   const std::uint8_t* digest, const Token* tokens, std::uint32_t extras) noexcept;
-  void removed(const std::uint8_t* digest) noexcept;
+  void removed(int further, const std::uint8_t* digest) noexcept;
   // cleared(): nothing that was findable is findable any more. overtaken(): events were lost, so
   // those that stand here are dropped before a clearing; nothing is missing after it.
   bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }
@@ -78,12 +86,13 @@ class EventLog {
 
  private:
   bool full_of_runs() const { return num_runs_ == capacity_; }
-  bool add_run(EventKind kind) noexcept;
+  bool add_run(EventKind kind, int group) noexcept;
   void add_block(const std::uint8_t* digest) noexcept;
 
   std::size_t digest_size_;
   std::size_t block_size_;
   std::int64_t capacity_;
+  int full_group_;
   ZeroedArray<EventRun> runs_;
   ZeroedArray<std::uint8_t> digests_;
   ZeroedArray<std::uint8_t> parents_;
@@ -97,7 +106,7 @@ class EventLog {
   std::int64_t num_lost_ = 0;
   std::int64_t step_ = 0;
   std::int64_t version_ = 0;
-  NodeId last_ = kNoNode;  // the last block of a run that its children may extend
+  NodeId last_ = kNoNode;  // the last node of a run that its children may extend
 };
 
 }  // namespace blockmgr

@@ -173,4 +173,15 @@ void WorkerTable::find(const std::uint64_t* keys, std::int64_t count, std::int32
     }
 }
 
+void WorkerTable::has(int worker, const std::uint64_t* keys, std::int64_t count, bool* out) const {
+  const auto word = static_cast<std::size_t>(worker) / 64;
+  for (std::int64_t n = 0; n < count; ++n) {
+    if (n + kKeysAhead < count) prefetch(keys[n + kKeysAhead]);
+    const std::size_t i = place(key_of(keys[n]));
+    std::uint64_t any = 0;
+    for (std::size_t t = 0; keys_[i] && t < kTiers; ++t) any |= masks(i)[t * words_ + word];
+    out[n] = any >> (worker % 64) & 1;
+  }
+}
+
 }  // namespace blockmgr

@@ -37,11 +37,12 @@ namespace {
 // Chains of cached full blocks, one run each, from a list of first blocks still to be visited.
 class Residents {
  public:
-  Residents(const PrefixIndex& index, const Nodes& nodes, std::int64_t step)
-      : index_(index), nodes_(nodes), step_(step) {
+  Residents(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
+            const PartsTold& parts)
+      : index_(index), nodes_(nodes), step_(step), parts_(parts) {
     columns_.digest_size = nodes.digest_size;
     if (const EventLog* log = index.log()) columns_.version = log->version();
-    add_run(EventKind::kCleared, 0, nullptr);
+    add_run(EventKind::kCleared, EventLog::kOwnBlock, 0, nullptr);
   }
   EventColumns collect() {
     for (std::uint32_t root = 0; root < index_.num_roots(); ++root) {
@@ -56,10 +57,12 @@ class Residents {
   }
 
  private:
-  void add_run(EventKind kind, std::uint32_t root, const std::uint8_t* parent) {
-    columns_.runs.push_back({kind, parent != nullptr, root, step_, num_blocks_, 0});
-    columns_.names.emplace_back(kind == EventKind::kStored ? index_.root_name(root)
-                                                           : std::string_view());
+  void add_run(EventKind kind, int further, std::uint32_t root, const std::uint8_t* parent) {
+    const EventLog* const log = index_.log();
+    const bool is_stored = kind == EventKind::kStored;
+    const auto group = static_cast<std::uint8_t>(log && is_stored ? log->number_of(further) : 0);
+    columns_.runs.push_back({kind, parent != nullptr, group, root, step_, num_blocks_, 0});
+    columns_.names.emplace_back(is_stored ? index_.root_name(root) : std::string_view());
     const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
     columns_.parents.resize(columns_.parents.size() + digest_size);
     if (parent) std::copy_n(parent, digest_size, columns_.parents.end() - nodes_.digest_size);
@@ -78,39 +81,54 @@ class Residents {
     return next;
   }
   void add_chain(NodeId first, std::uint32_t root) {
+    chain_.clear();
+    for (NodeId b = first; b != kNoNode; b = add_children(b)) chain_.push_back(b);
+    add_told(EventLog::kOwnBlock, root, [&](NodeId b) { return index_.stands_for_digest(b); });
+    for (int g = 0; g < parts_.num_groups; ++g)
+      add_told(g, root, [&](NodeId b) { return parts_.is_told(g, b); });
+  }
+  // The runs of the chain of which events tell.
+  template <class IsTold>
+  void add_told(int further, std::uint32_t root, IsTold is_told) {
     bool continues = false;
-    for (NodeId b = first; b != kNoNode; b = add_children(b)) {
-      if (!index_.stands_for_digest(b)) {
+    for (const NodeId b : chain_) {
+      if (!is_told(b)) {
         continues = false;
         continue;
       }
       const NodeId parent = nodes_[b].parent;
       if (!continues)
-        add_run(EventKind::kStored, root, parent >= 0 ? nodes_.digest(parent) : nullptr);
+        add_run(EventKind::kStored, further, root, parent >= 0 ? nodes_.digest(parent) : nullptr);
       continues = true;
-      const std::uint8_t* digest = nodes_.digest(b);
-      const Token* tokens = nodes_.tokens(b);
-      columns_.digests.insert(columns_.digests.end(), digest, digest + nodes_.digest_size);
-      columns_.tokens.insert(columns_.tokens.end(), tokens, tokens + nodes_.block_size);
-      if (nodes_[b].extras)
-        columns_.extras.emplace_back(num_blocks_, index_.extras().bytes(nodes_[b].extras));
-      ++num_blocks_;
-      ++columns_.runs.back().num_blocks;
+      add_block(b);
     }
+  }
+  void add_block(NodeId b) {
+    const std::uint8_t* digest = nodes_.digest(b);
+    const Token* tokens = nodes_.tokens(b);
+    columns_.digests.insert(columns_.digests.end(), digest, digest + nodes_.digest_size);
+    columns_.tokens.insert(columns_.tokens.end(), tokens, tokens + nodes_.block_size);
+    if (nodes_[b].extras)
+      columns_.extras.emplace_back(num_blocks_, index_.extras().bytes(nodes_[b].extras));
+    ++num_blocks_;
+    ++columns_.runs.back().num_blocks;
   }
 
   const PrefixIndex& index_;
   const Nodes& nodes_;
   std::int64_t step_;
+  const PartsTold& parts_;
   std::int64_t num_blocks_ = 0;
   std::vector<NodeId> first_;
+  std::vector<NodeId> chain_;
   EventColumns columns_;
 };
 
 }  // namespace
 
-EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step) {
-  return Residents(index, nodes, step).collect();
+EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
+                             const PartsTold& parts) {
+  return Residents(index, nodes, step, parts).collect();
 }
 
 }  // namespace blockmgr

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,14 @@ struct EventColumns {
 
 // What waits in the log. Empty without one.
 EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes);
-// A clearing, and then every block that can be found by its digest, parents before children.
-EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step);
+// Further groups of layers, and whether events tell of the part of a full block in one of them.
+struct PartsTold {
+  int num_groups = 0;
+  std::function<bool(int further, NodeId n)> is_told;
+};
+// A clearing, and then every block that can be found by its digest, parents before children, and
+// the parts of each after it.
+EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
+                             const PartsTold& parts = {});
 
 }  // namespace blockmgr

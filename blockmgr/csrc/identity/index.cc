@@ -245,12 +245,6 @@ void PrefixIndex::move(NodeId from, NodeId to) noexcept {
     log_->moved(from, to);
 }
 
-NodeId PrefixIndex::with_digest(const std::uint8_t* digest) const {
-  const auto size = static_cast<std::size_t>(nodes_.digest_size);
-  return buckets_.find(digest,
-                       [&](NodeId b) { return std::memcmp(nodes_.digest(b), digest, size) == 0; });
-}
-
 // A digest that stands for two blocks, which only a collision brings about, was stored with the
 // first of them and is removed with the last.
 void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
@@ -259,15 +253,30 @@ void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* diges
   log_->set_root(b, root);
   if (with_digest(digest) >= 0) return;
   const EventLog::Recorded recorded =
-      log_->stored(b, key.parent, first ? nullptr : nodes_.digest(key.parent), digest,
-                   nodes_.tokens(b), key.extras);
+      log_->stored(b, EventLog::kOwnBlock, key.parent, first ? nullptr : nodes_.digest(key.parent),
+                   digest, nodes_.tokens(b), key.extras);
   if (recorded == EventLog::kLost) return;
   if (recorded == EventLog::kNewRun) retain_root(root);
   extras_.retain(key.extras);
 }
 
 void PrefixIndex::log_removed(NodeId b) noexcept {
-  if (with_digest(nodes_.digest(b)) < 0) log_->removed(nodes_.digest(b));
+  if (with_digest(nodes_.digest(b)) < 0) log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
+}
+
+void PrefixIndex::log_part_stored(NodeId b, int further) noexcept {
+  const Node& record = nodes_[b];
+  const bool first = is_root(record.parent);
+  const EventLog::Recorded recorded =
+      log_->stored(b, further, record.parent, first ? nullptr : nodes_.digest(record.parent),
+                   nodes_.digest(b), nodes_.tokens(b), record.extras);
+  if (recorded == EventLog::kLost) return;
+  if (recorded == EventLog::kNewRun) retain_root(log_->root_of(b));
+  extras_.retain(record.extras);
+}
+
+void PrefixIndex::log_part_removed(NodeId b, int further) noexcept {
+  log_->removed(further, nodes_.digest(b));
 }
 
 void PrefixIndex::drop(EventLog& log) noexcept {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -155,6 +156,18 @@ class PrefixIndex {
   // Of the full blocks with one digest, whether this is the one in the events. Others exist only
   // by collisions.
   bool stands_for_digest(NodeId b) const { return with_digest(nodes_.digest(b)) == b; }
+  // A full block with this digest for which `wanted` holds, or kNoNode.
+  template <class Wanted>
+  NodeId with_digest(const std::uint8_t* digest, Wanted wanted) const {
+    const auto size = static_cast<std::size_t>(nodes_.digest_size);
+    return buckets_.find(digest, [&](NodeId b) {
+      return std::memcmp(nodes_.digest(b), digest, size) == 0 && wanted(b);
+    });
+  }
+  // Writes down that the part of a full block in a further group of layers became findable, or
+  // stopped being so; only with a log.
+  void log_part_stored(NodeId b, int further) noexcept;
+  void log_part_removed(NodeId b, int further) noexcept;
   std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
 
   Interner& extras() { return extras_; }
@@ -208,7 +221,9 @@ class PrefixIndex {
   void put_first(NodeId b) noexcept;
   void leave_siblings(const Node& record, NodeId parent) noexcept;
   // A full block with this digest, of any key, or kNoNode.
-  NodeId with_digest(const std::uint8_t* digest) const;
+  NodeId with_digest(const std::uint8_t* digest) const {
+    return with_digest(digest, [](NodeId) { return true; });
+  }
   // Apart from their callers, which pay for them only where a log is kept.
   [[gnu::noinline]] void log_stored(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
   [[gnu::noinline]] void log_removed(NodeId b) noexcept;

@@ -8,7 +8,7 @@
 
 namespace blockmgr {
 
-GroupPlaces::GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool,
+GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool,
                          std::vector<Group> groups, int num_partitions)
     : nodes_(nodes),
       index_(index),
@@ -208,8 +208,7 @@ void GroupPlaces::lose_part(int g, NodeId n) noexcept {
   }
 }
 
-void GroupPlaces::before_unused(NodeId b) noexcept {
-  if (!nodes_[b].keyed()) return;
+void GroupPlaces::before_idle(NodeId b) noexcept {
   if (Pool::is_part(nodes_[b])) {
     const int g = group_of(b);
     const NodeId n = node_of(b);
@@ -237,6 +236,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
 void GroupPlaces::evict(int partition, std::int64_t count) noexcept {
   while (pool_.free_blocks(partition).size() < count) {
     if (evict_passed(partition, count)) continue;
+    if (pool_.partition(partition).retention && evict_used_below(partition)) continue;
     if (!pool_.partition(partition).idle.empty()) {
       prune(pool_.evict_next(partition));
     } else {
@@ -279,17 +279,37 @@ bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
   return true;
 }
 
-// Of the boundaries that running sequences have passed, the last one that frees something.
-void GroupPlaces::evict_used(int partition) noexcept {
+// Of the boundaries that running sequences have passed and that are wanted, the last one that frees
+// something. Whether there was one.
+template <class Wanted>
+bool GroupPlaces::evict_last_used(int partition, Wanted wanted) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   for (NodeId n = links_[static_cast<std::size_t>(sentinel)].prev; n != sentinel;
        n = links_[static_cast<std::size_t>(n)].prev) {
-    if (!frees_something(n)) continue;
+    if (!wanted(n) || !frees_something(n)) continue;
     pool_.count_evicted(partition);
     remove_boundary(n);
     if (!nodes_.used(n)) prune(n);
-    return;
+    return true;
   }
+  return false;
+}
+
+void GroupPlaces::evict_used(int partition) noexcept {
+  evict_last_used(partition, [](NodeId) { return true; });
+}
+
+// Likewise of those at a level below all idle nodes, of the lowest level that has one.
+bool GroupPlaces::evict_used_below(int partition) noexcept {
+  const RetainingPolicy& levels = *pool_.partition(partition).retention;
+  for (int i = kLow; i < kNumLevels; ++i) {
+    const auto level = static_cast<Level>(i);
+    if (levels.num_idle(level)) return false;
+    if (levels.num_cached(level) &&
+        evict_last_used(partition, [&](NodeId n) { return levels.level(n) == level; }))
+      return true;
+  }
+  return false;
 }
 
 void GroupPlaces::prune(NodeId n) noexcept {
@@ -298,6 +318,42 @@ void GroupPlaces::prune(NodeId n) noexcept {
     pool_.forget(n);
     n = parent;
   }
+}
+
+// Whether mirrors know of another part with the same digest, which only a collision brings about.
+bool GroupPlaces::knows_like(NodeId m) const {
+  const NodeId n = node_of(m);
+  const int g = group_of(m);
+  return index_.with_digest(nodes_.digest(n), [&](NodeId other) {
+           return other != n && part(g, other) >= 0 && is_told(part(g, other));
+         }) >= 0;
+}
+
+void GroupPlaces::tell_kept(NodeId m) noexcept {
+  if (!is_untold(m) || is_being_kept(m)) return;
+  if (!knows_like(m)) index_.log_part_stored(node_of(m), group_of(m));
+  facts_[static_cast<std::size_t>(m)] |= kTold;
+}
+
+void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
+  if (!index_.log()) return;
+  for (int g = 0; g < num_groups(); ++g)
+    for (std::int64_t i = 0; i < count; ++i)
+      if (const NodeId m = cached(g, nodes[i]); m >= 0) tell_kept(m);
+}
+
+// While everything is forgotten there is no log: one event says so.
+void GroupPlaces::tell_lost(NodeId m) noexcept {
+  facts_[static_cast<std::size_t>(m)] &= static_cast<std::uint8_t>(~kTold);
+  if (index_.log() && !knows_like(m)) index_.log_part_removed(node_of(m), group_of(m));
+}
+
+bool GroupPlaces::stands_for_digest(int g, NodeId n) const {
+  const auto is_known = [&](NodeId other) {
+    const NodeId m = cached(g, other);
+    return m >= 0 && is_told(m);
+  };
+  return index_.with_digest(nodes_.digest(n), is_known) == n;
 }
 
 // The node has no children any more, so no node below it needs its parts.
@@ -398,6 +454,10 @@ std::vector<std::string> GroupPlaces::violations() const {
       }
       expect(Pool::is_part(nodes_[m]) && node_of(m) == n && group_of(m) == g,
              name + " has a part that does not know of it");
+      const bool may_wait = group(g).recurrent();  // until events are read
+      expect(is_told(m) ? index_.log() && !is_being_kept(m) && !is_untold(m)
+                        : may_wait || !is_untold(m),
+             name + " has a part that mirrors should know of, or should not");
       expect(nodes_.used(m) || is_needed(g, n),
              name + " has a part in group " + std::to_string(g) + " that is of no use");
     }

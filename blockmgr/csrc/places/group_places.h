@@ -9,7 +9,7 @@
 // An idle block that no boundary needs is free at once, nodes included. So the pool evicts
 // boundaries: first the oldest of those that a sequence only passed; then the oldest path's deepest,
 // as the pool orders idle nodes; then, of those that running sequences have passed, the one that
-// came into use last.
+// came into use last. With retention, the lowest level of the last two goes first.
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
@@ -83,7 +83,7 @@ class ContinuedEnds {
 class GroupPlaces {
  public:
   // groups: all but the one of full attention whose blocks are the nodes' own.
-  GroupPlaces(Nodes& nodes, const PrefixIndex& index, Pool& pool, std::vector<Group> groups,
+  GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vector<Group> groups,
               int num_partitions);
 
   int num_groups() const { return num_groups_; }
@@ -120,9 +120,23 @@ class GroupPlaces {
   }
   // Takes that away again.
   void unkeep(NodeId part) noexcept {
+    if (is_told(part)) [[unlikely]]
+      tell_lost(part);
     num_cached_ -= nodes_[part].keyed();
     nodes_[part].key_tokens = 0;
   }
+  // Writes down for mirrors, if there is a log, that a part can be found, or all parts of some nodes,
+  // group by group. Tails have no events, and their parts have none; a state has none while it is
+  // being kept.
+  void tell_kept(NodeId part) noexcept;
+  void tell_kept(const NodeId* nodes, std::int64_t count) noexcept;
+  bool is_told(NodeId part) const { return facts_[static_cast<std::size_t>(part)] & kTold; }
+  // Whether mirrors do not know of it, and should.
+  bool is_untold(NodeId part) const {
+    return index_.log() && !is_told(part) && nodes_[node_of(part)].key_tokens == nodes_.block_size;
+  }
+  // Of the parts of nodes with one digest, whether that of this node is the one in the events.
+  bool stands_for_digest(int g, NodeId n) const;
   // Parts that can be found.
   int num_cached() const { return num_cached_; }
   int group_of(NodeId part) const { return static_cast<int>(nodes_[part].extras); }
@@ -175,7 +189,9 @@ class GroupPlaces {
   // The part of a node, which is used, is found no more, and the boundaries that read it end.
   void lose_part(int g, NodeId n) noexcept;
   // Before an unused block waits in a queue: if no boundary needs it, it loses its key.
-  void before_unused(NodeId b) noexcept;
+  void before_unused(NodeId b) noexcept {
+    if (nodes_[b].keyed()) before_idle(b);
+  }
   // Gives the pool free blocks until there are so many, which must be available in the partition.
   void evict(int partition, std::int64_t count) noexcept;
   // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
@@ -211,6 +227,7 @@ class GroupPlaces {
   static constexpr std::uint8_t kDiverged = 128;
   // What ends with a boundary.
   static constexpr std::uint8_t kOfBoundary = kBoundary | kContinued | kObserved | kDiverged;
+  static constexpr std::uint8_t kTold = kDiverged;  // of a part: mirrors know of it
   static constexpr std::int64_t kNever = INT64_MAX / 2;
 
   NodeId& stored(int g, NodeId n) const {
@@ -237,13 +254,19 @@ class GroupPlaces {
   void prefetch_before(NodeId n) const;
   bool evict_passed(int partition, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
+  template <class Wanted>
+  bool evict_last_used(int partition, Wanted wanted) noexcept;
+  [[gnu::noinline]] bool evict_used_below(int partition) noexcept;
   void forget_part(NodeId part) noexcept;
   void drop_unneeded(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
+  void before_idle(NodeId b) noexcept;
+  bool knows_like(NodeId part) const;
+  [[gnu::noinline]] void tell_lost(NodeId part) noexcept;
 
   Nodes& nodes_;
-  const PrefixIndex& index_;
+  PrefixIndex& index_;
   Pool& pool_;
   std::vector<Group> groups_;
   int num_groups_;

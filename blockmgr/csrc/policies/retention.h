@@ -107,6 +107,7 @@ class RetainingPolicy final : public Policy {
 
   Level level(NodeId b) const { return at(b).cached ? at(b).level : kNormal; }
   std::int64_t num_cached(Level level) const { return num_cached_[level]; }
+  std::int64_t num_idle(Level level) const { return num_idle_[level]; }
   const Counts& counts() const { return counts_; }
 
  private:

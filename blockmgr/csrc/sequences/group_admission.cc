@@ -5,20 +5,26 @@
 
 namespace blockmgr {
 
-// The states that were put in place by copies which are resolved by now can be found.
+// Whether the copy that put a state in place is not applied yet.
+bool Sequences::waits_for_copy(const KeptState& k) const {
+  const Node& successor = nodes_[k.successor];
+  if (successor.generation != k.successor_generation) return false;
+  if (successor.copy_source == k.state) return true;
+  for (const Copy& copy : copies_.flight())
+    if (copy.destination == k.successor && copy.source == k.state) return true;
+  return false;
+}
+
+// The states that were put in place by copies which are resolved by now can be found. A look-up
+// leaves no event, so those that mirrors should know of stay in the list for settle_events.
 void Sequences::settle_keeps() noexcept {
-  const auto waits = [this](const KeptState& k) {
-    const Node& successor = nodes_[k.successor];
-    if (nodes_[k.state].generation != k.state_generation) return false;
-    if (successor.generation == k.successor_generation) {
-      if (successor.copy_source == k.state) return true;
-      for (const Copy& copy : copies_.flight())
-        if (copy.destination == k.successor && copy.source == k.state) return true;
-    }
-    if (nodes_[k.state].keyed()) groups_->set_being_kept(k.state, false);
-    return false;
-  };
-  std::erase_if(keeps_, [&](const KeptState& k) { return !waits(k); });
+  std::erase_if(keeps_, [this](const KeptState& k) {
+    if (nodes_[k.state].generation != k.state_generation) return true;
+    if (groups_->is_being_kept(k.state) && waits_for_copy(k)) return false;
+    if (!nodes_[k.state].keyed()) return true;
+    groups_->set_being_kept(k.state, false);
+    return !groups_->is_untold(k.state);
+  });
 }
 
 // The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
@@ -244,6 +250,17 @@ std::int64_t Sequences::later_blocks(std::int64_t num_tokens, std::int64_t slots
     most = std::max(most, sum);
   }
   return most + num_states_;
+}
+
+// Of a chain that full attention has, the blocks up to the deepest place that every group serves.
+std::int64_t Sequences::served_of(const Found& chain) const {
+  std::int64_t length = chain.num_full;
+  while (length) {
+    const std::int64_t gap = last_gap(chain.full, length * config_.block_size, length);
+    if (gap < 0 && (!num_states_ || has_states(chain.full[length - 1]))) break;
+    length = gap < 0 ? length - 1 : gap;
+  }
+  return length;
 }
 
 // The last whole block that can be served again, and where the prompt diverges from what is cached.

@@ -43,7 +43,8 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     if (!groups_->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
   for (std::int64_t i = from; i < s.num_chained; ++i) {
     const std::int64_t end = (i + 1) * config_.block_size;
-    const bool passes = !num_states_ && end != stops[0] && end != stops[1];
+    const bool passes =
+        !num_states_ && end != stops[0] && end != stops[1] && end != stops[2];
     bool serves = true;
     for (int g = 0; g < num_groups; ++g) {
       const Group& group = groups_->group(g);
@@ -249,6 +250,7 @@ void Sequences::leave_groups(Sequence& s, bool resumes) noexcept {
   const std::int64_t tails = counters_.cached_tails;
   keep_end(s, resumes);
   const NodeId last = s.num_chained ? table(s)[s.num_chained - 1] : kNoNode;
+  if (last >= 0) groups_->tell_kept(&last, 1);
   if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);
   drop_states(s);
   group_row(s).stops = {};

@@ -106,6 +106,21 @@ std::int64_t Sequences::take_copies(std::vector<BlockCopy>& copies) {
   return ticket;
 }
 
+void Sequences::settle_events() {
+  const Held held(monitor_);
+  if (!groups_) return;
+  settle_keeps();
+  for (const KeptState& k : keeps_) groups_->tell_kept(k.state);
+  settle_keeps();
+}
+
+EventColumns Sequences::residents() const {
+  if (!groups_) return Store::residents();
+  return resident_events(index_, nodes_, step_, {groups_->num_groups(), [this](int g, NodeId n) {
+                                                   return groups_->stands_for_digest(g, n);
+                                                 }});
+}
+
 // The forward of this step may move the states of all that can go on.
 void Sequences::launch_groups(std::vector<BlockCopy>& copies) noexcept {
   for (BlockCopy& copy : copies) copy.group = group_number(nodes_.owner(copy.destination));

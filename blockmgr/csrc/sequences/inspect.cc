@@ -94,6 +94,7 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
       const NodeId m = groups.cached(g, n);
       if (m < 0) continue;
       at(m).parent = nodes.name(n);
+      at(m).priority = at(n).priority;
       if (!recurrent) at(m).num_tokens = at(m).num_computed = nodes[n].key_tokens;
     }
     if (recurrent) continue;

@@ -116,8 +116,10 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
   tell(promotion.until);
   const std::int64_t from = s.num_chained;
   s.num_chained = static_cast<std::int32_t>(promotion.until);
-  if (groups_) [[unlikely]]
+  if (groups_) [[unlikely]] {
     mark_boundaries(s, from);
+    groups_->tell_kept(t + from, s.num_chained - from);
+  }
 }
 
 // The forward of this step fills the block if its sequence was committed early.

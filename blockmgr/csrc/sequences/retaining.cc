@@ -1,4 +1,6 @@
 // What callers say of blocks that will be used again, or will not: retention, pins, touches, hints.
+#include <algorithm>
+
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -23,10 +25,35 @@ std::int64_t Sequences::retain(Handle handle, std::int64_t start, std::int64_t s
     const NodeId twin = nodes_[b].keyed() ? kNoNode : nodes_[b].parent;
     policy.retain(twin >= 0 ? twin : b, level, policy.now() + ttl);
   }
+  if (groups_ && level > kNormal) keep_boundary(s, stop);
   return end - first;
 }
 
-// The full blocks of the prompt that are cached, its last token among them.
+// No prompt can continue from what is retained without a boundary at its end. So a forward should
+// stop there, and it is more than passed.
+void Sequences::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
+  const std::int64_t rest = end % config_.block_size;
+  const bool within =
+      num_states_ && config_.min_partial_tokens && rest >= config_.min_partial_tokens;
+  if (!within) end -= rest;
+  auto& stops = group_row(s).stops;
+  const std::int64_t units = end / config_.block_size;
+  if (end > s.num_computed) {
+    if (stops[0] == end) stops[0] = 0;
+    if (stops[1] != end) stops[2] = end;
+  } else if (!within && units && units <= s.num_chained && serves(s, units - 1)) {
+    keep_boundary(table(s)[units - 1]);
+  }
+}
+
+// It serves all groups.
+void Sequences::keep_boundary(NodeId node) noexcept {
+  if (!groups_->is_boundary(node)) groups_->add_boundary(node);
+  groups_->note_continued(node);
+}
+
+// The full blocks of the prompt that are cached, its last token among them; with further groups of
+// layers, as far as a prompt can continue from them.
 Sequences::Found Sequences::find_cached(const Prompt& prompt) {
   if (blocks_for(prompt.num_tokens) > config_.row_width)
     throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
@@ -34,7 +61,13 @@ Sequences::Found Sequences::find_cached(const Prompt& prompt) {
   if (root == kUnknownId) return {};
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   // As if a token followed: nothing is left to compute here.
-  return find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras);
+  Found found = find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras);
+  if (groups_) {
+    settle_keeps();
+    found.num_full = served_of(found);
+    if (found.num_full) found.node = found.full[found.num_full - 1];
+  }
+  return found;
 }
 
 std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double ttl,
@@ -45,6 +78,7 @@ std::int64_t Sequences::retain_prefix(const Prompt& prompt, int level, double tt
   if (announce) announce(found.num_full);
   for (std::int64_t i = found.num_full; i-- > 0;)
     policy.retain(found.full[i], level, policy.now() + ttl);
+  if (groups_ && level > kNormal && found.num_full) keep_boundary(found.node);
   return found.num_full;
 }
 
@@ -53,7 +87,9 @@ std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   RetainingPolicy& policy = retaining("pin", partition_of(prompt.name));
   const Found found = find_cached(prompt);
   const NodeId tail = found.num_full ? found.node : kNoNode;
-  return pin_chain(policy, tail, found.num_full, announce);
+  const std::int64_t pin = pin_chain(policy, tail, found.num_full, announce);
+  if (groups_ && tail >= 0) keep_boundary(tail);
+  return pin;
 }
 
 std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
@@ -114,7 +150,7 @@ void Sequences::free_expecting(Handle handle, bool expect_reuse, bool withdraws)
   Sequence& s = live(handle);
   check_leaving(s, withdraws, "free");
   if (withdraws) withdraw(s);
-  cache_tail(s);
+  groups_ ? leave_groups(s, expect_reuse) : cache_tail(s);
   hint_blocks(s, expect_reuse);
   end(s);
 }

@@ -155,8 +155,8 @@ struct GroupRow {
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
   // Where prompts may continue: a forward should end there, so that a state is kept; 0: none. The
-  // second is where the prompt diverges from what is cached.
-  std::array<std::int64_t, 2> stops{};
+  // second is where the prompt diverges from what is cached, the third the end of what is retained.
+  std::array<std::int64_t, 3> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
 };
@@ -186,6 +186,10 @@ class Sequences : public Store {
   std::int64_t fits_anyway() const { return fits_anyway_; }
   std::int64_t most_tokens() const { return most_tokens_; }
   MatchResult match(const Prompt& prompt);
+  // Before events are read: states whose copies are applied count as findable from here on.
+  void settle_events();
+  // What is findable now, in all groups. The caller holds the monitor.
+  EventColumns residents() const;
   Admission can_admit(const Prompt& prompt);
   // What match finds, and why no more, block by block. Changes nothing.
   ExplainResult explain(const Prompt& prompt);
@@ -482,6 +486,8 @@ class Sequences : public Store {
   // retaining.cc
   Found find_cached(const Prompt& prompt);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
+  void keep_boundary(NodeId node) noexcept;
   void end(Sequence& s) noexcept;
 
   // admission.cc
@@ -566,6 +572,8 @@ class Sequences : public Store {
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
   // group_admission.cc
+  bool waits_for_copy(const KeptState& k) const;
+  std::int64_t served_of(const Found& chain) const;
   void settle_keeps() noexcept;
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;

@@ -102,6 +102,7 @@ class Store {
 
   // What became findable and what stopped being so since the last drop, and what is findable now.
   // The caller holds the monitor.
+  void settle_events() {}
   EventColumns events() const { return pending_events(index_, nodes_); }
   EventColumns residents() const { return resident_events(index_, nodes_, step_); }
   // Once they are passed on. False: there are others by now, and nothing is dropped.

@@ -1,0 +1,134 @@
+"""What a worker with several groups of layers can serve of a prefix that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from blockmgr.events import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+__all__ = ["Groups", "Layers", "layers_of", "longest_served"]
+
+_WINDOWS: Final = frozenset({"sliding_window", "sliding_window_mla"})
+_CHUNKS: Final = frozenset({"chunked_local_attention"})
+_STATES: Final = frozenset({"mamba"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A group of layers: which blocks of a prefix the next query reads.
+
+    Attributes:
+        kind: vLLM's word for it.
+        width: Tokens of a window or chunk; 0 for others.
+        block_size: Tokens per block.
+    """
+
+    kind: str
+    width: int
+    block_size: int
+
+    @property
+    def is_whole_prefix(self) -> bool:
+        """Whether the next query reads all blocks."""
+        return self.kind in wire.WHOLE_PREFIX
+
+    def serves(self, has: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Whether a prefix of so many blocks can be continued, as far as this group goes.
+
+        Args:
+            has: ``bool[blocks]``: which blocks of the prompt the group has.
+
+        Returns:
+            ``bool[blocks + 1]`` on the host, by the number of blocks of the prefix.
+        """
+        served = np.ones(len(has) + 1, np.bool_)
+        if self.kind in _STATES:
+            served[1:] = has
+            return served
+        blocks = np.arange(len(has) + 1)
+        ends = blocks * self.block_size
+        first = np.zeros_like(ends)
+        if self.kind in _WINDOWS:
+            first = np.maximum(0, ends - self.width + 1)
+        elif self.kind in _CHUNKS:
+            first = ends - ends % self.width
+        missing = np.concatenate(([0], np.add.accumulate(~has, dtype=np.int64)))
+        # A query at a block boundary may read nothing before its own block.
+        complete: npt.NDArray[np.bool_] = (
+            missing[blocks] == missing[np.minimum(first // self.block_size, blocks)]
+        )
+        return complete
+
+
+def layers_of(kind: str | None, width: int | None, block_size: int) -> Layers | None:
+    """The group that events describe; None if they do not say what its next query reads.
+
+    >>> layers_of("sliding_window", 128, 16)
+    Layers(kind='sliding_window', width=128, block_size=16)
+    >>> layers_of("cross_attention", None, 16) is None
+    True
+    """
+    kind = wire.FULL_ATTENTION if kind is None else kind
+    if kind in wire.WHOLE_PREFIX or (kind in _STATES and block_size > 0):
+        return Layers(kind, 0, block_size)
+    if kind in _WINDOWS | _CHUNKS and block_size > 0 and width is not None and width > 0:
+        return Layers(kind, width, block_size)
+    return None
+
+
+class Groups:
+    """The groups of layers of a worker, as far as its events describe them."""
+
+    __slots__ = ("first", "further", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[int, Layers | None] = {}
+        self.first: int | None = None
+        """The one of full attention whose blocks are counted; the others limit how many."""
+        self.further: dict[int, Layers] = {}
+        """The other groups whose blocks have as many tokens."""
+
+    def note(self, group: int, layers: Layers | None) -> None:
+        """Notes of which kind a group is, unless that is known."""
+        if self.known.get(group) is not None or (layers is None and group in self.known):
+            return
+        self.known[group] = layers
+        if self.first is None and layers is not None and layers.is_whole_prefix:
+            self.first = group
+        if self.first is None or (first := self.known[self.first]) is None:
+            return
+        self.further = {
+            number: other
+            for number, other in self.known.items()
+            if number != self.first and other is not None and other.block_size == first.block_size
+        }
+
+    def counts(self, group: int) -> bool:
+        """Whether it is known which blocks of a group a query reads."""
+        return self.known.get(group) is not None
+
+
+def longest_served(
+    num_blocks: int,
+    groups: Mapping[int, Layers],
+    has: Callable[[int], npt.NDArray[np.bool_]],
+) -> int:
+    """The most leading blocks that all groups can serve.
+
+    Args:
+        num_blocks: Leading blocks that full attention has.
+        groups: The other groups, by number.
+        has: Which of those blocks a group has, by its number.
+    """
+    served = np.ones(num_blocks + 1, np.bool_)
+    for group, layers in groups.items():
+        served &= layers.serves(has(group))
+    return int(np.flatnonzero(served)[-1])
