@@ -437,22 +437,38 @@ def test_options_are_kept_as_they_were_given() -> None:
     assert config.groups == tuple(GROUPS)
 
 
+def serve_to_its_end(manager: BlockManager, prompt: list[int]) -> None:
+    handle = manager.admit(prompt)
+    for stop in sorted({*manager.stops(handle), len(prompt)}):
+        step(manager, handle, stop)
+    manager.free(handle)
+
+
 def test_a_tail_that_no_look_up_sees_is_not_kept() -> None:
     """A look-up within a block sees the 128 last children of a node."""
     groups = [FullAttention(), RecurrentState()]
     manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
     prompts = [[1, 1, 100 + i] for i in range(300)]
     for prompt in prompts:
-        handle = manager.admit(prompt)
-        for stop in sorted({*manager.stops(handle), len(prompt)}):
-            step(manager, handle, stop)
-        step(manager, handle, len(prompt))
-        manager.free(handle)
+        serve_to_its_end(manager, prompt)
     found = [manager.match([*prompt, 7]).num_cached_tokens == 3 for prompt in prompts]
     assert found[-100:] == [True] * 100
     assert manager.match([1, 1, 5]).num_cached_tokens == 2
     # All that are kept are found, and the tail where they diverge.
     assert manager.stats().cached_blocks == len(groups) * (sum(found) + 1)
+    manager.check_invariants()
+
+
+def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
+    groups = [FullAttention(), RecurrentState()]
+    manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
+    again = [1, 1, 99]
+    for prompt in [again, *([1, 1, 100 + i] for i in range(100)), again]:
+        serve_to_its_end(manager, prompt)
+    for i in range(100):  # with those before, more than a look-up sees
+        serve_to_its_end(manager, [1, 1, 300 + i])
+    assert manager.match([*again, 7]).num_cached_tokens == 3
+    assert manager.match([1, 1, 100, 7]).num_cached_tokens == 2
     manager.check_invariants()
 
 
