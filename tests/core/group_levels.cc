@@ -5,15 +5,81 @@
 
 namespace blockmgr::testing {
 
-void GroupPlay::say(const SeqPtr& seq) {
-  std::vector<Token> asked = seq->tokens;
+Prompt GroupPlay::some_prompt(const SeqPtr& seq) {
+  asked_ = seq->tokens;
   if (!texts_.empty() && bytes_.one_in(2))
-    asked = texts_[static_cast<std::size_t>(bytes_.below(static_cast<int>(texts_.size())))];
+    asked_ = texts_[static_cast<std::size_t>(bytes_.below(static_cast<int>(texts_.size())))];
   const Config& config = setup_.core;
   const auto most = static_cast<std::size_t>(config.row_width * config.block_size);
-  asked.resize(std::min(asked.size(), most));
-  const Prompt prompt{asked.data(), static_cast<std::int64_t>(asked.size()),
-                      World::text_of(seq->name), {}, 0};
+  asked_.resize(std::min(asked_.size(), most));
+  return {asked_.data(), static_cast<std::int64_t>(asked_.size()), World::text_of(seq->name), {}, 0};
+}
+
+// Calls by block id, and touches.
+void GroupPlay::handle_blocks(const SeqPtr& seq) {
+  const int fails_in = std::exchange(digester_->fails_in, 0);
+  const Nodes& nodes = core_.nodes();
+  const std::int64_t block = bytes_.between(1, setup_.core.num_blocks - 1);
+  const NodeId n = nodes.owner(block);
+  const bool known = n >= 0 && (nodes.uses(n).ref_count || nodes[n].keyed());
+  const int what = bytes_.below(8);
+  if (what < 2) {
+    const Prompt prompt = some_prompt(seq);
+    done(kTouch, [&] { core_.touch(prompt); });
+  } else if (what < 4 && known) {
+    if (!done(kAcquire, [&] { core_.acquire(&block, 1); })) fail("acquire was refused");
+    holds_.push_back(block);
+  } else if (what < 5 && known) {
+    done(kTouchBlocks, [&] { core_.touch_blocks(&block, 1); });
+  } else if (what < 7 && !holds_.empty()) {
+    const auto at = static_cast<std::size_t>(bytes_.below(static_cast<int>(holds_.size())));
+    const std::int64_t held = holds_[at];
+    EXPECT(nodes.owner(held) >= 0, "a held block is free");
+    done(kRelease, [&] { core_.release(&held, 1); });
+    holds_.erase(holds_.begin() + static_cast<std::ptrdiff_t>(at));
+  } else if (known) {
+    forget_block(block);
+  }
+  digester_->fails_in = fails_in;
+}
+
+// Nothing finds it any more, and nothing that continues it; who has it caches nothing more.
+void GroupPlay::forget_block(std::int64_t block) {
+  std::vector<SeqPtr> holders;
+  for (const SeqPtr& seq : seqs_) {
+    if (seq->preempted) continue;
+    for (const auto& table : tables(*seq))
+      if (std::count(table.begin(), table.end(), block)) {
+        holders.push_back(seq);
+        break;
+      }
+  }
+  const Nodes& nodes = core_.nodes();
+  std::vector<std::pair<NodeId, std::uint32_t>> below;  // what continues it, and itself
+  const NodeId owner = nodes.owner(block);
+  if (nodes[owner].keyed())
+    below.emplace_back(Pool::is_part(nodes[owner]) ? core_.groups()->node_of(owner) : owner, 0);
+  for (std::size_t i = 0; i < below.size(); ++i) {
+    below[i].second = nodes[below[i].first].generation;
+    for (NodeId b = nodes[below[i].first].first_child; b >= 0; b = nodes[b].next_sibling)
+      below.emplace_back(b, 0);
+  }
+  if (!done(kForget, [&] { core_.forget(&block, 1); })) return;
+  const NodeId n = nodes.owner(block);
+  EXPECT(n < 0 || !nodes[n].keyed(), "a forgotten block can be found");
+  for (const auto& [node, generation] : below)
+    EXPECT(nodes[node].generation != generation, "what continues a forgotten block can be found");
+  for (const SeqPtr& seq : holders)
+    EXPECT(view(*seq).outdated, "a sequence caches what continues a forgotten block");
+}
+
+void GroupPlay::release_holds() {
+  for (const std::int64_t held : holds_) done(kRelease, [&] { core_.release(&held, 1); });
+  holds_.clear();
+}
+
+void GroupPlay::say(const SeqPtr& seq) {
+  const Prompt prompt = some_prompt(seq);
   const int fails_in = std::exchange(digester_->fails_in, 0);
   const int what = bytes_.below(8);
   if (what < 3) {

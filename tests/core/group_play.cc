@@ -151,7 +151,7 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   const Outcome outcome =
       trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  if (op != kFree && op != kPreempt) check_order(waiting);
+  if (op != kFree && op != kPreempt && op != kForget) check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -536,7 +536,7 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       return seqs_.size() == before;
     }
     case kPlanRetain:
-      if (setup_.core.retention) say(seq);
+      setup_.core.retention && bytes_.one_in(2) ? say(seq) : handle_blocks(seq);
       return true;
     default:
       free(seq);

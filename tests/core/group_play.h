@@ -150,6 +150,10 @@ class GroupPlay {
 
   // What it says of blocks to come: group_levels.cc.
   void say(const SeqPtr& seq);
+  Prompt some_prompt(const SeqPtr& seq);
+  void handle_blocks(const SeqPtr& seq);
+  void forget_block(std::int64_t block);
+  void release_holds();
   void retain(const SeqPtr& seq);
   void retain_prefix(const Prompt& prompt);
   void pin(const Prompt& prompt);
@@ -212,6 +216,8 @@ class GroupPlay {
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
   std::vector<std::int64_t> pins_;
+  std::vector<std::int64_t> holds_;  // block ids, each as often as it is held
+  std::vector<Token> asked_;         // of the prompt that is asked about
   std::set<std::pair<int, std::string>> mirror_;  // groups and digests, kept by events alone
 };
 

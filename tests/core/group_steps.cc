@@ -257,6 +257,7 @@ void GroupPlay::finish_up() {
   setup_.habits.plans_ahead = setup_.habits.overlaps = false;
   step();
   while (!seqs_.empty()) free(seqs_.back());
+  release_holds();
   step();
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.front());

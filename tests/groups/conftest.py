@@ -8,7 +8,7 @@ from tests.groups import world
 from tests.groups.core import CoreManager
 from tests.groups.model import ModelManager
 
-WORLDS = {"test_rules", "test_steps", "test_shares", "test_retention"}
+WORLDS = {"test_rules", "test_steps", "test_shares", "test_retention", "test_holds"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

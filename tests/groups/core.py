@@ -223,11 +223,26 @@ class CoreManager:
         if not self.retention:
             return 0
         priority = Priority(Priority.NORMAL + level)
-        return self.core.retain_prefix(tokens, priority=priority, namespace=namespace)
+        found = self.translated(
+            self.core.retain_prefix, tokens, priority=priority, namespace=namespace
+        )
+        return int(found)
 
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
         if self.retention:
             self.core.retain(handle, start, stop, priority=Priority(Priority.NORMAL + level))
+
+    def acquire(self, ids: list[int]) -> None:
+        self.core.acquire(ids)
+
+    def release(self, ids: list[int]) -> None:
+        self.core.release(ids)
+
+    def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
+        self.translated(self.core.touch, tokens, namespace=namespace)
+
+    def forget(self, ids: list[int]) -> None:
+        self.translated(self.core.forget, ids)
 
     # ---- steps ------------------------------------------------------------------------------
 

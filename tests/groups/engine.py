@@ -46,6 +46,9 @@ CALLS = {
     "resume": 2,
     "turn": 2,
     "retain": 1,
+    "hold": 1,
+    "touch": 1,
+    "discard": 1,
     "free": 3,
 }
 AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
@@ -162,6 +165,7 @@ class Engine:
         self.uncommitted: list[list[tuple[int, int]]] = []
         """Of each closed step that is not committed, the sequences and what it computes of them."""
 
+        self.holds: list[int] = []
         self.fences = Fences()
         self.texts: list[list[int]] = []
         self.before: tuple[object, ...] = ()
@@ -204,6 +208,26 @@ class Engine:
         if most:
             stop = self.rng.randint(1, most)
             self.manager.retain_tokens(seq.handle, self.rng.randrange(stop), stop, level)
+
+    def hold(self, seq: Seq) -> None:
+        """Somebody moves K/V out of a block, and is done with it later."""
+        if self.holds and self.rng.random() < 0.5:
+            self.manager.release([self.holds.pop(self.rng.randrange(len(self.holds)))])
+        elif ids := self.ids_of(seq):
+            self.holds.append(self.rng.choice(ids))
+            self.manager.acquire(self.holds[-1:])
+
+    def ids_of(self, seq: Seq) -> list[int]:
+        return [block for table in self.manager.tables(seq.handle) for block in table if block]
+
+    def touch(self, seq: Seq) -> None:
+        text = self.rng.choice([seq.tokens, *self.texts])
+        self.manager.touch_prompt(text, seq.namespace)
+
+    def discard(self, seq: Seq) -> None:
+        """A block turns out to be wrong."""
+        if ids := self.ids_of(seq):
+            self.manager.forget([self.rng.choice(ids)])
 
     def enter(self, text: list[int], namespace: bytes) -> None:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])

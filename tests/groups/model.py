@@ -172,6 +172,8 @@ class ModelManager(ModelAdmission):
 
     def promote(self, seq: Seq) -> None:
         """Makes full computed units findable, group by group (rule 5)."""
+        if seq.promoted < 0:
+            return  # it continues what was forgotten
         while seq.promoted < seq.computed // self.size:
             unit = seq.promoted
             prefix = seq.prefix((unit + 1) * self.size)
@@ -520,6 +522,36 @@ class ModelManager(ModelAdmission):
                 self.give_back(seq)
                 self.settle()  # likewise
             del self.seqs[handle]
+
+    def forget(self, ids: list[int]) -> None:
+        """What these blocks hold is wrong, and so is all that was computed behind it, in all
+        groups. Nobody finds it any more. Sequences that have it go on, and cache nothing more."""
+        if any(map(self.promises, self.seqs.values())):
+            raise WrongStep
+        with self.call():
+            wrong = [self.blocks[block - 1] for block in ids]
+            starts = {block.content[1] for block in wrong if block.content is not None}
+            for seq in self.seqs.values():
+                for group, _ in self.attention():
+                    table = seq.tables[group] if seq.tables else []
+                    units = [unit for unit, block in enumerate(table) if block in wrong]
+                    starts |= {seq.prefix((unit + 1) * self.size) for unit in units}
+                    if units:
+                        seq.promoted = -1
+                for group in self.recurrent():
+                    if seq.tables[group] and seq.tables[group][0] in wrong:
+                        seq.promoted = -1
+            gone = {
+                block
+                for block in self.blocks
+                if block.content is not None
+                and any(cut(block.content[1], len(start[1])) == start for start in starts)
+            }
+            for seq in self.seqs.values():
+                if any(block in gone for table in seq.tables for block in table):
+                    seq.promoted = -1
+            for block in gone:
+                block.content = None
 
     # ---- looking at it ------------------------------------------------------------------
 

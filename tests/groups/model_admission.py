@@ -63,6 +63,17 @@ class ModelAdmission(ModelSteps):
     def can_go_on(self, prefix: Prefix) -> bool:
         return self.found_at(prefix) is not None
 
+    def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
+        """A waiting prompt goes on from here soon: the path counts as just used."""
+        prefix = (namespace, tuple(tokens))
+        partly = [p for p in range(1, len(tokens)) if p % self.size >= self.min_partial_tokens > 0]
+        lengths = {*partly, *range(self.size, len(tokens), self.size)}
+        found = (p for p in sorted(lengths, reverse=True) if self.can_go_on(cut(prefix, p)))
+        end = next(found, 0)
+        self.touch(cut(prefix, end))
+        if end and end % self.size == 0:
+            self.keep_boundary(cut(prefix, end))
+
     def most_like(self, group: int, prefix: Prefix) -> Block | None:
         """A block of the group whose unit begins with the last tokens of the prefix."""
         length = len(prefix[1])

@@ -132,6 +132,7 @@ class ModelPool:
         self.pending: list[Copy] = []
         self.flight: list[Copy] = []
         self.held: list[Block] = []  # within a call
+        self.holds: list[Block] = []  # by id, each as often as somebody holds it
         self.stamps: dict[Prefix, int] = {}
         self.passed: dict[Prefix, None] = {}
         self.continued: set[Prefix] = set()
@@ -203,7 +204,7 @@ class ModelPool:
 
     def in_use(self) -> set[Block]:
         used = {b for s in self.seqs.values() for table in s.tables for b in table if b}
-        used.update(self.held)
+        used.update(self.held, self.holds)
         for copy in self.pending + self.flight:
             used |= {copy.source, copy.destination}
         return used
@@ -317,6 +318,16 @@ class ModelPool:
             self.stamps[boundary] = next(self.clock)
         self.passed.pop(boundary, None)
         self.continued.add(boundary)
+
+    def acquire(self, ids: list[int]) -> None:
+        """Keeps blocks from being handed out. That keeps no boundary: where one ends, what is held
+        of it goes with the hold."""
+        self.holds += [self.blocks[block - 1] for block in ids]
+
+    def release(self, ids: list[int]) -> None:
+        for block in ids:
+            self.holds.remove(self.blocks[block - 1])
+        self.settle()
 
     def give_levels(self, known: set[Prefix]) -> None:
         """Units get the levels that running sequences ask for once they can be found; of several

@@ -56,6 +56,16 @@ def test_so_does_one_that_is_retained_later(groups: tuple[kinds.Kind, ...]) -> N
     assert world.manager.match([*SYSTEM, 3]) == 12
 
 
+def test_the_end_of_what_is_retained_later_is_more_than_passed() -> None:
+    for retained in (True, False):
+        world = World(24, 4, FULL, SlidingWindow(5), retention=True)
+        world.serve([*SYSTEM, 2, 2, 2, 2, 2])
+        if retained:
+            assert world.manager.retain(SYSTEM, 2) == 3
+        crowd(world, 10)
+        assert (world.manager.match([*SYSTEM, 3]) == 12) is retained
+
+
 def test_a_forward_should_stop_at_the_end_of_what_is_retained() -> None:
     world = World(24, 4, FULL, STATE, retention=True)
     manager = world.manager

@@ -257,6 +257,19 @@ def test_what_a_running_sequence_left_goes_last_and_its_deepest_boundary_first()
     assert {len(boundary[1]) for boundary in manager.stamps} == {4, 8, 16}
 
 
+def test_a_window_that_is_computed_again_where_prompts_diverge_is_kept() -> None:
+    world = World(50, 4, FULL, SlidingWindow(5))
+    manager = world.manager
+    prompt = list(range(60))
+    world.serve(prompt)
+    world.serve([100 + i for i in range(60)])  # what the first one only passed is gone
+    other = [*prompt[:40], *[7] * 9]
+    assert manager.match(other) < 40
+    world.serve(other)
+    manager.free(manager.admit([8] * 40))
+    assert manager.match(other[:41]) == 40
+
+
 def test_what_is_computed_after_a_truncation_is_found() -> None:
     world = World(13, 4, FULL)
     manager = world.manager

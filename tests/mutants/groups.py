@@ -13,6 +13,7 @@ TESTS = (
     "tests/groups/test_events.py",
     "tests/groups/test_retention.py",
     "tests/groups/test_levels.py",
+    "tests/groups/test_holds.py",
 )
 
 GROUPS = tuple(
@@ -829,6 +830,42 @@ GROUPS = tuple(
             "  while (!num_idle_[static_cast<std::size_t>(level)]) ++level;\n",
             "  for (int l = kLow; l <= kPinned; ++l)\n"
             "    if (num_idle_[static_cast<std::size_t>(l)]) level = l;\n",
+        ),
+        (
+            "what_only_the_forgotten_continued_stays",
+            "sequences/forgetting.cc",
+            "  if (groups_ && start >= 0) groups_->prune(start);\n",
+            "",
+        ),
+        (
+            "goes_on_forgetting_at_a_node_that_is_gone",
+            "sequences/forgetting.cc",
+            "    node = node != b && nodes_[parent].keyed() ? parent : b;\n",
+            "    node = node != b ? parent : b;\n",
+        ),
+        (
+            "a_part_that_is_wrong_is_not_its_nodes",
+            "sequences/forgetting.cc",
+            "      if (groups_->part(g, table(s)[i]) == n) return table(s)[i];\n",
+            "      if (groups_->part(g, table(s)[i]) == n) return kNoNode;\n",
+        ),
+        (
+            "a_wrong_state_goes_on_being_cached",
+            "sequences/forgetting.cc",
+            "      if (group_row(s).states[nth(g)] == n) detach(s);\n",
+            "",
+        ),
+        (
+            "a_touch_leaves_the_boundary_passed",
+            "sequences/retaining.cc",
+            "  if (groups_ && found.partial < 0 && found.num_full) keep_boundary(found.node);\n",
+            "",
+        ),
+        (
+            "touches_parts_as_nodes",
+            "sequences/holding.cc",
+            "  return nodes_[n].keyed() ? groups_->node_of(n) : kNoNode;\n",
+            "  return n;\n",
         ),
     )
 )

@@ -12,6 +12,7 @@ from blockmgr import (
     Admission,
     BlockManager,
     BlockState,
+    BlockStateError,
     ChunkedAttention,
     FullAttention,
     ManagerConfig,
@@ -414,22 +415,24 @@ def test_slots_that_a_group_has_not_are_refused() -> None:
         manager.slot_mapping(handle, 0, 1, group=7)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("acquire", ([1],)),
-        ("touch_blocks", ([1],)),
-        ("forget", ([1],)),
-        ("touch", (PROMPT,)),
-    ],
-)
-def test_calls_that_do_not_know_of_groups_say_so(name: str, arguments: tuple[Any, ...]) -> None:
+def test_calls_by_block_id_know_the_blocks_of_all_groups() -> None:
     manager = hybrid()
-    manager.admit(PROMPT)
-    before = manager.stats()
-    with pytest.raises(ValueError, match=f"{name} does not know of groups of layers"):
-        getattr(manager, name)(*arguments)
-    assert manager.stats() == before
+    handle = manager.admit(PROMPT)
+    for stop in (8, 11):
+        step(manager, handle, stop)
+    row = manager.row(handle)
+    blocks = [int(manager.group_table(group)[row].max()) for group in range(4)]
+    manager.acquire(blocks)
+    assert [manager.ref_count(block) for block in blocks] == [2] * 4
+    manager.free(handle)
+    assert manager.num_available == 63 - 4
+    manager.touch_blocks(blocks)
+    manager.release(blocks)
+    assert manager.num_available == 63
+    assert manager.touch([*PROMPT, 1]) == manager.match([*PROMPT, 1]).num_cached_tokens // 4
+    assert manager.forget(blocks) >= 0
+    with pytest.raises(BlockStateError):
+        manager.release(blocks)
 
 
 def test_options_are_kept_as_they_were_given() -> None:

@@ -10,12 +10,6 @@ std::int64_t Sequences::grouped_need(std::int64_t blocks) const {
   return blocks * (1 + groups_->num_groups() - num_states_);
 }
 
-void Sequences::refuse_groups(const char* call) const {
-  if (groups_)
-    throw Error(ErrorKind::kValue,
-                std::string(call) + " does not know of groups of layers yet");
-}
-
 void Sequences::refuse_moved(const Sequence& s, const char* call) const {
   if (!num_states_ || group_row(s).stands) return;
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +

@@ -30,9 +30,9 @@ std::int64_t Sequences::ref_count(std::int64_t id) const {
 }
 
 // A hold is a pin: it keeps the block and its ancestors, and does not cause a copy before a write.
+// With further groups of layers it keeps no boundary: one may end, and the block goes with the hold.
 void Sequences::acquire(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
-  refuse_groups("acquire");
   check_known(ids, count, "acquire");
   if (!holds_)
     holds_ = std::make_unique<ZeroedArray<std::uint32_t>>(static_cast<std::size_t>(nodes_.count));
@@ -72,13 +72,19 @@ void Sequences::release(const std::int64_t* ids, std::int64_t count) {
   }
 }
 
+// The node that a block is found by; kNoNode: it is a part that cannot be found.
+NodeId Sequences::node_behind(NodeId n) const {
+  if (!groups_ || groups_->owner(n) < 0) return n;
+  return nodes_[n].keyed() ? groups_->node_of(n) : kNoNode;
+}
+
 // A block takes its ancestors along, and goes before them. Ancestors of a used block are used.
 void Sequences::touch_blocks(const std::int64_t* ids, std::int64_t count) {
   Call call(*this);
-  refuse_groups("touch_blocks");
   check_known(ids, count, "touch");
   for (std::int64_t i = 0; i < count; ++i)
-    for (NodeId b = nodes_.owner(ids[i]); b >= 0 && !nodes_.used(b); b = nodes_[b].parent)
+    for (NodeId b = node_behind(nodes_.owner(ids[i]));
+         b >= 0 && !nodes_.used(b); b = nodes_[b].parent)
       if (pool_.counts_as_available(b)) {
         pool_.touch(b);
         ++counters_.touched_blocks;

@@ -92,9 +92,23 @@ std::int64_t Sequences::pin(const Prompt& prompt, const Announce& announce) {
   return pin;
 }
 
+// What an admission would use of a waiting prompt.
+Sequences::Found Sequences::find_waiting(const Prompt& prompt, NodeId root,
+                                         const ExtrasIds& extras) {
+  if (groups_) {
+    const Applicant applicant{root, &extras, partition_of(prompt.name), 0, true};
+    GroupedFound found = find_grouped(prompt.tokens, prompt.num_tokens, applicant);
+    const bool within =
+        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
+    return within ? found.partial : found.whole;
+  }
+  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root, &extras);
+  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  return found;
+}
+
 std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   Call call(*this);
-  refuse_groups("touch");
   if (blocks_for(prompt.num_tokens) > config_.row_width)
     throw_never_fits(prompt.num_tokens, 0, partition_of(prompt.name));
   const std::uint32_t root = index_.find_root(prompt.name);
@@ -103,8 +117,7 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
     return 0;
   }
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
-  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root_node(root), &extras);
-  find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  const Found found = find_waiting(prompt, root_node(root), extras);
 
   const auto each_idle = [&](const auto& visit) {
     if (found.partial >= 0 && pool_.counts_as_available(found.partial)) visit(found.partial);
@@ -117,6 +130,7 @@ std::int64_t Sequences::touch(const Prompt& prompt, const Announce& announce) {
   each_idle([&](NodeId) { ++count; });
   if (announce) announce(count);
   each_idle([&](NodeId b) { pool_.touch(b); });
+  if (groups_ && found.partial < 0 && found.num_full) keep_boundary(found.node);
   counters_.touched_blocks += count;
   return count;
 }

@@ -485,6 +485,7 @@ class Sequences : public Store {
 
   // retaining.cc
   Found find_cached(const Prompt& prompt);
+  Found find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds& extras);
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
   void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
   void keep_boundary(NodeId node) noexcept;
@@ -529,12 +530,14 @@ class Sequences : public Store {
   // The node that has this block; kNoNode: it is free. Throws for what is no block.
   NodeId checked_block(std::int64_t id, std::int64_t position) const;
   void check_known(const std::int64_t* ids, std::int64_t count, const char* call) const;
+  NodeId node_behind(NodeId n) const;
   std::uint32_t& holds_of(NodeId n) { return (*holds_)[static_cast<std::size_t>(n)]; }
   std::int64_t num_holds(NodeId b) const {
     return holds_ ? (*holds_)[static_cast<std::size_t>(b)] : 0;
   }
 
   // forgetting.cc
+  NodeId forget_part(NodeId n) noexcept;
   std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
   bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;
@@ -613,7 +616,6 @@ class Sequences : public Store {
   }
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;
-  void refuse_groups(const char* call) const;
   void take_parts(Sequence& s, std::int64_t from) noexcept;
   std::int32_t make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                                   std::int32_t num_tokens) noexcept;
