@@ -815,7 +815,7 @@ GROUPS = tuple(
         (
             "a_hint_keeps_no_state",
             "sequences/retaining.cc",
-            "  groups_ ? leave_groups(s) : cache_tail(s);\n",
+            "  groups_ ? leave_groups(s, expect_reuse) : cache_tail(s);\n",
             "  cache_tail(s);\n",
         ),
         (
