@@ -140,13 +140,18 @@ std::map<NodeId, GroupPlay::Waiting> GroupPlay::idle_boundaries() const {
   for (NodeId n = 0; n < nodes.count; ++n) {
     if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n])) continue;
     if (!nodes.idle(n) || !groups.is_boundary(n) || groups.is_passed(n)) continue;
-    found[n] = {nodes[n].generation, core_.pool().partition_of(n), core_.level(n)};
+    const Level level = core_.level(n);
+    bool is_own_level = true;
+    for (NodeId b = nodes[n].first_child; b >= 0; b = nodes[b].next_sibling)
+      is_own_level = is_own_level && core_.level(b) < level;
+    found[n] = {nodes[n].generation, core_.pool().partition_of(n), level, is_own_level};
   }
   return found;
 }
 
 // No whole block's boundary goes as long as an idle one of a lower level is left. One that a prompt
-// continues from may end, for its state is taken over.
+// continues from may end, for its state is taken over. One whose level is that of a child falls with
+// the child, which may be no such boundary: a tail, a node between two, or a passed one.
 void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
   if (before.empty()) return;
   const auto after = idle_boundaries();
@@ -154,6 +159,7 @@ void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
     const auto now = after.find(n);
     if (now != after.end() && now->second.generation == gone.generation) continue;
     if (core_.nodes()[n].generation == gone.generation) continue;  // used, or passed
+    if (!gone.is_own_level) continue;
     for (const auto& [other, left] : before) {
       const auto still = after.find(other);
       const bool stays = still != after.end() && still->second.generation == left.generation;

@@ -108,6 +108,7 @@ class GroupPlay {
     std::uint32_t generation;
     int partition;
     Level level;
+    bool is_own_level;  // not that of a cached child
   };
   using Tables = std::vector<std::vector<std::int32_t>>;
 
