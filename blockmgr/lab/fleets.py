@@ -123,7 +123,7 @@ def fleets(
     Raises:
         ValueError: As ``fleet`` does; there is no delivery; or no size leaves a replica large
             enough for every request.
-        ChildProcessError: A process was killed.
+        ChildProcessError: A process was killed three times while no task ended.
         ClusterLostError: The cluster does not answer, or not any more.
         MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """

@@ -164,7 +164,7 @@ def sweep(
     Raises:
         ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
             bounds, there is no such policy, or the trace cannot be cut into blocks of such a size.
-        ChildProcessError: A process was killed, as a system short of memory does.
+        ChildProcessError: A process was killed three times while no task ended.
         ClusterLostError: The cluster does not answer, or not any more.
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from blockmgr.arguments import positive, text, whole
 from blockmgr.lab.replays import Replays
@@ -31,6 +31,10 @@ Advance = Callable[[], None]
 
 Task = tuple[Any, ...]
 """A function, and what it takes after the replays. Workers elsewhere get it pickled."""
+
+
+LOSSES: Final = 3
+"""How often in a row a process is killed before the work ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +120,27 @@ def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers
 
 
 class Processes:
-    """Carries out tasks here, or in spawned processes."""
+    """Carries out tasks here, or in spawned processes.
+
+    A process that is killed costs time, not a result: the others end with it, and new ones do what
+    is left, as many at once as before. If one of those is killed before any task is done, the next
+    ones run one at a time, because the system may be short of memory.
+    """
 
     def __init__(self, trace: Trace, jobs: int, warmup: int = 0) -> None:
         self._replays = Replays(trace, warmup)
-        self._pool: ProcessPoolExecutor | None = None
-        if jobs > 1:
-            # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                jobs, mp_context=spawn, initializer=_take_trace, initargs=(trace, warmup)
-            )
+        self._kept = trace, warmup
+        self._jobs = jobs
+        self._pool = self._spawn(jobs) if jobs > 1 else None
+
+    def _spawn(self, jobs: int) -> ProcessPoolExecutor:
+        # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
+        return ProcessPoolExecutor(
+            jobs,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_take_trace,
+            initargs=self._kept,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -141,20 +155,55 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As ``Workers`` has it."""
+        """As ``Workers`` has it.
+
+        Raises:
+            ChildProcessError: A process was killed again and again, and no task done meanwhile.
+        """
         if self._pool is None:
             return list(self._run_here(tasks, advance))
-        with uninterrupted():
-            futures: list[Future[Any]] = [self._pool.submit(_run_there, *task) for task in tasks]
+        results: dict[int, Any] = {}
+        in_a_row = 0
+        while len(results) < len(tasks):
+            before = len(results)
+            try:
+                self._collect(tasks, results, advance)
+            except BrokenProcessPool:
+                in_a_row = in_a_row + 1 if len(results) == before else 1
+                if in_a_row == LOSSES:
+                    raise ChildProcessError(
+                        f"a process was killed {LOSSES} times, with no task done meanwhile; the "
+                        "system may be short of memory: each process needs its own"
+                    ) from None
+                self._pool.shutdown()
+                self._pool = self._spawn(self._jobs if in_a_row == 1 else 1)
+        return [results[place] for place in range(len(tasks))]
+
+    def _collect(self, tasks: Sequence[Task], results: dict[int, Any], advance: Advance) -> None:
+        """Adds the results that are missing, in any order.
+
+        Raises:
+            BrokenProcessPool: A process was killed. The results have all that was done before.
+        """
+        assert self._pool is not None
+        places: dict[Future[Any], int] = {}
+        lost: BrokenProcessPool | None = None
         try:
-            for future in as_completed(futures):
-                future.result()
+            with uninterrupted():
+                for place, task in enumerate(tasks):
+                    if place not in results:
+                        places[self._pool.submit(_run_there, *task)] = place
+        except BrokenProcessPool as error:
+            lost = error
+        for future in as_completed(places):
+            try:
+                results[places[future]] = future.result()
+            except BrokenProcessPool as error:
+                lost = error
+            else:
                 advance()
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                "a process of the sweep was killed; use fewer jobs, each needs its own memory"
-            ) from None
-        return [future.result() for future in futures]
+        if lost is not None:
+            raise lost
 
     def _run_here(self, tasks: Sequence[Task], advance: Advance) -> Iterator[Any]:
         for function, *arguments in tasks:

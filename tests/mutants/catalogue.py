@@ -299,8 +299,8 @@ CORE = (
     Mutant(
         "caches_what_continues_a_forgotten_prefix",
         "sequences/promotion.cc",
-        "  if (!digester_ || s.outdated) return;\n",
-        "  if (!digester_) return;\n",
+        "  if (!digester_ || s.outdated) return 0;\n",
+        "  if (!digester_) return 0;\n",
     ),
     Mutant(
         "keeps_the_tail_of_a_forgotten_prefix",

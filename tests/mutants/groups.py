@@ -485,8 +485,8 @@ GROUPS = tuple(
         (
             "decode_drops_before_the_step_is_over",
             "sequences/growth.cc",
-            "grouped && open_steps_.empty();",
-            "grouped;",
+            "const bool drops_first = drops_before_taking();",
+            "const bool drops_first = grouped;",
         ),
         (
             "growth_counts_one_group",
@@ -499,6 +499,18 @@ GROUPS = tuple(
             "sequences/growth.cc",
             "      taken = grouped_need(takes) - num_dropped(s);\n",
             "      taken = takes - num_dropped(s);\n",
+        ),
+        (
+            "a_batch_counts_on_a_node_that_a_caller_holds",
+            "sequences/promotion.cc",
+            "  std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);\n",
+            "  std::int64_t lost = 0;\n",
+        ),
+        (
+            "a_batch_counts_on_a_part_that_a_caller_holds",
+            "sequences/promotion.cc",
+            "    lost += part >= 0 && there >= 0 &&",
+            "    lost += false && there >= 0 &&",
         ),
         (
             "nothing_looks_whether_a_boundary_needs_it",

@@ -285,6 +285,48 @@ def test_drafts_keep_their_window() -> None:
         assert manager.truncate(handle, 7) == left
 
 
+@pytest.mark.parametrize("group", [0, 1])
+def test_decode_does_not_count_on_blocks_that_a_caller_holds(group: int) -> None:
+    """The sequence moves to cached blocks, which were available, and leaves one that is held."""
+    manager = hybrid(1 + 4, groups=[FullAttention(), SlidingWindow(9)])
+    cached = manager.admit(range(4))
+    step(manager, cached, 4)
+    manager.free(cached)
+    handle = manager.admit(range(3))
+    step(manager, handle, 3)
+    manager.decode([handle], [3])
+    held = [int(manager.group_table(group)[manager.row(handle), 0])]
+    manager.acquire(held)
+    assert manager.num_available == 2
+    with pytest.raises(OutOfBlocksError):
+        manager.decode([handle], [4])
+    manager.check_invariants()
+    manager.release(held)
+    assert manager.decode([handle], [4]).shape == (1,)
+    assert manager.stats().deduplicated_blocks == 1
+    manager.check_invariants()
+
+
+def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight() -> None:
+    """Two cached blocks are left. It writes there, and does not move to what they hold."""
+    groups = [FullAttention(), SlidingWindow(9)]
+    manager = hybrid(1 + 4, groups=groups, steps_in_flight=1)
+    cached = manager.admit(range(4))
+    step(manager, cached, 4)
+    manager.free(cached)
+    manager.complete(1)
+    handle = manager.admit(range(3))
+    step(manager, handle, 3)
+    manager.complete(2)
+    manager.decode([handle], [3])
+    manager.copies_applied(manager.take_copies().ticket)
+    assert manager.num_available == 2
+    manager.decode([handle], [4])
+    assert manager.stats().deduplicated_blocks == 0
+    manager.complete(3)
+    manager.check_invariants()
+
+
 def test_decode_moves_all_groups() -> None:
     manager = hybrid()
     handles = [manager.admit(PROMPT), manager.admit(range(20, 28))]

@@ -152,7 +152,8 @@ inline void Sequences::prefetch_last(Handle handle) const {
 }
 
 // The blocks that the batch takes, and what the forward before has made findable. A sharer that
-// moves away may leave the last one alone, which then writes in place.
+// moves away may leave the last one alone, which then writes in place. What becomes findable before
+// the blocks are taken may leave fewer: it moves to cached blocks, and a pin keeps what it leaves.
 void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   const bool by_partition = !plan.needed_by.empty();
   const bool grouped = groups_ != nullptr;
@@ -197,15 +198,26 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     if (by_partition) [[unlikely]]
       plan.needed_by[s.partition] += taken;
   }
-  if (!by_partition) check_available(needed);
-  for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
-    check_available(plan.needed_by[p], static_cast<int>(p));
+  const auto check = [&] {
+    if (!by_partition) check_available(needed);
+    for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
+      check_available(plan.needed_by[p], static_cast<int>(p));
+  };
+  check();
 
   plan.promotions.clear();
+  std::int64_t lost = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
-    if (size.whole(s.num_tokens) > s.num_chained)
-      plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
+    if (size.whole(s.num_tokens) <= s.num_chained) continue;
+    const std::int64_t more = plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
+    lost += more;
+    if (by_partition) [[unlikely]]
+      plan.needed_by[s.partition] += more;
+  }
+  if (lost && drops_before_taking()) [[unlikely]] {
+    needed += lost;
+    check();
   }
   reserve_remaps(plan.promotions);
   if (groups_) [[unlikely]]
@@ -223,9 +235,8 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   refuse_open_ticket("decode");
   DecodePlan& plan = decode_room_;
   plan_decode(handles, count, plan);
-  // What steps in flight may read is not there to be taken, so it is given back at the end.
   const bool grouped = groups_ != nullptr;
-  const bool drops_first = grouped && open_steps_.empty();
+  const bool drops_first = drops_before_taking();
   for (std::int64_t i = 0; grouped && i < count; ++i)
     note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
   if (drops_first) [[unlikely]]

@@ -23,12 +23,13 @@ std::int64_t Sequences::promotable(const Sequence& s, std::int64_t num_computed)
 
 // Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
 // anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
-// its digest. written_now: leading tokens that are in memory before this step's forward.
-void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
-                               PromotionPlan& plan) {
-  if (!digester_ || s.outdated) return;
+// its digest. written_now: leading tokens that are in memory before this step's forward. Returns how
+// many blocks fewer may be available afterwards.
+std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
+                                       std::int64_t written_now, PromotionPlan& plan) {
+  if (!digester_ || s.outdated) return 0;
   const std::int64_t until = promotable(s, num_computed);
-  if (until <= s.num_chained) return;
+  if (until <= s.num_chained) return 0;
   const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   const std::size_t offset = plan.digests.size();
   plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
@@ -38,6 +39,7 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
   NodeId node = chain_node(s, s.num_chained);  // kNoNode once the chain is not cached yet
   const std::uint8_t* before = index_.digest_of(node);
   std::uint8_t* out = plan.digests.data() + offset;
+  std::int64_t lost = 0;
   for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
     const Key key{node, extras_at(s.extras_ids(), i), nodes_.tokens(t[i])};
     const bool cached_here = nodes_[t[i]].keyed();
@@ -54,9 +56,25 @@ void Sequences::plan_promotion(Sequence& s, std::int64_t num_computed, std::int6
         (groups_ ? most_unwritten(node) : nodes_[node].unwritten) &&
         (i + 1) * config_.block_size <= written_now) {
       plan.promotions.back().until = i;
-      return;
+      break;
     }
+    if (groups_ && config_.remap && node >= 0 && node != t[i]) [[unlikely]]
+      lost += num_lost(t[i], node);
   }
+  return lost;
+}
+
+// Of several groups: blocks that a sequence leaves for cached ones which are available, and that a
+// copy to come or a caller keeps. Counted for each sequence, although sharers move at once.
+std::int64_t Sequences::num_lost(NodeId own, NodeId cached) const {
+  std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    if (groups_->group(g).recurrent()) continue;
+    const NodeId part = groups_->part(g, own);
+    const NodeId there = groups_->part(g, cached);
+    lost += part >= 0 && there >= 0 && nodes_.uses(part).pins && pool_.counts_as_available(there);
+  }
+  return lost;
 }
 
 void Sequences::promote_all(const PromotionPlan& plan) noexcept {

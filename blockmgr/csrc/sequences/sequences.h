@@ -565,8 +565,9 @@ class Sequences : public Store {
   // promotion.cc
   NodeId chain_node(const Sequence& s, std::int64_t logical) const;
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
-  void plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
-                      PromotionPlan& plan);
+  std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
+                              PromotionPlan& plan);
+  std::int64_t num_lost(NodeId own, NodeId cached) const;
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
@@ -641,6 +642,9 @@ class Sequences : public Store {
   bool tells_state(const Sequence& s) const;
   void note_state(Sequence& s) noexcept;
   void refuse_unknown_state(const Sequence& s, const char* call) const;
+  // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
+  // may read is not there to be taken, so it is given back at the end.
+  bool drops_before_taking() const { return groups_ && open_steps_.empty(); }
   std::int64_t num_dropped(const Sequence& s) const;
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                   const PromotionPlan& plan) noexcept;

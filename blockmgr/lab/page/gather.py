@@ -82,7 +82,7 @@ def gather(
             no replica of a fleet holds the largest request, ``extent.sampling_rate`` is less than 1
             or ``extent.replicas`` is not empty with groups of layers, or the trace cannot be cut
             into blocks of ``config.block_size``.
-        ChildProcessError: A process was killed.
+        ChildProcessError: A process was killed three times while no task ended.
     """
     step = advance or (lambda: None)
     asked = extent or Extent()
