@@ -149,6 +149,18 @@ def test_a_cluster_prints_what_one_process_prints_even_if_a_worker_is_killed(
 
 
 @needs_ray
+def test_requests_of_the_warm_up_are_not_counted_there_either(
+    cluster: Cluster, trace: Trace
+) -> None:
+    sizes = parse_capacities("20%")
+    cold, here, there = (
+        sweep(trace, sizes, CONFIG, warmup=warmup, jobs=jobs)
+        for warmup, jobs in ((0, 1), (20, 1), (20, cluster.jobs))
+    )
+    assert there == here != cold
+
+
+@needs_ray
 def test_a_cluster_that_is_started_for_the_work_gives_the_same(trace: Trace) -> None:
     [capacity] = parse_capacities("50%")
 

@@ -41,7 +41,7 @@ GROUPS = tuple(
             "a_state_outlives_its_boundary",
             "places/group_places.cc",
             "    if (group(g).recurrent()) drop_unneeded(g, n);\n",
-            "",
+            "    ;\n",
         ),
         (
             "only_the_last_unit_of_a_window_goes",
