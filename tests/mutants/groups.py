@@ -185,7 +185,7 @@ GROUPS = tuple(
             "a_boundary_outlives_its_node",
             "places/group_places.cc",
             "  if (is_boundary(n)) remove_boundary(n);\n  for",
-            "  drop_states",
+            "  for",
         ),
         (
             "a_part_outlives_its_node",
