@@ -63,7 +63,7 @@ def test_engines_read_what_was_computed_from_their_own_prefix(
     memories = [run(seed, kinds_, backend, steps) for seed in range(seeds)]
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
     if any(isinstance(kind, kinds.RecurrentState) for kind in kinds_):
-        assert sum(memory.num_state_copies for memory in memories) >= seeds // 2
+        assert sum(memory.num_state_copies for memory in memories) > seeds
 
 
 def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> None:

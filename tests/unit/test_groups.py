@@ -285,10 +285,13 @@ def test_drafts_keep_their_window() -> None:
         assert manager.truncate(handle, 7) == left
 
 
+@pytest.mark.parametrize("options", [{}, {"quotas": {b"": 4}}], ids=["alone", "quotas"])
 @pytest.mark.parametrize("group", [0, 1])
-def test_decode_does_not_count_on_blocks_that_a_caller_holds(group: int) -> None:
+def test_decode_does_not_count_on_blocks_that_a_caller_holds(
+    group: int, options: dict[str, Any]
+) -> None:
     """The sequence moves to cached blocks, which were available, and leaves one that is held."""
-    manager = hybrid(1 + 4, groups=[FullAttention(), SlidingWindow(9)])
+    manager = hybrid(1 + 4, groups=[FullAttention(), SlidingWindow(9)], **options)
     cached = manager.admit(range(4))
     step(manager, cached, 4)
     manager.free(cached)
@@ -307,7 +310,8 @@ def test_decode_does_not_count_on_blocks_that_a_caller_holds(group: int) -> None
     manager.check_invariants()
 
 
-def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight() -> None:
+@pytest.mark.parametrize("holds", [False, True])
+def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight(holds: bool) -> None:
     """Two cached blocks are left. It writes there, and does not move to what they hold."""
     groups = [FullAttention(), SlidingWindow(9)]
     manager = hybrid(1 + 4, groups=groups, steps_in_flight=1)
@@ -320,6 +324,8 @@ def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight() -> None
     manager.complete(2)
     manager.decode([handle], [3])
     manager.copies_applied(manager.take_copies().ticket)
+    if holds:
+        manager.acquire([int(manager.block_tables[manager.row(handle), 0])])
     assert manager.num_available == 2
     manager.decode([handle], [4])
     assert manager.stats().deduplicated_blocks == 0
