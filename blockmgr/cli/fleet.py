@@ -12,13 +12,22 @@ from rich import box
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
+from blockmgr.cli.models import (
+    chosen_block_sizes,
+    chosen_model,
+    dtype_option,
+    forward_option,
+    model_option,
+)
 from blockmgr.cli.options import (
+    EVERY_ROUTER,
     chosen_jobs,
     chosen_source,
     debug_option,
     how_options,
     jobs_options,
     one_capacity,
+    router_names,
     source_options,
 )
 from blockmgr.lab.choices import pick
@@ -32,13 +41,14 @@ from blockmgr.lab.routers import BY_EVENTS, ROUTERS
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
+    from blockmgr.groups import Group
     from blockmgr.lab.delivery import Repair
+    from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
 
 __all__ = ["fleet"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "replicas", "routers", "seed"})
-EVERY: Final = "all"
 SEEING: Final = tuple(name for name in ROUTERS if name != BY_EVENTS)  # need no extra
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
@@ -55,16 +65,8 @@ HEADINGS: Final = (
 APART: Final = ("sent\ntokens", "handover\nmean ms")
 
 
-def _routers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return SEEING
-    if text.strip() == EVERY:
-        return tuple(ROUTERS)
-    try:
-        names = tuple(pick("router", item.strip(), ROUTERS) for item in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return tuple(dict.fromkeys(names))
+def _routers(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return SEEING if text is None else router_names(ctx, param, text)
 
 
 def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Size, ...]:
@@ -120,8 +122,8 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     "routers",
     callback=_routers,
     metavar="NAMES",
-    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY}.  "
-    f"[default: {EVERY} but {BY_EVENTS}, which needs the extra events]",
+    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
+    f"[default: {EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
 )
 @click.option(
     "--capacity",
@@ -194,7 +196,10 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     show_default=True,
     help="Time to first token: part for each request.",
 )
+@model_option
+@dtype_option
 @how_options
+@forward_option
 @jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
@@ -224,6 +229,9 @@ def fleet(
     send_ms_per_token: float,
     prefill_ms_per_token: float,
     prefill_overhead_ms: float,
+    model: str | None,
+    dtype: str | None,
+    block_size: int,
     seed: int,
     jobs: int | None,
     ray_address: str | None,
@@ -234,7 +242,8 @@ def fleet(
 ) -> None:
     """Replay on fleets of several sizes with each router, beside an upper bound.
 
-    SOURCE is a trace or the name of a workload, shared-prompt if there is none.
+    SOURCE is a trace or the name of a workload, shared-prompt if there is none. With --model and
+    several groups of layers, and for parts of blocks, there is no upper bound.
     """
     chosen = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
@@ -242,9 +251,14 @@ def fleet(
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
             plot.check_path(plot_path, inputs=chosen.files)
-        config = ReplayConfig(**settings)
+        layers = chosen_model(model, dtype)
+        [size] = chosen_block_sizes(ctx, "block_size", (block_size,), layers)
+        groups = _groups(layers, replicas)
+        config = ReplayConfig(block_size=size, groups=groups, **settings)
         trace = chosen.trace(seed)
-        model = PrefillModel(ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms)
+        first_token = PrefillModel(
+            ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms
+        )
         ways = deliveries(delays_ms, losses, repairs)
         num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
         total = len(trace.requests) * len(replicas) * num_routers
@@ -260,18 +274,23 @@ def fleet(
                 deliveries=ways,
                 decode_router=decode_router,
                 send_ms_per_token=send_ms_per_token,
-                first_token=model,
+                first_token=first_token,
                 jobs=chosen_jobs(jobs, ray_address, len(replicas) * num_routers),
                 progress=progress,
             )
         command = repeat_command(
-            ctx, ALWAYS_REPEATED, chosen.repeated, leave_out={"jobs", "ray_address"}
+            ctx,
+            ALWAYS_REPEATED,
+            {**chosen.repeated, "block_size": size},
+            leave_out={"jobs", "ray_address"},
         )
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
+            known = {} if layers is None else {"model": layers.as_plain(size)}
             document = {
+                **known,
                 "config": config.as_plain,
-                "first_token_model": asdict(model),
+                "first_token_model": asdict(first_token),
                 "results": [_entry(row) for row in rows],
                 "trace": trace.name,
             }
@@ -283,6 +302,19 @@ def fleet(
         if plot_path is not None:
             with telling(plot_path, plot_path.with_suffix(".csv")):
                 plot.save_fleet_plot(rows, plot_path)
+
+
+def _groups(model: Model | None, sizes: tuple[Size, ...]) -> tuple[Group, ...]:
+    """Refuses what the lab refuses, in the words of this command."""
+    if model is None:
+        return ()
+    for size in sizes:
+        if model.groups and isinstance(size, Split):
+            raise ValueError(
+                f"replicas must not be split with several groups of layers, which {model.name} "
+                f"has, got {size}"
+            )
+    return model.groups
 
 
 def _entry(row: FleetRow) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_WORKLOAD",
+    "EVERY_ROUTER",
     "Source",
     "block_sizes",
     "capacities",
@@ -43,6 +44,7 @@ __all__ = [
     "share",
     "source_options",
     "trace_options",
+    "warmup_option",
 ]
 
 DEFAULT_WORKLOAD: Final = "shared-prompt"
@@ -119,6 +121,18 @@ def how_options_without(*names: str) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def warmup_option(command: F) -> F:
+    """``--warmup``, as a share of the requests."""
+    return click.option(
+        "--warmup",
+        callback=share,
+        default="0%",
+        show_default=True,
+        metavar="SHARE",
+        help="Requests at the start that fill the pool and are not counted.",
+    )(command)
 
 
 def jobs_options(command: F) -> F:

@@ -28,6 +28,7 @@ from blockmgr.cli.options import (
     router_names,
     share,
     source_options,
+    warmup_option,
 )
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance
@@ -88,14 +89,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     metavar="NAMES",
     help="Eviction policies to compare with LRU, separated by commas.",
 )
-@click.option(
-    "--warmup",
-    callback=share,
-    default="0%",
-    show_default=True,
-    metavar="SHARE",
-    help="Requests at the start that fill the pool and are not counted.",
-)
+@warmup_option
 @click.option(
     "--sample",
     callback=share,

@@ -28,13 +28,16 @@ from blockmgr.cli.options import (
     jobs_options,
     policies,
     source_options,
+    warmup_option,
 )
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, counts_of, json_text, print_table
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
+from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
+    from fractions import Fraction
     from pathlib import Path
 
     from blockmgr.lab.models import Model
@@ -92,6 +95,7 @@ HEADINGS: Final = (
     metavar="SIZES",
     help="Tokens per block, separated by commas.",
 )
+@warmup_option
 @model_option
 @dtype_option
 @how_options_without("block_size", "eviction")
@@ -110,6 +114,7 @@ def sweep(
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
     block_sizes: tuple[int, ...],
+    warmup: Fraction,
     model: str | None,
     dtype: str | None,
     seed: int,
@@ -132,6 +137,7 @@ def sweep(
         groups = () if layers is None else layers.groups
         config = ReplayConfig(block_size=sizes[0], groups=groups, **settings)
         trace = chosen.trace(seed)
+        warmed = warmup_requests(trace, warmup)
         total = num_tasks(
             policies=len(policies),
             capacities=len(capacities),
@@ -146,6 +152,7 @@ def sweep(
                 config,
                 policies=policies,
                 block_sizes=sizes,
+                warmup=warmed,
                 jobs=workers,
                 advance=advance,
             )
@@ -154,7 +161,7 @@ def sweep(
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
         provenance = Provenance(command=command, seed=seed)
         if json_wanted:
-            click.echo(json_text(_document(outcome, layers), provenance))
+            click.echo(json_text(_document(outcome, layers, warmed), provenance))
         else:
             for small in outcome.too_small:
                 click.echo(
@@ -163,11 +170,13 @@ def sweep(
                     err=True,
                 )
             requests = f"{len(trace.requests):,} requests"
+            if warmed:
+                requests += f", the first {warmed:,} are not counted"
             print_table(_table(outcome, capacities), sys.stdout, f"{trace.name}: {requests}")
             click.echo(provenance.line, err=True)
 
 
-def _document(outcome: Sweep, model: Model | None) -> dict[str, Any]:
+def _document(outcome: Sweep, model: Model | None, warmup: int) -> dict[str, Any]:
     config = outcome.config.as_plain
     # Each row has its own.
     del config["block_size"], config["eviction"]
@@ -180,6 +189,7 @@ def _document(outcome: Sweep, model: Model | None) -> dict[str, Any]:
             {**asdict(small), "capacity": small.capacity.text} for small in outcome.too_small
         ],
         "trace": outcome.trace,
+        "warmup_requests": warmup,
     }
 
 

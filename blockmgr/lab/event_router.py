@@ -22,6 +22,7 @@ import numpy as np
 
 from blockmgr.events.codec import Encoder
 from blockmgr.events.reader import Reader
+from blockmgr.groups import FullAttention
 from blockmgr.index.workers import WorkerIndex
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class EventRouter:
 
     def __init__(self, setting: Setting) -> None:
         self._index = WorkerIndex(max_workers=setting.num_replicas, load_weight=setting.load_weight)
-        encoder = Encoder(setting.block_size, epoch=0)
+        groups = setting.groups or (FullAttention(),)
+        encoder = Encoder(setting.block_size, epoch=0, groups=groups)
         seeds = np.random.SeedSequence(setting.seed).spawn(setting.num_replicas)
         self._names = [str(place) for place in range(setting.num_replicas)]
         self._lines = [

@@ -144,9 +144,8 @@ def fleet(
         clock: Measures the host cost.
 
     Raises:
-        ValueError: A number is out of bounds, there is no such router, it reads events that
-            managers with groups do not have, or the trace cannot be cut into blocks of
-            ``config.block_size``.
+        ValueError: A number is out of bounds, there is no such router, or the trace cannot be cut
+            into blocks of ``config.block_size``.
         MissingExtraError: The router is ``events``, and the extra ``events`` is not installed.
 
     Cost: that of the replays; routers by prefix look each prompt up in every replica.
@@ -159,6 +158,7 @@ def fleet(
         load_weight=load_weight,
         num_replicas=replicas,
         delivery=delivery or AT_ONCE,
+        groups=config.groups,
     )
     results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
     times = [model(one.wait_ms, one.num_computed_tokens) for one in served]
@@ -215,11 +215,6 @@ def serve(
         raise ValueError(f"load_weight must be at least 0, got {setting.load_weight}")
     choose = router_of(router, setting)
     told = choose.listen if isinstance(choose, Listener) else None
-    if told is not None and config.groups:
-        raise ValueError(
-            f"groups must be empty for a router by events, got {len(config.groups)}: "
-            "a manager with groups has none"
-        )
     limits = Limits.of(setting.trace, config)
     options["event_bytes"] = 0 if told is None else event_bytes(num_blocks, config, limits)
     served: list[Served] = []

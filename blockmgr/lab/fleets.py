@@ -52,8 +52,8 @@ class FleetRow:
         num_blocks: Blocks of each.
         router: Name of the router.
         result: What the fleet counted; None if a replica is smaller than the largest request.
-        best_hit_rate: What no routing exceeds in as many blocks; None where ``result`` is, or with
-            reuse of parts of blocks, which no bound on whole blocks holds for.
+        best_hit_rate: What no routing exceeds in as many blocks; None where ``result`` is, with
+            reuse of parts of blocks, or with groups of layers: no bound is known for them.
         delivery: How events reached the router; None for a router that reads none.
         split: How many prefill and how many decode; None if each does both.
     """
@@ -142,7 +142,7 @@ def fleets(
     ]
     with workers_on(trace, jobs) as workers:
         bounds: list[float | None] = [None] * len(fitting)
-        if not config.min_partial_tokens:
+        if not (config.min_partial_tokens or config.groups):
             tasks = [(_best, size, each[size], config) for size in fitting]
             bounds = workers.run(tasks, _ignore)
         found = _run(workers, calls, progress or _ignore, len(trace.requests), here=jobs == 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from blockmgr.event_columns import Events
+    from blockmgr.groups import Group
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.trace import Trace
 
@@ -100,6 +101,7 @@ class Setting:
         load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
         num_replicas: How many there are.
         delivery: How events reach ``events``.
+        groups: The groups of layers of each replica; empty for one of full attention.
     """
 
     trace: Trace
@@ -108,6 +110,7 @@ class Setting:
     load_weight: float = 0.25
     num_replicas: int = 1
     delivery: Delivery = AT_ONCE
+    groups: tuple[Group, ...] = ()
 
 
 RouterFactory = Callable[[Setting], Router]

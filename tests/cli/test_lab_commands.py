@@ -14,6 +14,8 @@ import pytest
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.study import parse_capacities
+from blockmgr.lab.sweep import sweep
 from blockmgr.lab.trace import read_trace
 from blockmgr.lab.workloads import generate
 
@@ -307,3 +309,22 @@ def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_
         {"block_size": 16, "capacity": "10", "least_blocks": 219, "num_blocks": 10}
     ]
     assert [entry["capacity"] for entry in document["results"]] == ["5%"]
+
+
+def test_a_sweep_counts_from_the_end_of_its_warmup(run: Run) -> None:
+    asked = ("sweep", "chat", "--policies", "lru,arc", "--capacities", "20%", "--jobs", 1)
+    document = json.loads(run(*asked, "--warmup", "25%", "--json").stdout)
+    trace = generate("chat", 0)
+    first = len(trace.requests) // 4
+    [size] = parse_capacities("20%")
+    expected = sweep(trace, [size], ReplayConfig(), policies=("lru", "arc"), warmup=first)
+    assert document["warmup_requests"] == first
+    assert [entry["hit_tokens"] for entry in document["results"]] == [
+        row.result.hit_tokens for row in expected.rows
+    ]
+    assert (
+        run(*shlex.split(document["command"])[1:]).stdout
+        == run(*asked, "--warmup", "25%", "--json").stdout
+    )
+    [title, *_] = run(*asked, "--warmup", "25%").stdout.splitlines()
+    assert title.endswith(f"requests, the first {first:,} are not counted")

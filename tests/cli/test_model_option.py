@@ -1,4 +1,4 @@
-"""``--model`` of ``replay``, ``sweep`` and ``plan``: groups of layers, and what they print."""
+"""``--model`` of several commands: groups of layers, and what the commands print."""
 
 from __future__ import annotations
 
@@ -195,3 +195,25 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     for state, layers, name in ((qwen, 12, "qwen3-next"), (nemotron, 6, "nemotron-h")):
         a_token = named(name).bytes_per_token // layers
         assert -(-state // a_token // 16) * 16 == named(name).block_size
+
+
+def test_a_fleet_of_one_replica_with_groups_counts_what_replay_counts(run: Run) -> None:
+    asked = ("fleet", "tree-of-thought", "--capacity", "60%", "--model", "qwen3-next")
+    document = json.loads(run(*asked, "--replicas", "1,2", "--routers", "session", "--json").stdout)
+    one, two = document["results"]
+    alone = ("replay", "tree-of-thought", "--capacity", "60%", "--model", "qwen3-next", "--json")
+    [replayed] = json.loads(run(*alone).stdout)["results"]
+    assert one["num_blocks"] == replayed["num_blocks"] == 2 * two["num_blocks"]
+    assert one["of_replicas"][0]["hit_tokens"] == replayed["hit_tokens"] > 0
+    assert one["best_hit_rate"] is two["best_hit_rate"] is None
+    assert document["model"]["groups"] == list(map(repr, named("qwen3-next").groups))
+    assert document["config"]["block_size"] == 544
+    again = shlex.split(document["command"])[1:]
+    assert json.loads(run(*again).stdout)["results"] == document["results"]
+
+
+def test_replicas_that_only_prefill_are_refused_with_groups(run: Run) -> None:
+    result = run("fleet", "chat", "--replicas", "1,2+2", "--model", "gemma-3")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: replicas must not be split with several groups")
+    assert "which gemma-3 has, got 2+2" in result.stderr

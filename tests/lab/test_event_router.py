@@ -12,7 +12,7 @@ import pytest
 
 from blockmgr import BlockManager
 from blockmgr.event_columns import EventKind, Events
-from blockmgr.groups import FullAttention, SlidingWindow
+from blockmgr.groups import ChunkedAttention, FullAttention, Group, RecurrentState, SlidingWindow
 from blockmgr.lab import replay_manager
 from blockmgr.lab.delivery import REPAIRS, Delivery
 from blockmgr.lab.event_router import EventRouter
@@ -89,14 +89,41 @@ class AtOnce(Watched):
             self.checked += count > 0
 
 
-def routed(kind: Any, trace: Trace, config: ReplayConfig = CONFIG, **options: Any) -> Any:
+class AtOnceByGroup(EventRouter):
+    """Nothing is lost or late: it knows what all groups of a replica serve."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.checked = 0
+        self.removed = 0
+
+    def listen(self, place: int, now_ms: int, events: Events) -> None:
+        self.removed += sum(event.kind is EventKind.REMOVED for event in events)
+        super().listen(place, now_ms, events)
+
+    def __call__(self, arrival: Arrival, replicas: Sequence[View]) -> int:
+        choice = super().__call__(arrival, replicas)
+        for count, replica in zip(self.counts(arrival, replicas[0]), replicas, strict=True):
+            assert count == replica.cached_tokens(arrival) // 2
+            self.checked += count > 0
+        return choice
+
+    def counts(self, arrival: Arrival, replica: View) -> list[int]:
+        """Blocks found; the last token is never taken from the cache."""
+        whole = (len(arrival.tokens) - 1) // 2
+        return self.index.found(replica.block_digests(arrival)[:whole]).sum(axis=1).tolist()
+
+
+def routed(
+    kind: Any, trace: Trace, config: ReplayConfig = CONFIG, blocks: int = 9, **options: Any
+) -> Any:
     made = []
 
     def factory(setting: Setting) -> Any:
         made.append(kind(setting))
         return made[0]
 
-    fleet(trace, 3, 9, config, factory, **options)
+    fleet(trace, 3, blocks, config, factory, **options)
     return made[0]
 
 
@@ -118,10 +145,26 @@ def test_late_events_tell_what_was_there_a_delay_ago(repair: Any) -> None:
     assert checked > 100
 
 
-def test_several_groups_of_layers_have_no_events() -> None:
-    config = replace(CONFIG, groups=(SlidingWindow(2), FullAttention()))
-    with pytest.raises(ValueError, match="groups must be empty for a router by events, got 2"):
-        fleet(worlds.prompts(Random(3), 9, 9), 2, 40, config, "events")
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (SlidingWindow(2), FullAttention()),
+        (FullAttention(), SlidingWindow(3), RecurrentState()),
+        (ChunkedAttention(4), FullAttention(), RecurrentState()),
+    ],
+    ids=repr,
+)
+def test_events_of_several_groups_tell_what_all_of_them_serve(groups: tuple[Group, ...]) -> None:
+    """In pools with room for every prompt behind what is found of it, and less for the rest."""
+    checked = removed = 0
+    for seed in range(20):
+        config = replace(CONFIG, groups=groups, forward_tokens=1 + seed % 5)
+        trace = worlds.conversations(Random(seed), 80)
+        router = routed(AtOnceByGroup, trace, config, blocks=60)
+        checked += router.checked
+        removed += router.removed
+    assert checked > 300
+    assert removed > 100
 
 
 def test_what_is_replayed_makes_up_for_all_that_was_lost() -> None:

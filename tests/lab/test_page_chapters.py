@@ -187,15 +187,12 @@ def test_a_page_after_a_warm_up_counts_the_later_requests(
     assert report.result.hit_rate <= report.bound(THIRD)
 
 
-def test_a_fleet_with_groups_is_refused_before_anything_is_replayed(trace: Trace) -> None:
-    steps: list[None] = []
-    with pytest.raises(ValueError, match=r"replicas must be empty with groups .* got 1, 2"):
-        page.gather(
-            trace,
-            GROUPED,
-            capacity=THIRD,
-            policies=("lru",),
-            extent=page.Extent(replicas=(1, 2)),
-            advance=lambda: steps.append(None),
-        )
-    assert not steps
+def test_a_fleet_with_groups_has_no_bound_and_does_not_speak_of_one(trace: Trace) -> None:
+    options = {"capacity": THIRD, "extent": page.Extent(replicas=(1,), routers=("session",))}
+    for config, bounded in ((ReplayConfig(), True), (GROUPED, False)):
+        report = page.gather(trace, config, policies=("lru",), **options)
+        [row] = report.fleet
+        [only] = row.result.replicas
+        assert only.hit_tokens == report.result.hit_tokens
+        assert (row.best_hit_rate is not None) is bounded
+        assert ("no routing finds more" in page.as_html(report)) is bounded

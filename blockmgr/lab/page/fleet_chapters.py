@@ -45,9 +45,13 @@ def fleet_chapters(report: Report) -> list[Chapter]:
     blocks = report.result.num_blocks
     text = (
         f"The same {blocks:,} blocks, split evenly over replicas; a router sends each request to "
-        "one of them. The dashed line is what one pool of all these blocks could find with "
-        "knowledge of the future: no routing finds more."
+        "one of them."
     )
+    if any(row.best_hit_rate is not None for row in counted):
+        text += (
+            " The dashed line is what one pool of all these blocks could find with knowledge of "
+            "the future: no routing finds more."
+        )
     if report.warmup:
         text += " All requests are counted here."
     if len(counted) < len(report.fleet):

@@ -80,18 +80,12 @@ def gather(
     Raises:
         ValueError: A pool is smaller than the largest request, there is no such policy or router,
             no replica of a fleet holds the largest request, ``extent.sampling_rate`` is less than 1
-            or ``extent.replicas`` is not empty with groups of layers, or the trace cannot be cut
-            into blocks of ``config.block_size``.
+            with groups of layers, or the trace cannot be cut into blocks of ``config.block_size``.
         ChildProcessError: A process was killed three times while no task ended.
     """
     step = advance or (lambda: None)
     asked = extent or Extent()
     alone = replace(config, eviction="lru")
-    if config.groups and asked.replicas:
-        raise ValueError(
-            f"replicas must be empty with groups of layers, for which the best routing is not "
-            f"known, got {', '.join(map(str, asked.replicas))}"
-        )
     curve = _curve(trace, alone, asked)
     step()
     names = tuple(dict.fromkeys(("lru", *policies)))
