@@ -264,6 +264,11 @@ class StoredRequests(Sequence[Request]):
             for record in chunk.tolist():
                 yield self._request(record)
 
+    def lengths(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Tokens of prompts and of their outputs, for some requests at a time: ``int64[2, n]``."""
+        for chunk in _chunks(self._index, len(self), INDEX):
+            yield np.stack((chunk["num_tokens"], chunk["num_output_tokens"]))
+
     def columns(
         self,
     ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64]]:
@@ -274,21 +279,20 @@ class StoredRequests(Sequence[Request]):
             the namespaces; and all ids one after another.
         """
         index = np.frombuffer(self._index.read(0, len(self._index)), dtype=INDEX)
-        starts, sizes, names = (
-            index["start"],
-            index["items"].astype(np.int64) * 8,
-            index["namespace"],
-        )
+        starts, sizes = index["start"], index["items"].astype(np.int64) * 8
         if np.array_equal(starts[1:], starts[:-1] + sizes[:-1]):
             raw = self._data.read(int(starts[0]), int(sizes.sum()))
         else:
             places = zip(starts.tolist(), sizes.tolist(), strict=True)
             raw = b"".join(self._data.read(start, size) for start, size in places)
-        behind = zip((starts + sizes).tolist(), names.tolist(), strict=True)
+        names = [b""] * len(index)
+        for place in np.flatnonzero(index["namespace"]).tolist():
+            record = index[place]
+            names[place] = self._data.read(int(starts[place] + sizes[place]), record["namespace"])
         fields = ("num_tokens", "num_output_tokens", "items")
         return (
             np.stack((index["arrival_ms"] - self.start_ms, *(index[name] for name in fields))),
-            [self._data.read(start, size) if size else b"" for start, size in behind],
+            names,
             np.frombuffer(raw, dtype=np.uint64),
         )
 

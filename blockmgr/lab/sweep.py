@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.by_ids import id_columns
 from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
 from blockmgr.lab.replays import Replays
+from blockmgr.lab.stored import StoredRequests
 from blockmgr.lab.workers import Advance, workers_on
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ class Sweep:
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     """Blocks that the largest request of ``trace`` holds: the smallest pool that runs them all."""
-    columns = None if config.groups else id_columns(trace, config.block_size)
-    if columns is None:
-        return max(held_blocks(request, config) for request in trace.requests)
-    outputs = columns.num_output_tokens if config.outputs == "hold" else 0
-    return int((-(-(columns.num_tokens + outputs) // config.block_size)).max())
+    requests = trace.requests
+    if config.groups or not isinstance(requests, StoredRequests) or not requests.all_hashed:
+        return max(held_blocks(request, config) for request in requests)
+    holds = config.outputs == "hold"
+    longest = max(int((tokens + holds * outputs).max()) for tokens, outputs in requests.lengths())
+    return -(-longest // config.block_size)
 
 
 def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:

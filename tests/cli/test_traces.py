@@ -6,10 +6,13 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from click.testing import CliRunner, Result
 
 from blockmgr.cli import cli
+from blockmgr.lab.stored import StoredRequests
 
 Run = Callable[..., Result]
 
@@ -91,3 +94,21 @@ def test_an_output_is_not_put_in_the_place_of_a_file_of_the_folder(
     result = run("report", str(tmp_path), "--output", str(part))
     assert result.exit_code == 2
     assert part.read_bytes() == MOONCAKE.read_bytes()
+
+
+def test_a_replay_without_an_upper_bound_does_not_load_all_requests(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace may be larger than memory."""
+
+    def columns(_: StoredRequests) -> NoReturn:
+        raise AssertionError
+
+    path = tmp_path / "trace.jsonl"
+    assert run("workload", "chat", "--export", path).exit_code == 0
+    asked = ("replay", "--trace", path, "--block-size", 512, "--capacity", 300)
+    whole = run(*asked)
+    monkeypatch.setattr(StoredRequests, "columns", columns)
+    alone = run(*asked, "--no-attainable")
+    assert (whole.exit_code, alone.exit_code) == (0, 0)
+    assert isinstance(run(*asked).exception, AssertionError)

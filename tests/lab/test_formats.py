@@ -22,8 +22,9 @@ from blockmgr.errors import MissingExtraError, TraceFormatError
 from blockmgr.lab import stored
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.formats import ids, record, vllm_log
-from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.stored import RequestStore, Row
+from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.lab.trace import Request, Trace, read_trace
 
 WriteLines = Callable[..., Path]
@@ -661,6 +662,42 @@ def test_a_trace_that_is_read_from_disk_replays_alike(
     expected = replay(read_trace(path), 5000, config)
     monkeypatch.setattr(stored.RequestStore.__init__, "__defaults__", (64,))
     assert replay(read_trace(path), 5000, config) == expected
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 300])
+@pytest.mark.parametrize("outputs", ["hold", "none"])
+def test_the_largest_request_of_a_trace_on_disk_is_that_of_its_requests(
+    block_size: int, outputs: Any
+) -> None:
+    rng = random.Random(5)
+    store = RequestStore(in_memory=1000)
+    store.add(
+        Row(
+            arrival_ms=number,
+            order=number,
+            prompt=list(range(count := rng.randint(1, 9))),
+            num_tokens=64 * count,
+            num_output_tokens=rng.randrange(900),
+        )
+        for number in range(9000)
+    )
+    trace = Trace("t", store.requests(64))
+    assert trace.is_hashed
+    config = ReplayConfig(block_size=block_size, outputs=outputs)
+    held = [held_blocks(request, config) for request in trace.requests]
+    assert largest_request_blocks(trace, config) == max(held) > min(held)
+
+
+def test_columns_have_the_namespace_of_each_request() -> None:
+    made = [
+        Row(arrival_ms=n, order=n, prompt=[n], num_tokens=64, num_output_tokens=1, namespace=name)
+        for n, name in enumerate([b"", b"a", b"", b"", b"bcd", b"a"])
+    ]
+    store = RequestStore()
+    store.add(made)
+    requests = store.requests(64)
+    assert requests.columns()[1] == [row.namespace for row in made]
+    assert [request.namespace for request in requests] == [row.namespace for row in made]
 
 
 def test_prompts_whose_ids_stand_for_different_lengths_make_no_trace() -> None:
