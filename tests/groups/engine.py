@@ -170,6 +170,7 @@ class Engine:
         self.texts: list[list[int]] = []
         self.before: tuple[object, ...] = ()
         self.found = 0
+        self.calls = 0
         self.refused = 0
         self.decoded = 0
 
@@ -338,6 +339,8 @@ class Engine:
             self.before = self.manager.fingerprint()
 
     def check(self) -> None:
+        """What has to hold after each call."""
+        self.calls += 1
         broken = self.manager.violations() if self.audits else []
         assert not broken, broken
         self.fences.watch(self.manager)
