@@ -189,7 +189,7 @@ def _gaps(result: Result) -> str:
 
 
 def _step(document: dict[str, Any] | None) -> list[str]:
-    """What ``benchmarks.step`` measured, if it was run."""
+    """The results of ``benchmarks.step``, if it was run."""
     if document is None:
         return []
     lines = [
@@ -201,7 +201,7 @@ def _step(document: dict[str, Any] | None) -> list[str]:
 
 
 def _memory(document: dict[str, Any] | None) -> list[str]:
-    """What ``benchmarks.startup`` weighed, if it was run."""
+    """The results of ``benchmarks.startup``, if it was run."""
     if document is None:
         return []
     lines = [

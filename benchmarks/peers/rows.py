@@ -37,7 +37,7 @@ class Sizes:
 
     @property
     def usual_tokens(self) -> int:
-        """Tokens of the prompt in all rows that have one size."""
+        """Tokens of the prompt in all rows with a single size."""
         return self.prompt_tokens[len(self.prompt_tokens) // 2]
 
 
@@ -71,7 +71,7 @@ LENGTHS = ("short", "usual", "long")
 
 @dataclass(frozen=True)
 class Row:
-    """An operation on a size, and how to make the case that is timed."""
+    """An operation at one size, and a factory of the timed case."""
 
     key: str
     """The same for every size: ``match/usual``."""
@@ -180,7 +180,7 @@ def _decode_maker(batch: int, pool: int) -> Callable[[Peer], Case]:
 
 
 class Scattered:
-    """A large pool with its blocks in random order, which prompts of every size share.
+    """A large pool with its blocks in random order, shared by prompts of every size.
 
     Each size takes up a quarter of the pool, and its prompts are visited in turn: between two
     turns of a prompt, the blocks of all others of its size pass through the processor's caches.
