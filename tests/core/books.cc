@@ -1,10 +1,10 @@
 // Can the audit fail? Breaks one field of a live manager at a time: books --runs 44 --moves 60.
 //
-// After the moves of a play, every way of tampering below is tried on a block, a list or a sequence
-// drawn at random, at the first moves that leave something to break. violations() has to say
-// something, and nothing once the field is back. Compiled without access control: these fields are
-// nobody's to write. A play resolves each plan in the move that takes it, so no copy is in flight
-// between moves.
+// After the moves of a play, every tampering below is tried on a random block, list or sequence, at
+// the first moves that leave something to break. violations() must report the tampering, and report
+// nothing once the field is restored. Compiled without access control, because these fields are
+// private. A play resolves each plan in the move that takes it, so no copy is in flight between
+// moves.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,13 +26,13 @@ namespace {
 
 using Undo = std::function<void()>;
 
-// What can be broken, and something to draw from.
+// The core to tamper with, and random choices of a place in it.
 struct Victim {
   Sequences& core;
   std::mt19937_64& rng;
 
   std::size_t below(std::size_t bound) { return rng() % bound; }
-  // A node for which this holds, or kNoNode. Some ids are free.
+  // A random node for which the predicate holds, or kNoNode. Some ids are free.
   template <class Holds>
   NodeId node(Holds holds) {
     const int size = core.nodes_.count;
@@ -43,11 +43,11 @@ struct Victim {
     }
     return kNoNode;
   }
-  // One that has a block, or kNoNode.
+  // A random node that has a block, or kNoNode.
   NodeId owner() {
     return node([&](NodeId n, const Node&) { return core.nodes_.block(n) != kNoBlock; });
   }
-  // A running sequence with a block at least, or nullptr.
+  // A random running sequence with at least one block, or nullptr.
   Sequence* running() {
     const std::size_t size = core.sequences_.size();
     const std::size_t start = below(size);
@@ -59,7 +59,7 @@ struct Victim {
   }
 };
 
-// Sets a field to a value it has not; what undoes that, or nothing.
+// Sets a field to a different value. Returns the undo, or nothing if the value is the same.
 template <class Field, class Value>
 Undo set(Field& field, Value value) {
   const Field before = field;
@@ -75,7 +75,7 @@ bool pending(NodeId, const Node& k) { return k.copy_source != kNoNode; }
 bool deep(NodeId, const Node& k) { return k.keyed() && k.parent >= 0; }
 bool has_extras(NodeId, const Node& k) { return k.keyed() && k.extras; }
 
-// A field of a node for which something holds, so much more.
+// Adds to a field of a node for which the predicate holds.
 template <class Field>
 std::function<Undo(Victim&)> more(Field Node::* field, Holds holds, int by = 1) {
   return [=](Victim& v) -> Undo {
@@ -93,7 +93,7 @@ std::function<Undo(Victim&)> to(Field Node::* field, Holds holds, Value value) {
   };
 }
 
-// The count of a list.
+// Makes the count of a list wrong by one.
 template <class List>
 Undo miscount(Victim& v, List& list) {
   return set(list.size_, list.size_ + (v.rng() % 2 ? 1 : -1));
@@ -106,7 +106,7 @@ std::function<Undo(Victim&)> more_uses(std::uint32_t Uses::* field) {
   };
 }
 
-// Two idle nodes that follow each other, a child and its parent, the other way round at the end.
+// Moves the first two idle nodes, a child and its parent, to the end in the wrong order.
 Undo turn(IdleSegments& idle, Nodes& nodes) {
   std::vector<NodeId> order;
   for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) order.push_back(n);
@@ -464,9 +464,9 @@ std::vector<Tampering> of_sequences() {
   };
 }
 
-constexpr std::int64_t kTimes = 2;  // each is tried in a run
+constexpr std::int64_t kTimes = 2;  // tries of each in a run
 
-// Every way of tampering that was not tried often enough in this run.
+// Reports the tamperings that this run has not tried often enough.
 void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::int64_t>& tried) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (tried[i] == kTimes) continue;
@@ -481,8 +481,8 @@ void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::
   }
 }
 
-// Counts that no audit can check. The fingerprint of a manager has them nevertheless, so that a
-// refused call that changed one is noticed.
+// Counts that no audit can check. The fingerprint of a manager includes them, so that a refused
+// call that changes one of them is noticed.
 void check_fingerprint(Victim& victim) {
   CopyTracker& copies = victim.core.copies_;
   const std::string before = victim.core.fingerprint();
@@ -506,7 +506,7 @@ std::vector<Tampering> everything() {
   return all;
 }
 
-// Some of everything, at a debug level; and what its checks find of books that are made wrong.
+// A small core at a debug level, and calls on tampered books that its checks should notice.
 class AtLevel {
  public:
   explicit AtLevel(int level) : core_(config(), digester(), {}) {
@@ -522,20 +522,20 @@ class AtLevel {
     core_.free(first_);
     core_.free(other_);
   }
-  // Tokens go to a node that is none.
+  // An append writes tokens to a free node.
   void write_to_a_free_one() {
     const NodeId own = entry(first_, 1);
-    entry(first_, 1) = own + 1;  // the id of the node that comes next
+    entry(first_, 1) = own + 1;  // the next id, a free node
     append(first_, {1, 2, 3});
     entry(first_, 1) = own;
     append(first_, {4});
   }
-  // Nothing is done with a table that is wrong.
+  // The call does not touch the wrong table.
   void touch_nothing() {
     entry(first_, 1) = entry(other_, 1);
     core_.reserve(other_, 1);
   }
-  // Likewise, by a call that is refused.
+  // The same, with a call that is refused.
   void be_refused() {
     entry(first_, 1) = entry(other_, 1);
     try {
@@ -578,7 +578,7 @@ class AtLevel {
   Handle other_ = 0;
 };
 
-// Level 1 checks what each step touches, level 2 everything after each call.
+// Level 1 checks what each call touches, level 2 checks everything after each call.
 void check_levels() {
   const struct {
     const char* name;

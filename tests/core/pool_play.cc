@@ -23,7 +23,7 @@ StoreConfig draw_config(Bytes& bytes) {
   const int capacity = bytes.between(1, 12);
   config.num_blocks = capacity + config.null_block;
   config.block_size = bytes.between(1, 4);
-  if (bytes.one_in(3)) return config;  // as most pools are
+  if (bytes.one_in(3)) return config;  // the settings of most pools
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   config.retention = bytes.one_in(2);
   if (config.retention) config.max_pinned_blocks = bytes.below(capacity + 1);
@@ -129,7 +129,7 @@ bool PoolPlay::known(const Ids& ids) const {
                      [&](std::int64_t id) { return held(id) || contents_.count(id); });
 }
 
-// Up to that many ids, now and then one that names no block.
+// Up to that many ids, occasionally one that names no block.
 PoolPlay::Ids PoolPlay::some(int most) {
   Ids ids(static_cast<std::size_t>(bytes_.between(0, most)));
   for (std::int64_t& id : ids)
@@ -144,7 +144,7 @@ int PoolPlay::share_of_block(std::int64_t id) const {
   return number;
 }
 
-// Blocks that were evicted or forgotten are known no more.
+// Forgets the contents of blocks that were evicted or forgotten.
 void PoolPlay::forget_lost() {
   for (auto at = contents_.begin(); at != contents_.end();)
     at = keyed(at->first) ? std::next(at) : contents_.erase(at);
@@ -312,7 +312,7 @@ void PoolPlay::promote() {
   if (key.parent < 0) key.name = name;
   const auto count = static_cast<std::int64_t>(ids.size());
   std::vector<std::int32_t> out(ids.size());
-  // Whether it is in order depends on what is cached already; what it leaves does not.
+  // Whether the call is valid depends on what is already cached; its result does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
   const int own = key.parent < 0
                       ? share_of(name)

@@ -20,7 +20,7 @@ void expect(bool holds, const char* otherwise) {
   if (!holds) throw Violation(otherwise);
 }
 
-// Members come and go in heaps: whole words fill up and run empty, on every level.
+// Members come and go in ranges, so that whole words fill up and become empty on every level.
 void check_bits(std::uint32_t bound, std::mt19937_64& rng) {
   BitTree tree(bound);
   std::set<std::uint32_t> due;
@@ -93,8 +93,8 @@ void check_ids(Range range, std::mt19937_64& rng) {
   for (const NodeId n : range) expect(ids.is_free(n) == (used.count(n) == 0), "an id is lost");
 }
 
-// Segments beside a list of single nodes. What is not idle may be linked in another list, so its
-// links are anything.
+// Compares segments with a list of single nodes. A node that is not idle may be linked in another
+// list, so its links are arbitrary.
 void check_idle(Range range, std::mt19937_64& rng) {
   Nodes nodes(range.last_end() + 2, 1, 1, 1, 1);
   IdleSegments idle(nodes, range, nodes.count);
@@ -132,9 +132,9 @@ void check_idle(Range range, std::mt19937_64& rng) {
   }
 }
 
-// How long runs of ids are in a full pool, where each id that is taken is one that an eviction gave
-// back: prompts of one length come and go, sequences grow by turns, and what ended first goes
-// first.
+// Checks the length of runs of ids in a full pool, where every allocated id was freed by an
+// eviction: prompts of similar length come and go, sequences grow in turn, and the sequences that
+// ended first are evicted first.
 void check_wear(std::mt19937_64& rng) {
   constexpr int kBlocks = 4000;
   NodeIds ids({0, NodeIds::count_for(kBlocks), kBlocks});
@@ -163,7 +163,8 @@ void check_wear(std::mt19937_64& rng) {
     blocks += static_cast<std::int64_t>(ended.size());
     for (std::size_t i = 0; i < ended.size(); ++i) runs += i == 0 || ended[i] != ended[i - 1] + 1;
   }
-  // About six; one where each run begins at the first free id, or where there are no spare ids.
+  // The ratio is about six. It is one if each run starts at the first free id, or without spare
+  // ids.
   expect(blocks > 3 * runs, "runs of ids are short in a full pool");
 }
 

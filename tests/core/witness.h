@@ -1,4 +1,4 @@
-// A policy that stands before the one under test and checks what the pool tells it.
+// A policy that wraps the one under test and checks the pool's notifications.
 //
 //   on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
 #pragma once
@@ -89,9 +89,9 @@ class Witness final : public Policy {
 
   const char* fault() const { return fault_; }
 
-  std::vector<NodeId> found;  // by the last admission
-  std::int64_t num_hits = 0;   // besides those
-  std::int64_t due = -1;       // what is known of the sequence that calls; -1: any
+  std::vector<NodeId> found;  // blocks found by the last admission
+  std::int64_t num_hits = 0;   // further hits
+  std::int64_t due = -1;       // expected context of the calling sequence; -1: any
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
@@ -106,7 +106,7 @@ class Witness final : public Policy {
         fault_ = "a run is no part of a chain";
     }
   }
-  // Only without a base, which may add to what is known.
+  // Only without a base policy, because a base policy may change the context.
   void check_context(Context who) noexcept {
     if (!base_ && due >= 0 && who != due) fault_ = "a policy is notified of a run with another request";
   }

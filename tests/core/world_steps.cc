@@ -1,4 +1,4 @@
-// Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
+// Steps: copy plans, forwards and their commits; and the recomputation of the books.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -57,7 +57,7 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
   return launch;
 }
 
-// What sequences count as computed and a copy of this plan brings.
+// The words that sequences count as computed and that a copy of this plan brings.
 std::vector<Brought> World::brought_by(const std::vector<BlockCopy>& copies) const {
   std::vector<Brought> brought;
   for (const BlockCopy& copy : copies)
@@ -107,9 +107,9 @@ void World::remove_step(const LaunchPtr& launch) {
   if (at != steps_.end()) steps_.erase(at);
 }
 
-// Runs the step and those before it, and commits all but some of the tokens it computed.
+// Runs the step and all earlier ones, and commits all but held_back of its tokens.
 void World::finish(const LaunchPtr& chosen, std::int64_t held_back) {
-  const LaunchPtr launch = chosen;  // the caller's may be the one in steps_
+  const LaunchPtr launch = chosen;  // chosen may refer to an element of steps_
   const std::vector<LaunchPtr> steps = steps_;
   for (const LaunchPtr& earlier : steps) {
     if (earlier == launch) break;
@@ -178,7 +178,7 @@ void World::abort() {
     hand(*part.entry);
   }
   settle();
-  if (early()) step();  // what was promised must be computed by the very next step
+  if (early()) step();  // the next step must compute what was committed early
 }
 
 void World::reorder(const std::vector<std::size_t>& order) {
@@ -196,7 +196,7 @@ void World::reorder(const std::vector<std::size_t>& order) {
 void World::wrong_ticket(Op op, std::int64_t ticket) {
   const bool open = open_ && open_->ticket == ticket;
   if (op == kComplete) {
-    // Completing what is open or in flight would be in order; only what cannot be is asked for.
+    // Completing an open step or one in flight is valid, so only invalid tickets are tried.
     const bool known = config_.steps_in_flight && !steps_.empty() &&
                        ticket >= steps_.front()->ticket && ticket <= last_ticket_;
     if (!known) call(op, bit(kStepRefused), [&] { core_.complete(ticket); });
@@ -244,7 +244,7 @@ void World::expect_private(const Entry& entry, std::int64_t from) {
     EXPECT(is_private(table[i]), "a block to write into is shared or findable");
 }
 
-// No block that a launched step may still use is handed out for writing.
+// No block that a launched step may still use is allocated for writing.
 void World::check_fences(Op op) {
   std::vector<bool> tables(tables_.size());
   for (const Handle handle : core_.handles()) {
@@ -280,9 +280,9 @@ void World::check() {
   EXPECT(wrong.empty(), wrong);
 }
 
-// What a mirror that knows nothing but events has, and what can be found.
+// Compares a mirror fed by events alone with what can be found.
 void World::check_mirror() {
-  // Not each time, so that events of several calls wait together.
+  // Not after each call, so that events of several calls accumulate.
   if (!config_.event_blocks || ++mirror_checks_ % 8) return;
   const auto size = static_cast<std::size_t>(core_.nodes().digest_size);
   const auto apply = [&](const EventColumns& events) {
@@ -332,7 +332,7 @@ void World::check_entries() {
   }
 }
 
-// What callers are shown is what the books say, and 0 past a sequence's blocks.
+// The arrays shown to callers must match the books, with 0 past a sequence's blocks.
 void World::check_shown() {
   if (settings_.scribbles) return;
   std::vector<std::int32_t> due(static_cast<std::size_t>(config_.row_width));
@@ -361,8 +361,8 @@ void World::check_shown() {
   }
 }
 
-// What a caller may do to the tables it is shown, who can then no longer be told anything by them:
-// ids that are none, and those of others.
+// Overwrites the shown tables, as a misbehaving caller may: with invalid ids and with blocks of
+// other sequences. They are then useless to that caller, but must not affect the core.
 void World::scribble() const {
   static constexpr std::int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 0, 1, 2};
   for (std::size_t i = 0; i < core_.shown_tables().size(); ++i)
@@ -392,7 +392,7 @@ void World::check_common_prefix() {
          "the common prefix is another one");
 }
 
-// What is chained is found: nothing that stands in the books is lost to a look-up.
+// A look-up must find every block that the sequence has promoted.
 void World::check_found(const Entry& entry) {
   const Sequence& s = view(entry);
   if (!digester_ || digester_->fails_in || digester_->intrusion) return;
@@ -403,7 +403,7 @@ void World::check_found(const Entry& entry) {
   EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
 }
 
-// What is cached is not remembered as evicted; a digest without collisions tells them apart.
+// A cached block must not be a ghost. Checked only with a digest without collisions.
 void World::check_ghosts() {
   if (settings_.digest != TestDigester::kWide) return;
   const Nodes& nodes = core_.nodes();
@@ -414,8 +414,8 @@ void World::check_ghosts() {
                "a cached block is remembered as evicted");
 }
 
-// No part of a block is kept beside one that begins with it. Of very many children only some are
-// looked at.
+// No tail stays cached beside a longer block that starts with it. Not checked in large pools, where
+// the core examines only some of very many children.
 void World::check_tails() {
   constexpr NodeId kFew = 64;
   const Nodes& nodes = core_.nodes();
@@ -434,8 +434,8 @@ void World::check_tails() {
   }
 }
 
-// The memory of every cached block is what its place in the tree of prefixes says. With early
-// commits a block may be findable ahead of the forward that fills it.
+// The memory of every cached block must match its place in the tree of prefixes. With early commits
+// a block may be cached before the forward that fills it.
 void World::check_cached() {
   if (early() || !queue_.empty() || !digester_) return;
   const Nodes& nodes = core_.nodes();
@@ -462,7 +462,7 @@ void World::check_cached() {
   }
 }
 
-// Whatever a sequence counts as computed is in memory, or a pending copy brings it there.
+// Everything that a sequence counts as computed must be in memory, or a pending copy brings it.
 void World::check_computed() {
   if (early() || !queue_.empty()) return;
   const int size = config_.block_size;
