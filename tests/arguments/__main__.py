@@ -1,10 +1,10 @@
 """Runs the tests of arguments on an extension with sanitizers in it: ``python -m tests.arguments``.
 
-The package is built in a temporary folder with AddressSanitizer and UndefinedBehaviorSanitizer in
-the core and in the bindings, which is where arguments are read and their buffers written. Then the
-tests run in an interpreter that loads the sanitizer before all else and takes every object's memory
-from it. Needs Linux, ``g++`` with its sanitizers, and pytest. What stands after ``--`` goes to
-pytest. Exit code 0 if every test passed.
+The package is built in a temporary folder. AddressSanitizer and UndefinedBehaviorSanitizer cover
+the core and the bindings, where arguments are read and their buffers written. Then the tests run in
+an interpreter that loads the sanitizer first and allocates every object through it. Needs Linux,
+``g++`` with its sanitizers, and pytest. Arguments after ``--`` go to pytest. Exit code 0 if every
+test passed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/arguments", "tests/unit/test_bad_input.py", "tests/unit/test_wrong_calls.py")
-# The second is for exceptions of C++, which the sanitizer has to find when it is loaded.
+# The second library is for C++ exceptions: the sanitizer looks for it when it is loaded.
 LIBRARIES = ("libasan.so", "libstdc++.so.6")
 OPTIONS = {
-    # An interpreter ends with much of its memory unfreed, and a length beyond any memory is an
-    # argument that has to be refused like every other.
+    # An interpreter exits with much of its memory unfreed. A length beyond any memory is an
+    # argument that must be refused like any other.
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "PYTHONMALLOC": "malloc",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-# An installation for development finds the package where it is developed, before any path is
-# tried. Torch is left out: it takes longer to load under a sanitizer than all else does to run.
+# An editable install finds the package in its source folder before any path is searched. Torch is
+# left out: under a sanitizer it takes longer to load than everything else takes to run.
 BARE = """
 import os, sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -47,14 +47,14 @@ sys.exit(pytest.main([*options, *sys.argv[1:]]))
 
 
 def build(folder: Path) -> None:
-    """Installs the package with its sanitizers into the folder."""
+    """Installs the package, built with sanitizers, into the folder."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     if importlib.util.find_spec("scikit_build_core"):
         command.append("--no-build-isolation")
     settings = {
         "cmake.define.BLOCKMGR_SANITIZE": "ON",
         "cmake.define.BLOCKMGR_TESTING": "ON",
-        "cmake.build-type": "RelWithDebInfo",  # or the names of functions would be stripped
+        "cmake.build-type": "RelWithDebInfo",  # otherwise the names of functions are stripped
         "build-dir": str(folder / "build"),
         "install.strip": "false",
     }
@@ -63,7 +63,7 @@ def build(folder: Path) -> None:
 
 
 def library(name: str, cxx: str) -> str:
-    """Where the compiler's library lies."""
+    """The path of the compiler's library."""
     command = [cxx, f"-print-file-name={name}"]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     if not Path(found).is_absolute():
@@ -72,7 +72,7 @@ def library(name: str, cxx: str) -> str:
 
 
 def run(folder: Path, cxx: str, arguments: list[str]) -> int:
-    """Runs the tests on what was built; 0 if every one passed."""
+    """Runs the tests on the build; 0 if all passed."""
     for part in ("tests", "pyproject.toml"):
         if not (folder / part).exists():
             (folder / part).symlink_to(ROOT / part)

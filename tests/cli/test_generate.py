@@ -1,4 +1,4 @@
-"""``blockmgr generate``: a model on the command line, and what sharing saved."""
+"""``blockmgr generate``: a model on the command line, and the savings of sharing."""
 
 from __future__ import annotations
 

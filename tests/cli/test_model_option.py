@@ -1,4 +1,4 @@
-"""``--model`` of ``replay``, ``sweep`` and ``plan``: groups of layers, and what they print."""
+"""``--model`` of ``replay``, ``sweep`` and ``plan``: groups of layers, and the output."""
 
 from __future__ import annotations
 
