@@ -1,8 +1,8 @@
 """A device memory of real tensors for the engines of ``tests.groups``.
 
-K of a token is a number that depends on all tokens up to its own and on its layer; so is the state,
-in two tensors of different types. What a forward reads through a table has to be these numbers.
-The pages begin as random bytes.
+K of a token is a number that depends on its layer and on all tokens up to its own; so is the state,
+in two tensors of different types. A forward must read exactly these numbers through its tables. The
+pages start with random bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every causal language model of transformers against the engine: the same tokens, or refused.
+"""Runs every causal language model of transformers: the same tokens, or a refusal.
 
 ``python -m tests.models_sweep`` runs them all; ``tests/ports/test_engine_sweep.py`` runs some.
 """
@@ -17,5 +17,5 @@ def types_kept() -> list[str]:
 
 
 def version_kept() -> str:
-    """The version of transformers with which they were found."""
+    """The version of transformers for which the list was made."""
     return KEPT.read_text().splitlines()[0].removeprefix("# transformers ")
