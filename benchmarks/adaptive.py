@@ -199,11 +199,11 @@ def workloads(path: Path | None, block_size: int) -> Iterator[tuple[str, Trace, 
 def main() -> None:
     """Replays every cell and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="without one: the generators")
+    parser.add_argument("--trace", type=Path, help="trace to replay instead of the generators")
     parser.add_argument("--block-size", type=int, default=512)
     parser.add_argument("--shares", default="1,2,5,10,20,50", help="capacities, in percent")
     parser.add_argument("--no-optimum", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     shares = [float(share) for share in arguments.shares.split(",")]
 

@@ -86,7 +86,7 @@ def cells_of(trace: Trace, config: ReplayConfig, sizes: list[int]) -> None:
         slow, expected = timed(lambda: [replay(trace, size, own) for size in sizes], 1)  # noqa: B023
         fast, found = timed(lambda: [replays.replay(size, own) for size in sizes])  # noqa: B023
         if found != expected:
-            raise SystemExit(f"{policy} by ids counts other than the manager does")
+            raise SystemExit(f"{policy} by ids has other counts than the manager")
         show(f"{policy}, through the manager", slow, len(sizes))
         show(f"{policy}, by ids", fast, len(sizes))
     show("optimum", timed(lambda: optima_of(replays.columns(), sizes, config))[0], len(sizes))
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("trace")
     parser.add_argument("--block-size", type=int, default=512)
     parser.add_argument("--capacities", default=CAPACITIES)
-    parser.add_argument("--peer", help="a Python that has kvcache-simulator")
+    parser.add_argument("--peer", help="a Python interpreter with kvcache-simulator")
     args = parser.parse_args()
     trace = read_trace(args.trace)
     config = ReplayConfig(

@@ -165,7 +165,7 @@ def _table(rows: list[Row]) -> Table:
 def main() -> None:
     """Builds, measures, prints the table, and writes the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500, help="times 256 calls of each kind")
+    parser.add_argument("--rounds", type=int, default=500, help="rounds of 256 calls of each kind")
     parser.add_argument("--cxx", default="g++", help="compiler of the loop without Python")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()

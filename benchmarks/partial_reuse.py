@@ -99,7 +99,7 @@ def row(trace: Trace, block_size: int, tokens: int, whole: Curve) -> list[float]
         pool = FullChildren(blocks, config, copies=copies)
         counted[copies] = sum(pool.serve(request) for request in trace.requests)
     if trace.name != "tree-of-thought" and counted[False] != none.hit_tokens:
-        raise RuntimeError(f"simulated {counted[False]} hits, replayed {none.hit_tokens}")
+        raise RuntimeError(f"{counted[False]} hits simulated, {none.hit_tokens} replayed")
     tails = replay(trace, blocks, replace(config, min_partial_tokens=1))
     one = whole.hit_tokens_at(max(tokens, whole.longest_request_blocks))
     return [100 * n / asked for n in (none.hit_tokens, counted[True], tails.hit_tokens, one)]

@@ -27,7 +27,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--workload", choices=NAMES, default="chat")
     source.add_argument("--trace", type=Path)
-    parser.add_argument("--seed", type=int, default=0, help="of the generated workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated workload")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--capacities", default="1%,2%,5%,10%,20%,50%")
     arguments = parser.parse_args()

@@ -127,7 +127,7 @@ def _rewritten(text: str, name: str, content: str) -> str:
 def main() -> None:
     """Rewrites both pages, or checks them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--check", action="store_true", help="exit with 1 instead of writing")
     arguments = parser.parse_args()
     for page, name, content in ((README, SUMMARY, summary()), (COSTS, TABLE, table())):
         text = page.read_text(encoding="utf-8")

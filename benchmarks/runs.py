@@ -65,11 +65,13 @@ def build(folder: Path, cxx: str) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--block-size", type=int, default=512, help="of the trace [512]")
-    parser.add_argument("--laps", type=int, default=1, help="times the trace is served [1]")
+    parser.add_argument(
+        "--block-size", type=int, default=512, help="tokens per block of the trace [512]"
+    )
+    parser.add_argument("--laps", type=int, default=1, help="how often the trace is served [1]")
     parser.add_argument(
         "--pools", type=int, nargs="+", default=SHARES, metavar="PERCENT",
-        help="pools, in hundredths of what one lap fills",
+        help="pools, in percent of what one lap fills",
     )  # fmt: skip
     parser.add_argument("--cxx", default="g++")
     args = parser.parse_args()

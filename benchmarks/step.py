@@ -400,7 +400,7 @@ def check(sides: list[Side]) -> Counts:
     """Checks that all sides did the same work; ours is the first."""
     ours, *others = (side.counts() for side in sides)
     for theirs in others:
-        assert theirs.hit_tokens == ours.hit_tokens, "prompts were found to different lengths"
+        assert theirs.hit_tokens == ours.hit_tokens, "the sides found different prefixes"
         assert theirs.lengths == ours.lengths
         assert theirs.widths == ours.widths
         assert theirs.used_blocks == ours.used_blocks
@@ -451,7 +451,9 @@ def main() -> None:
     """Runs the steps on every side that can be imported, prints a table, writes the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--steps", type=int, default=200, help="timed steps of each side")
-    parser.add_argument("--warm-up", type=int, default=100, help="steps before, for a steady state")
+    parser.add_argument(
+        "--warm-up", type=int, default=100, help="steps before timing, for a steady state"
+    )
     parser.add_argument("--burst", type=int, default=5, help="timed steps in a turn")
     parser.add_argument("--seqs", type=int, default=1024, help="running sequences")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")

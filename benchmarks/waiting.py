@@ -146,8 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", default=DEFAULT)
     parser.add_argument("--tokens-per-s", type=float, default=20_000)
-    parser.add_argument("--chunk", type=int, default=BUDGET, help="of a prompt in a step, at most")
-    parser.add_argument("--limit", type=int, default=1000, help="requests of each")
+    parser.add_argument(
+        "--chunk", type=int, default=BUDGET, help="maximum of prompt tokens in a step"
+    )
+    parser.add_argument("--limit", type=int, default=1000, help="requests of each workload")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.workloads:

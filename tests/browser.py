@@ -147,7 +147,7 @@ class Browser:
             read = os.read(self._answers, 1 << 16) if ready else b""
             if not read:
                 self._process.kill()  # the next call fails at once
-                raise SilentError("the browser ended, or said nothing for too long")
+                raise SilentError("the browser ended or did not answer in time")
             self._buffer += read
         text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--digest",
         action="append",
         choices=sorted(DIGESTS),
-        help="run the behavioural tests under this digest; may be repeated"
+        help="run the behavioural tests with this digest; repeatable"
         " (default: xxh3_128 and constant)",
     )
 

@@ -144,14 +144,16 @@ def table(rows: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of a model's configuration")
+    parser.add_argument("model", type=Path, help="folder with a model's configuration")
     parser.add_argument("--seqs", type=int, default=256)
     parser.add_argument("--head", type=int, default=8192, help="tokens that all prompts share")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--blocks", type=int, default=200_000)
-    parser.add_argument("--pool", type=int, default=500_000, help="blocks of the pool to start")
+    parser.add_argument(
+        "--pool", type=int, default=500_000, help="blocks of the pool whose start is timed"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     args = parser.parse_args()
     function = get_hash_fn_by_name("sha256")
     init_none_hash(function)

@@ -127,7 +127,7 @@ def make_scheduler(
     finally:
         scheduler.KVCacheManager = stock
     is_ours = isinstance(made.kv_cache_manager, Ours)
-    assert is_ours == (ARMS[arm] is None), f"{arm} runs on another manager"
+    assert is_ours == (ARMS[arm] is None), f"{arm} uses another manager"
     return made, config.cache_config.enable_prefix_caching and ARMS[arm] is not Nothing
 
 

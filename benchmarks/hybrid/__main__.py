@@ -39,12 +39,12 @@ RESULTS = Path(__file__).parent.with_name("results")
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hybrid", description=__doc__)
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE")
-    parser.add_argument("--requests", type=int, default=2000, help="of each trace, the first")
+    parser.add_argument("--requests", type=int, default=2000, help="first requests of each trace")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--percents", nargs="+", type=int, default=list(PERCENTS))
     parser.add_argument("--evictions", nargs="+", default=["lru"], choices=EVICTION_POLICIES)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
-    parser.add_argument("--print", action="store_true", help="write no result")
+    parser.add_argument("--print", action="store_true", help="do not write a result")
     return parser.parse_args()
 
 

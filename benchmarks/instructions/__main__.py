@@ -86,8 +86,10 @@ def main() -> int:
     )
     parser.add_argument("--part", choices=("core", "calls"), action="append", dest="parts")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="exit code 1 where a count is off")
-    what.add_argument("--record", action="store_true", help="keep the counts of this run")
+    what.add_argument(
+        "--check", action="store_true", help="exit with 1 if a count differs too much"
+    )
+    what.add_argument("--record", action="store_true", help="record the counts of this run")
     arguments = parser.parse_args()
 
     document: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}

@@ -118,7 +118,7 @@ def _compile(arguments: list[str]) -> None:
 def _run(command: list[str]) -> list[Count]:
     valgrind = shutil.which("valgrind")
     if valgrind is None:
-        raise SystemExit("valgrind is not installed: counts cannot be taken without it")
+        raise SystemExit("valgrind is not installed, but counting needs it")
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         options = ["--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={out}"]

@@ -31,14 +31,14 @@ TRACE_HINT = "Mooncake's conversation trace (FAST'25 release), JSONL"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
-    parser.add_argument("--burst", type=int, default=20, help="timed runs in a turn, at most")
-    parser.add_argument("--seconds", type=float, default=0.05, help="for a turn, at most")
+    parser.add_argument("--burst", type=int, default=20, help="maximum of timed runs in a turn")
+    parser.add_argument("--seconds", type=float, default=0.05, help="time limit of a turn")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to build a pool")
     parser.add_argument("--trace", type=Path, help=TRACE_HINT)
     parser.add_argument("--requests", type=int, default=1000, help="replayed at block size 16")
     parser.add_argument("--peers", nargs="+", default=list(registry.PEERS), metavar="NAME")
     parser.add_argument("--parts", nargs="+", default=list(runner.PARTS), choices=runner.PARTS)
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     return parser.parse_args()
 

@@ -248,7 +248,7 @@ def page(folder: Path = RESULTS) -> str:
 def main() -> None:
     """Rewrites the page, or checks it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--check", action="store_true", help="exit with 1 instead of writing")
     arguments = parser.parse_args()
     wanted = page()
     if arguments.check:

@@ -179,6 +179,6 @@ class _Cache:
     def scatter(self, order: npt.NDArray[np.int64]) -> None:
         pool, allocator = self._cache.pool, self._allocator
         if allocator.blocks_per_sector != 1:
-            raise NotImplementedError("blocks of a sector are handed out together")
+            raise NotImplementedError("blocks of a sector are allocated together")
         # Free sectors are taken from the end.
         pool.free_sectors = (order[::-1] + pool.num_reserved_sectors).tolist()

@@ -89,9 +89,11 @@ def run(folder: Path, cxx: str, arguments: list[str]) -> int:
 def main() -> int:
     """Build, then run."""
     parser = argparse.ArgumentParser(prog="python -m tests.arguments", description=__doc__)
-    parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"), help="whose libraries")
-    parser.add_argument("--keep", type=Path, help="build in this folder, and leave it there")
-    parser.add_argument("pytest", nargs="*", help="tests to run, and options of pytest")
+    parser.add_argument(
+        "--cxx", default=os.environ.get("CXX", "g++"), help="compiler with the sanitizers"
+    )
+    parser.add_argument("--keep", type=Path, help="build in this folder and keep it")
+    parser.add_argument("pytest", nargs="*", help="tests to run and options of pytest")
     args = parser.parse_args()
     folder = args.keep or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)

@@ -54,9 +54,9 @@ def outcome(call: Call, parameter: str, kind: Kind | None) -> tuple[Due, Any]:
         refused = result is Admission.NEVER  # the answer of can_admit
         done, result = REFUSED if refused else SAME, (comparable(result), world.seen())
     # Room for the numbers of the largest admissible argument: tokens, blocks or handles.
-    assert world.memory() <= memory + MOST_SCRATCH, "the memory of a call was kept"
+    assert world.memory() <= memory + MOST_SCRATCH, "a call kept its scratch memory"
     if done != SAME:
-        assert world.state() == before, "a call that was refused has changed something"
+        assert world.state() == before, "a refused call changed something"
     return done, result
 
 
@@ -78,7 +78,7 @@ def faults(
     due: Callable[[Kind], Due],
 ) -> Iterator[str]:
     done, expected = outcome(call, parameter, None)
-    assert done == SAME, f"{call.name} does not do with plain numbers: {expected}"
+    assert done == SAME, f"{call.name} refuses plain numbers: {expected}"
     for kind in kinds:
         role = call.roles[parameter]
         if (kind.name == "None" and role.or_none) or kind.name in role.or_kinds:
@@ -93,7 +93,7 @@ def faults(
         if done == SAME and result != expected:
             done = OTHER
         if not done & due(kind):
-            yield f"{kind.name}: due is {due(kind).name}, got {done.name}, {result}"
+            yield f"{kind.name}: expected {due(kind).name}, got {done.name}, {result}"
 
 
 def given(kind: str) -> Any:

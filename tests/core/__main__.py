@@ -110,7 +110,7 @@ def main() -> int:
     parser.add_argument("--build-folder", type=Path, default=HERE.parents[1] / "build" / "core")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("program", choices=PROGRAMS)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="for the program")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of the program")
     args = parser.parse_args()
     if shutil.which(args.cxx) is None:
         parser.error(f"no compiler is called {args.cxx}")

@@ -16,8 +16,10 @@ STREAM_STEPS = 2000
 def main() -> int:
     """Runs streams until that many steps are compared; 1 if there is a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100_000, help="steps to compare in all")
-    parser.add_argument("--seed", type=int, default=0, help="of the first stream")
+    parser.add_argument(
+        "--steps", type=int, default=100_000, help="total number of steps to compare"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first stream")
     options = parser.parse_args()
     total: Counter[str] = Counter()
     seed = options.seed

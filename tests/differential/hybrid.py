@@ -312,8 +312,8 @@ def main() -> int:
     from tests.differential.hybrid_vllm import SETTINGS, Theirs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=20_000, help="of each kind of groups")
-    parser.add_argument("--seed", type=int, default=0, help="of the first stream")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps for each kind of groups")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first stream")
     options = parser.parse_args()
     seen: set[str] = set()
     for name, groups in GROUPS.items():

@@ -94,7 +94,7 @@ class EventWorld(World):
         salts = {b"": None, namespace_of("tenant", None): (("cache_salt", "tenant"),)}
         hashes: dict[bytes, Any] = {}
         waiting = manager.take_events()  # events since the scheduler took them
-        assert not len(waiting), "vLLM's scheduler has left events"
+        assert not len(waiting), "vLLM's scheduler did not take all events"
         for event in manager.resident_events():
             if event.kind is not EventKind.STORED:
                 continue
@@ -179,12 +179,14 @@ def served(model: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.events", description=__doc__)
-    parser.add_argument("model", help="folder of a tiny model, of which the config is read")
+    parser.add_argument("model", help="folder with the config of a tiny model")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=list(ARMS))
     parser.add_argument(
-        "--scheduler-only", action="store_true", help="no whole engine: this vLLM has no kernels"
+        "--scheduler-only",
+        action="store_true",
+        help="without a whole engine, for a vLLM without kernels",
     )
     args = parser.parse_args()
     wrong = sum(

@@ -34,7 +34,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.fuzz", description=__doc__)
-    parser.add_argument("model", help="folder of a tiny model, of which the config is read")
+    parser.add_argument("model", help="folder with the config of a tiny model")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=[*ARMS, *GROUPED])

@@ -145,8 +145,10 @@ def compare(model: str, name: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.offline", description=__doc__)
     parser.add_argument("model", help="folder of a tiny model")
-    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="or `hybrid`")
-    parser.add_argument("--arm", help="options of one arm, as JSON, to run it here")
+    parser.add_argument(
+        "--workloads", nargs="*", default=list(WORKLOADS), help="names, or `hybrid`"
+    )
+    parser.add_argument("--arm", help="run one arm here, with these options as JSON")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.arm is not None:

@@ -327,7 +327,7 @@ class Engine:
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
             if self.audits:
-                assert self.manager.fingerprint() == self.before, f"{name} did a part"
+                assert self.manager.fingerprint() == self.before, f"{name} was done in part"
             if (seq := self.some()) and not self.manager.promises(seq):
                 self.free(seq)
         self.check()
@@ -449,7 +449,7 @@ class Engine:
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
             if self.audits:
-                assert self.manager.fingerprint() == self.before, "decode did a part"
+                assert self.manager.fingerprint() == self.before, "decode was done in part"
             return set()
         self.decoded += len(batch)
         self.check()

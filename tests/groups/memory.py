@@ -130,7 +130,7 @@ class Memory:
         self.num_reads += 1
         if one.start and self.cells[block] != self._state(group, (namespace, tokens[: one.start])):
             raise WrongRead(
-                f"{one.name} goes on from {one.start} with another state of group {group}, in"
+                f"{one.name} continues from {one.start} with a wrong state of group {group}, in"
                 f" block {block}: {self.cells[block]}"
             )
         self.cells[block] = self._state(group, (namespace, tokens[: one.stop]))

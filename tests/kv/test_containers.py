@@ -80,7 +80,7 @@ def outcome(call: Callable[[World, Any], Any], given: Any) -> Any:
     try:
         result = call(world, given)
     except (TypeError, ValueError, BlockMgrError, Stop, LookupError):
-        assert world.content() == before, "a call that was refused has changed something"
+        assert world.content() == before, "a refused call changed something"
         return None
     return plain(result), world.content()
 

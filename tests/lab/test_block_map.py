@@ -308,7 +308,7 @@ def test_spans_cover_every_table_entry_once(data: st.DataObject) -> None:
             blocks.copy_source >= 0,
         )
         looks = {tuple(column[block] for column in columns) for block in span.block_ids.tolist()}
-        assert len(looks) == 1, "what is drawn as one looks alike"
+        assert len(looks) == 1, "blocks of one bar are alike"
     cut = spans(shown, 2)
     assert all(span.row + span.height <= 2 for span in cut)
 
@@ -346,7 +346,7 @@ def test_every_shape_has_a_role_and_a_title(which: str, request: pytest.FixtureR
         assert (shape.findtext("title") or "").strip()
     titled = {rect for shape in found for rect in shape.iter("rect")}
     patterns = {rect for pattern in root.iter("pattern") for rect in pattern.iter("rect")}
-    assert set(root.iter("rect")) == titled | patterns, "no rectangle stands without a title"
+    assert set(root.iter("rect")) == titled | patterns, "every rectangle has a title"
 
 
 def test_the_page_is_well_formed_for_assistive_technology(busy: BlockMap) -> None:

@@ -25,7 +25,7 @@ BAD = ("wrong", "foreign")
 def main() -> int:
     """Judges the named classes, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.models_sweep", description=__doc__)
-    parser.add_argument("names", nargs="*", help="model types, as llama; all by default")
+    parser.add_argument("names", nargs="*", help="model types, such as llama; all by default")
     parser.add_argument(
         "--write", action="store_true", help=f"keep the model types that run in {KEPT.name}"
     )

@@ -104,17 +104,17 @@ def options() -> argparse.ArgumentParser:
     half.add_argument(
         "--extension",
         action="store_true",
-        help="those between the two, else left out: each is built",
+        help="only those of the bindings, otherwise left out",
     )
-    half.add_argument("--groups", action="store_true", help="likewise, those of groups of layers")
-    parser.add_argument("--ops", type=int, default=300_000, help="most calls for a bug")
-    parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
+    half.add_argument("--groups", action="store_true", help="only those of groups of layers")
+    parser.add_argument("--ops", type=int, default=300_000, help="maximum of calls for a bug")
+    parser.add_argument("--seeds", type=int, default=3, help="each seed up to this must find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     parser.add_argument(
         "--share", type=int, default=1, metavar="N", help="one in N of the mutants; all by default"
     )
-    parser.add_argument("--word", default="", help="draws the share; another one draws others")
+    parser.add_argument("--word", default="", help="word that selects the share")
     return parser
 
 

@@ -144,7 +144,7 @@ def planted(mutant: Mutant, file: Path) -> str:
     """The text of this file with the bug in it."""
     text = file.read_text()
     if (times := text.count(mutant.before)) != 1:
-        raise ValueError(f"{mutant.name}: {mutant.file} holds its text {times} times, not once")
+        raise ValueError(f"{mutant.name}: {mutant.file} has its text {times} times, not once")
     return text.replace(mutant.before, mutant.after)
 
 

@@ -129,7 +129,7 @@ class _Wrapper:
         self.workspace.planned = self
 
     def run(self, query: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        assert self.workspace.planned is self, "another plan is in the workspace"
+        assert self.workspace.planned is self, "the workspace has another plan"
         k, v = cache
         contexts = [
             (k[p].flatten(0, 1)[:n], v[p].flatten(0, 1)[:n])

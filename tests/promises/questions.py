@@ -58,7 +58,7 @@ class Acts:
             if self.unchanged() != before:
                 raise Broken(f"{said}, and the refusal changed something") from None
         except (*self.shortages, *self.nevers) as error:
-            raise Broken(f"{said}, but it ended in {error!r}") from error
+            raise Broken(f"{said}, but it raised {error!r}") from error
         else:
             raise Broken(f"{said}, but it succeeded")
 
@@ -77,19 +77,19 @@ def keeps_its_word(verdict: Any, acts: Acts) -> Any:
         try:
             return acts.act()
         except (*acts.shortages, *acts.nevers) as error:
-            raise Broken(f"now, it said, but it ended in {error!r}") from error
+            raise Broken(f"the verdict is now, but it raised {error!r}") from error
     if verdict.name == "NEVER":
-        acts.refused(acts.nevers, "never, it said")
+        acts.refused(acts.nevers, "the verdict is never")
         if acts.alone is not None:
             try:
                 acts.alone()
             except acts.nevers:
                 return None
-            raise Broken("never, it said, but alone it succeeds")
+            raise Broken("the verdict is never, but alone it succeeds")
         return None
-    acts.refused(acts.shortages, "later, it said")
+    acts.refused(acts.shortages, "the verdict is later")
     acts.everybody_leaves()
     try:
         return acts.act()
     except (*acts.shortages, *acts.nevers) as error:
-        raise Broken(f"later, it said, but alone it ends in {error!r}") from error
+        raise Broken(f"the verdict is later, but alone it raises {error!r}") from error

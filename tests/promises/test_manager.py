@@ -156,13 +156,13 @@ def match(place: Place) -> None:
         return
     view = manager.sequence(manager.admit(place.tokens, **place.key, **asked))
     if view.num_cached_tokens != found.num_cached_tokens:
-        raise Broken(f"match said {found}, admit found {view.num_cached_tokens}")
+        raise Broken(f"match found {found}, admit found {view.num_cached_tokens}")
     if view.block_ids[: len(found.block_ids)].tolist() != found.block_ids.tolist():
         raise Broken(f"match named {found.block_ids}, admit took {view.block_ids}")
     taken = before - manager.num_available
     due = -(-view.num_slots // size) - len(found.block_ids) + found.num_idle_blocks
     if taken != due:
-        raise Broken(f"match said {found}, so that {due} blocks would be taken, not {taken}")
+        raise Broken(f"after match {found}, admit took {taken} blocks, not {due}")
 
 
 def explain(place: Place) -> None:
@@ -188,7 +188,7 @@ def num_available(place: Place) -> None:
     """Exactly the reported number of blocks can be allocated."""
     manager, size = place.manager, place.config["block_size"]
     if manager.num_available != manager.stats().available:
-        raise Broken("two counts of what is available")
+        raise Broken("two different counts of available blocks")
     running = [e for e in place.world.entries if e.running]
     if not running or manager.config.quotas:
         return
@@ -207,7 +207,7 @@ def num_available(place: Place) -> None:
             raise Broken(f"{copies} available, but {error!r}") from error
         return  # one for a copy of the block that is written next
     if manager.num_available:
-        raise Broken("all that is available was taken, and something is left")
+        raise Broken("all available blocks were taken, but some are left")
 
 
 def quota_usage(place: Place) -> None:
@@ -224,7 +224,7 @@ def quota_usage(place: Place) -> None:
     except (OutOfBlocksError, NeverFitsError):
         manager.admit(fresh, namespace=namespace)
         return
-    raise Broken(f"{room} blocks were said to be available, {room + 1} were had")
+    raise Broken(f"{room} blocks were reported, but {room + 1} could be taken")
 
 
 def num_common_prefix_blocks(place: Place) -> None:
@@ -237,7 +237,7 @@ def num_common_prefix_blocks(place: Place) -> None:
     while due < computed and len({table[due] for table in tables}) == 1:
         due += 1
     if said != due:
-        raise Broken(f"{said} blocks in common, it said, not {due}")
+        raise Broken(f"{said} common blocks reported, expected {due}")
 
 
 CHECKS: dict[str, Callable[[Place], None]] = {

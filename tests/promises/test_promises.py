@@ -41,7 +41,7 @@ def test_every_call_that_promises_something_is_held_to_it() -> None:
 @pytest.mark.parametrize("promise", PROMISES, ids=".".join)
 def test_what_is_promised_happens_and_what_is_denied_does_not(promise: tuple[str, str]) -> None:
     broken = [found for seed in range(WORLDS) for found in PROMISES[promise](seed)]
-    assert not broken, f"{len(broken)} of {WORLDS} worlds, say {broken[:5]}"
+    assert not broken, f"{len(broken)} of {WORLDS} worlds, such as {broken[:5]}"
 
 
 @pytest.mark.parametrize("name", ["can_swap_in", "can_append_slots", "can_allocate"])

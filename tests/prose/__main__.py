@@ -58,8 +58,10 @@ def lint(paths: list[Path]) -> dict[Path, list[LintResult]]:
 def main() -> int:
     """Checks the named files, or all files."""
     parser = argparse.ArgumentParser(prog="python -m tests.prose", description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path, help="files; all without it")
-    parser.add_argument("--counts", action="store_true", help="how often, by rule, and no more")
+    parser.add_argument("paths", nargs="*", type=Path, help="files; all by default")
+    parser.add_argument(
+        "--counts", action="store_true", help="print only the number of findings by rule"
+    )
     arguments = parser.parse_args()
     CheckRegistry().register_many((*checks(), *proselints))
     found = lint([path.resolve() for path in arguments.paths] or files())

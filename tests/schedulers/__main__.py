@@ -40,9 +40,9 @@ def main() -> int:
     """Serves the workloads and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", choices=["vllm", "aphrodite"])
-    parser.add_argument("folder", type=Path, help="where the package was installed to")
+    parser.add_argument("folder", type=Path, help="folder of the unpacked package")
     parser.add_argument("--workloads", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first workload")
     options = parser.parse_args()
     peer = Peer(options.package, options.folder)
     own_manager = peer.own_manager()

@@ -62,7 +62,7 @@ def until(condition: Callable[[], bool], reader: Subscriber, tries: int = 200) -
         if condition():
             return
         reader.poll(0.05)
-    raise AssertionError(f"never came to hold; {dict(reader.counts)}")
+    raise AssertionError(f"the condition was never true; {dict(reader.counts)}")
 
 
 @pytest.fixture

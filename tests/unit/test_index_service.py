@@ -35,7 +35,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Polls a condition while other processes and threads work."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "never came to hold"
+        assert time.monotonic() < deadline, "the condition was never true"
         time.sleep(0.01)
 
 

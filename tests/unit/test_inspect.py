@@ -75,7 +75,7 @@ def test_a_sequence_goes_from_owned_over_cached_to_idle_and_free(
     after = manager.blocks()
     assert after.state[[full, tail, ahead]].tolist() == [IDLE, FREE, FREE]
     assert after.num_tokens[[full, tail, ahead]].tolist() == [4, 0, 0]
-    assert before.state[full] == OWNED, "a snapshot stays as it was"
+    assert before.state[full] == OWNED, "a snapshot does not change"
 
 
 def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeManager) -> None:
@@ -92,7 +92,7 @@ def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeMana
     assert blocks.num_children[[first, second, third]].tolist() == [1, 1, 0]
     roots = blocks.parent[[first, ids(stranger)[0]]].tolist()
     assert all(root <= -2 for root in roots)
-    assert roots[0] != roots[1], "each namespace has a root of its own"
+    assert roots[0] != roots[1], "each namespace has its own root"
 
 
 def test_children_are_counted_with_tails_and_without_what_was_evicted(

@@ -347,7 +347,7 @@ def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None
         )
         return (many - few) / 2
 
-    assert added(40_000) == added(20_000), "its books are of its own blocks"
+    assert added(40_000) == added(20_000), "a quota counts only its own blocks"
     assert added(20_000) < (170_000 if eviction == "adaptive" else 1_000)
     assert added(20_000, 1_024) < (1_300_000 if eviction == "adaptive" else 3_000)
 

@@ -337,7 +337,9 @@ def test_threads_whose_arguments_and_garbage_call_back_leave_books_that_agree(se
     manager.check_invariants()
     assert manager.handles() == []
     assert manager.num_available == 40
-    assert sum(caller.refused for caller in callers), "no call met another: this proves nothing"
+    assert sum(caller.refused for caller in callers), (
+        "no calls overlapped, so the test proves nothing"
+    )
 
 
 # Linearizability on short histories: Wing and Gong, "Testing and Verifying Concurrent Objects",
@@ -434,7 +436,7 @@ def test_short_histories_are_linearizable() -> None:
         ordered = sorted(history, key=lambda call: call.begin)
         overlapping += any(a.end > b.begin for a, b in itertools.pairwise(ordered))
         assert is_linearizable(history), history
-    assert overlapping, "the threads never met: this proves nothing"
+    assert overlapping, "the threads never overlapped, so the test proves nothing"
 
 
 def test_a_wrong_result_is_not_linearizable() -> None:

@@ -77,8 +77,8 @@ def main() -> int:
     """Serve and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="workloads of each setting")
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--requests", type=int, default=120, help="of a workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first workload")
+    parser.add_argument("--requests", type=int, default=120, help="requests of a workload")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

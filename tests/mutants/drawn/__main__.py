@@ -121,21 +121,23 @@ def main() -> int:
     """Draws and tests mutants, and compares the results with the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.drawn", description=__doc__)
     for half in HALVES:
-        parser.add_argument(
-            f"--{half}", type=int, help="how many that count (all: 0 if one is given)"
-        )
-    parser.add_argument("--seed", type=int, default=1, help="which are drawn")
-    parser.add_argument("--least", type=float, default=0.95, help="rate that has to be killed")
+        parser.add_argument(f"--{half}", type=int, help="number of mutants that count")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random order")
     parser.add_argument(
-        "--report", type=Path, help="JSON lines; a run cut short goes on from there"
+        "--least", type=float, default=0.95, help="share of mutants that must be killed"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="JSON lines; an interrupted run continues there"
     )
     parser.add_argument(
         "--believe",
         action="store_true",
-        help="do not hunt what has a verdict, which says that it survives",
+        help="do not test mutants that have a verdict",
     )
-    parser.add_argument("--quick", action="store_true", help="a dozen of the core, without Python")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    parser.add_argument(
+        "--quick", action="store_true", help="only a dozen of the core, without Python"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compilers")
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
     given = {half: getattr(args, half) for half in HALVES}
