@@ -141,12 +141,12 @@ struct Tampering {
 
 std::vector<Tampering> of_blocks() {
   return {
-      {"a reference more", more_uses(&Uses::ref_count)},
-      {"a pin more", more_uses(&Uses::pins)},
-      {"a generation later", more(&Node::parent_generation, cached)},
+      {"one extra reference", more_uses(&Uses::ref_count)},
+      {"one extra pin", more_uses(&Uses::pins)},
+      {"a later generation", more(&Node::parent_generation, cached)},
       {"no extra keys", to(&Node::extras, has_extras, 0u)},
       {"a key of no tokens", to(&Node::key_tokens, cached, 0)},
-      {"a key of a token less",
+      {"a key with one token less",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([&](NodeId, const Node& k) {
            return k.key_tokens == v.core.nodes_.block_size && k.key_tokens > 1;
@@ -160,18 +160,18 @@ std::vector<Tampering> of_blocks() {
          const NodeId other = v.node(any);
          return b < 0 || b == other ? Undo() : set(v.core.nodes_[b].parent, other);
        }},
-      {"no sibling after",
+      {"no next sibling",
        to(
            &Node::next_sibling,
            [](NodeId, const Node& k) { return k.keyed() && k.next_sibling >= 0; }, kNoNode)},
-      {"no sibling before",
+      {"no previous sibling",
        to(
            &Node::prev_sibling,
            [](NodeId, const Node& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoNode)},
       {"no child", to(
                        &Node::first_child,
                        [](NodeId, const Node& k) { return k.first_child >= 0; }, kNoNode)},
-      {"a child of a block that has none",
+      {"a child of a block without children",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([](NodeId, const Node& k) { return k.first_child < 0; });
          const NodeId other = v.node(any);
@@ -179,8 +179,8 @@ std::vector<Tampering> of_blocks() {
        }},
       {"a copy of no tokens", to(&Node::copy_tokens, pending, 0)},
       {"a copy of too many tokens", to(&Node::copy_tokens, pending, 0xffff)},
-      {"a copy from nowhere", to(&Node::copy_source, pending, kNoNode)},
-      {"a copy nobody planned",
+      {"a copy without a source", to(&Node::copy_source, pending, kNoNode)},
+      {"an unplanned copy",
        [](Victim& v) -> Undo {
          const NodeId b =
              v.node([](NodeId, const Node& k) { return k.copy_source == kNoNode; });
@@ -200,7 +200,7 @@ std::vector<Tampering> of_blocks() {
                       &Node::fence, [](NodeId, const Node& k) { return !k.fence; }, 1)},
       {"no fence", to(
                        &Node::fence, [](NodeId, const Node& k) { return k.fence != 0; }, 0)},
-      {"two nodes with each other's block",
+      {"two nodes with swapped blocks",
        [](Victim& v) -> Undo {
          const NodeId one = v.owner();
          const NodeId other = v.owner();
@@ -213,10 +213,10 @@ std::vector<Tampering> of_blocks() {
          swap();
          return swap;
        }},
-      {"a block marked as not written",
+      {"a written block marked as unwritten",
        to(
            &Node::unwritten, [](NodeId, const Node& k) { return !k.unwritten; }, 1)},
-      {"a block that is not written, without its mark",
+      {"an unwritten block without its mark",
        to(
            &Node::unwritten, [](NodeId, const Node& k) { return k.unwritten != 0; }, 0)},
       {"a node without a block",
@@ -224,12 +224,12 @@ std::vector<Tampering> of_blocks() {
          const NodeId n = v.owner();
          return n < 0 ? Undo() : set(v.core.nodes_.places[static_cast<std::size_t>(n)], kNoBlock);
        }},
-      {"a block of another node",
+      {"the block of another node",
        [](Victim& v) -> Undo {
          auto& owners = v.core.nodes_.owners;
          return set(owners[v.below(owners.size())], v.node(any));
        }},
-      {"a child behind, or none",
+      {"a missing or wrong child",
        [](Victim& v) -> Undo {
          const auto n = static_cast<std::size_t>(v.node(any));
          auto& word = v.core.index_.continued_[n >> 6];
@@ -240,12 +240,12 @@ std::vector<Tampering> of_blocks() {
 
 std::vector<Tampering> of_pool() {
   return {
-      {"a list of free blocks miscounted",
+      {"a wrong count of free blocks",
        [](Victim& v) -> Undo {
          auto& free = partition(v).free;
          return free.empty() ? Undo() : set(free.size_, free.size_ - 1);
        }},
-      {"a free block that is another",
+      {"a wrong free block",
        [](Victim& v) -> Undo {
          auto& free = partition(v).free;
          if (free.empty()) return {};
@@ -266,9 +266,9 @@ std::vector<Tampering> of_pool() {
          std::uint64_t& word = ids.empty_.words_[0];
          return set(word, word ^ 1);
        }},
-      {"a list of idle blocks miscounted",
+      {"a wrong count of idle blocks",
        [](Victim& v) { return miscount(v, partition(v).idle); }},
-      {"the list of copies miscounted",
+      {"a wrong count of copies",
        [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
       {"a word of free ids that no search finds",
        [](Victim& v) -> Undo {
@@ -276,21 +276,21 @@ std::vector<Tampering> of_pool() {
          if (levels.size() < 2) return {};
          return set(levels[1][0], levels[1][0] ^ 1);
        }},
-      {"the list of unwritten blocks miscounted",
+      {"a wrong count of unwritten blocks",
        [](Victim& v) { return miscount(v, v.core.unwritten_); }},
-      {"a fence miscounted",
+      {"a wrong count of a fence",
        [](Victim& v) -> Undo {
          auto& fences = v.core.pool_.fences_;
          return fences.empty() ? Undo() : miscount(v, fences[v.below(fences.size())]);
        }},
-      {"a fenced block more in the pool",
+      {"one extra fenced block in the pool",
        [](Victim& v) { return set(v.core.pool_.num_fenced_, v.core.pool_.num_fenced_ + 1); }},
-      {"a fenced block more in a partition",
+      {"one extra fenced block in a partition",
        [](Victim& v) -> Undo {
          Pool::Partition& own = partition(v);
          return set(own.num_fenced, own.num_fenced + 1);
        }},
-      {"a queued block more",
+      {"one extra queued block",
        [](Victim& v) -> Undo {
          if (!v.core.pool_.partitions_) return {};
          return set(v.core.pool_.num_queued_, v.core.pool_.num_queued_ + 1);
@@ -332,7 +332,7 @@ std::vector<Tampering> of_pool() {
            if (lists.empty(i)) return set(lists.least_, i);
          return {};
        }},
-      {"a cached block more in the index",
+      {"one extra cached block in the index",
        [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},
       {"a block more that passed a bucket",
        [](Victim& v) -> Undo {
@@ -340,7 +340,7 @@ std::vector<Tampering> of_pool() {
          auto& passed = buckets[v.below(buckets.size())].passed;
          return set(passed, passed + 1);
        }},
-      {"a holder of a namespace more",
+      {"one extra holder of a namespace",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([](NodeId, const Node& k) {
            return k.keyed() && is_root(k.parent) && root_index(k.parent) > 0;
@@ -349,7 +349,7 @@ std::vector<Tampering> of_pool() {
          auto& entry = v.core.index_.roots_by_name_.entries_[root_index(v.core.nodes_[b].parent)];
          return set(entry.refs, entry.refs + 1);
        }},
-      {"a holder of extra keys more",
+      {"one extra holder of extra keys",
        [](Victim& v) -> Undo {
          const NodeId b = v.node(has_extras);
          if (b < 0) return {};
@@ -374,32 +374,32 @@ std::vector<Tampering> of_sequences() {
     };
   };
   return {
-      {"a block less in a table",
+      {"a table with one block less",
        with([](Victim&, Sequence& s) { return set(s.num_blocks, s.num_blocks - 1); })},
-      {"more computed than there is",
+      {"more computed tokens than tokens",
        with([](Victim&, Sequence& s) { return set(s.num_computed, s.num_tokens + 1); })},
-      {"fewer computed than none",
+      {"a negative number of computed tokens",
        with([](Victim&, Sequence& s) { return set(s.num_computed, -1); })},
       {"more tokens than slots", with([](Victim& v, Sequence& s) {
          const std::int64_t slots = s.num_blocks * std::int64_t{v.core.config_.block_size};
          return set(s.num_tokens, slots + s.num_waiting() + 1);
        })},
-      {"a sequence that does not run and holds blocks",
+      {"a waiting sequence that holds blocks",
        with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
-      {"a block that is none in a table",
+      {"an invalid block in a table",
        with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.core.nodes_.count); })},
       {"another block in a table",
        with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.node(any)); })},
       {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
          return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
        })},
-      {"a block more of a chain", with([](Victim& v, Sequence& s) -> Undo {
+      {"one extra block in a chain", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained >= s.num_blocks) return {};
          const Node& next = v.core.nodes_[v.core.table(s)[s.num_chained]];
          if (next.keyed() || next.parent != kNoNode) return {};
          return set(s.num_chained, s.num_chained + 1);
        })},
-      {"two blocks of a chain the other way round", with([](Victim& v, Sequence& s) -> Undo {
+      {"two swapped blocks in a chain", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained < 2) return {};
          std::int32_t* const t = v.core.table(s);
          if (!v.core.nodes_[t[0]].keyed() || !v.core.nodes_[t[1]].keyed()) return {};
@@ -436,7 +436,7 @@ std::vector<Tampering> of_sequences() {
          }
          return {};
        }},
-      {"an unused row less",
+      {"one unused row less",
        [](Victim& v) -> Undo {
          auto& rows = v.core.unused_rows_;
          if (rows.empty()) return {};
@@ -444,12 +444,12 @@ std::vector<Tampering> of_sequences() {
          rows.pop_back();
          return [&rows, row] { rows.push_back(row); };
        }},
-      {"a ticket of a step to come",
+      {"the ticket of a future step",
        [](Victim& v) -> Undo {
          auto& steps = v.core.open_steps_;
          return steps.empty() ? Undo() : set(steps.back().ticket, v.core.last_ticket_ + 1);
        }},
-      {"a step older than the one before",
+      {"a step older than its predecessor",
        [](Victim& v) -> Undo {
          auto& steps = v.core.open_steps_;
          return steps.empty() ? Undo() : set(steps.back().ticket, 0);
@@ -474,7 +474,7 @@ void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::
     if (!undo) continue;
     const bool noticed = !victim.core.violations().empty();
     undo();
-    if (!noticed) throw Violation(std::string("the audit does not see ") + all[i].name);
+    if (!noticed) throw Violation(std::string("the audit misses: ") + all[i].name);
     if (const auto broken = victim.core.violations(); !broken.empty())
       throw Violation(std::string(all[i].name) + ", undone: " + broken.front());
     ++tried[i];
@@ -490,7 +490,7 @@ void check_fingerprint(Victim& victim) {
     ++number;
     const bool noticed = victim.core.fingerprint() != before;
     --number;
-    if (!noticed) throw Violation(std::string("the fingerprint has no number of ") + name);
+    if (!noticed) throw Violation(std::string("the fingerprint does not count ") + name);
   };
   check("planned copies", copies.num_planned_);
   check("cancelled copies", copies.num_cancelled_);
@@ -586,12 +586,12 @@ void check_levels() {
     int found_from;
   } acts[] = {{"a block released twice", &AtLevel::release_another, 1},
               {"a write to a free node", &AtLevel::write_to_a_free_one, 1},
-              {"a table nobody touches", &AtLevel::touch_nothing, 2},
-              {"a table behind a refused call", &AtLevel::be_refused, 2}};
+              {"a table that is not touched", &AtLevel::touch_nothing, 2},
+              {"a table after a refused call", &AtLevel::be_refused, 2}};
   for (const auto& each : acts)
     for (int level = 1; level <= 2; ++level) {
       AtLevel world(level);
-      if (world.has_findings()) throw Violation("right books are found to be wrong");
+      if (world.has_findings()) throw Violation("the audit reports a violation without a bug");
       (world.*each.act)();
       if (world.has_findings() != (level >= each.found_from))
         throw Violation(std::string(each.name) + " at debug level " + std::to_string(level));
@@ -644,6 +644,6 @@ int main(int argc, char** argv) {
     complete &= tallies[i] > 0;
   }
   std::printf("seed %d, %d runs of %d moves, each seen\n", seed, runs, moves);
-  if (!complete) std::printf("some were never tried\n");
+  if (!complete) std::printf("some fields were never tried\n");
   return complete ? 0 : 1;
 }

@@ -82,7 +82,7 @@ class Device {
     for (const Brought& b : brought)
       if (cell(b.block, b.word) != b.prefix)
         throw Violation("a copy into block " + std::to_string(b.block) +
-                        " brings what was not in memory at word " + std::to_string(b.word));
+                        " brings a token that was not in memory at word " + std::to_string(b.word));
     for (const Work& w : work)
       for (auto i = static_cast<std::size_t>(w.start); i < w.slots.size(); ++i)
         cells_[static_cast<std::size_t>(w.handed.empty() ? w.slots[i] : w.handed[i])] =

@@ -178,7 +178,7 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
     tried->move();
     spared->move();
     if (state(*tried) != state(*spared))
-      throw Violation("move " + std::to_string(i) + " ended otherwise than without failures");
+      throw Violation("move " + std::to_string(i) + " had another outcome than without failures");
   }
   return tried->calls();
 }
@@ -207,7 +207,7 @@ void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   }
   if (Allocations::live_bytes() != before)
     throw Violation(std::to_string(Allocations::live_bytes() - before) +
-                    " bytes are left of a manager that is gone");
+                    " bytes are left of a destroyed manager");
 }
 
 // Makes every allocation of a constructor fail.
@@ -227,7 +227,7 @@ void construct(const char* name, Tallies& tallies, const std::function<void()>& 
       const bool ran_out = Allocations::stop();
       if (Allocations::live_bytes() != before)
         throw Violation(std::string(name) + ", allocation " + std::to_string(number) +
-                        " failed: something is left of it");
+                        " failed: memory leaked");
       if (!ran_out) return;
       ++tally.points;
       if (!thrown) ++tally.completed;
@@ -333,7 +333,7 @@ int whole_argument(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (*end || value < 1 || value > 1'000'000'000) {
-    std::fprintf(stderr, "a number from 1 on is wanted, got %s\n", text);
+    std::fprintf(stderr, "expected a number from 1, got %s\n", text);
     std::exit(2);
   }
   return static_cast<int>(value);

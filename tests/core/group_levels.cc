@@ -68,9 +68,9 @@ void GroupPlay::forget_block(std::int64_t block) {
   const NodeId n = nodes.owner(block);
   EXPECT(n < 0 || !nodes[n].keyed(), "a forgotten block can be found");
   for (const auto& [node, generation] : below)
-    EXPECT(nodes[node].generation != generation, "what continues a forgotten block can be found");
+    EXPECT(nodes[node].generation != generation, "a block after a forgotten one can be found");
   for (const SeqPtr& seq : holders)
-    EXPECT(view(*seq).outdated, "a sequence caches what continues a forgotten block");
+    EXPECT(view(*seq).outdated, "a sequence caches blocks after a forgotten one");
 }
 
 void GroupPlay::release_holds() {
@@ -124,7 +124,7 @@ void GroupPlay::retain_prefix(const Prompt& prompt) {
   next.push_back(0);
   for (int name = 0; name < kNumNames; ++name) {
     if (World::text_of(name) != prompt.name) continue;
-    EXPECT(count == served_by_scan(next, name, 0), "another prefix is retained than is served");
+    EXPECT(count == served_by_scan(next, name, 0), "the retained prefix is not the served one");
   }
 }
 
@@ -165,7 +165,7 @@ void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
       const auto still = after.find(other);
       const bool stays = still != after.end() && still->second.generation == left.generation;
       EXPECT(!stays || left.partition != gone.partition || left.level >= gone.level,
-             "a boundary of a higher level went first");
+             "a boundary of a higher level was evicted first");
     }
   }
 }

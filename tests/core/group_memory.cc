@@ -32,7 +32,7 @@ void GroupPlay::check_mirror() {
         const std::pair<int, std::string> key(run.group, std::string(digest, digest + size));
         const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
                                                             : mirror_.erase(key) == 1;
-        EXPECT(changed, "an event says what a mirror knows already");
+        EXPECT(changed, "an event repeats what a mirror has");
       }
     }
     EXPECT(core_.drop_events(events.version), "events came while they were read");
@@ -73,7 +73,7 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
     if (setup_.groups[at].recurrent()) {
       EXPECT(device_.holds_state(at, block, prefix),
              "a state after " + std::to_string(groups.length(n)) +
-                 " tokens can be found and is another one");
+                 " tokens can be found and is wrong");
       continue;
     }
     const std::size_t missing = std::min<std::size_t>(nodes[place].unwritten, prefixes.size());
@@ -81,7 +81,7 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
     for (std::size_t word = 0; word < there; ++word)
       EXPECT(device_.holds(at, block, word, prefixes[word]),
              "unit " + std::to_string(unit) + " of group " + std::to_string(at) +
-                 " can be found and holds other K/V at word " + std::to_string(word));
+                 " can be found and has wrong K/V at word " + std::to_string(word));
   }
   for (NodeId child = nodes[n].first_child; child >= 0; child = nodes[child].next_sibling)
     check_findable(child, prefix, unit + 1);
@@ -98,7 +98,7 @@ void GroupPlay::check_computed(const Seq& seq) const {
       const std::int32_t block = source_of(all[at][0], 0);
       EXPECT(!core_.view_groups(seq.handle).stands ||
                  device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
-             "a state stands elsewhere than its sequence");
+             "a state has another position than its sequence");
       continue;
     }
     for (std::int64_t i = setup_.groups[at].first_read(length); i < length; ++i) {
@@ -106,7 +106,7 @@ void GroupPlay::check_computed(const Seq& seq) const {
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
       EXPECT(device_.holds(at, source_of(own, word), word,
                            seq.prefixes[static_cast<std::size_t>(i)]),
-             "position " + std::to_string(i) + " counts as computed and is not in memory");
+             "position " + std::to_string(i) + " counts as computed, but is not in memory");
     }
   }
 }

@@ -128,18 +128,18 @@ Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
   } catch (const PinBudget& refusal) {
-    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although it fits");
     return kPinRefused;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
   } catch (const DigestFailed&) {
-    EXPECT(!digester_->fails_in, "a digest failed of itself");
+    EXPECT(!digester_->fails_in, "a digest failed without being told to");
     return kDigestFailed;
   } catch (const Error& error) {
     if (error.kind == ErrorKind::kNeverFits) return kNeverFits;
     if (error.kind == ErrorKind::kStep) return kStepRefused;
-    fail(std::string("a call that is in order was refused: ") + error.what());
+    fail(std::string("a valid call was refused: ") + error.what());
   }
 }
 
@@ -330,8 +330,8 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
   const std::int64_t most = num_groups * (length / size + 2);
   if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
-  EXPECT(match.num_cached >= served, "a boundary that every group serves is not found");
-  EXPECT(config.min_partial_tokens || match.num_cached == served, "more is found than is served");
+  EXPECT(match.num_cached >= served, "a boundary that all groups serve is not found");
+  EXPECT(config.min_partial_tokens || match.num_cached == served, "match found too many tokens");
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
@@ -359,7 +359,7 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   EXPECT(outcome == kDigestFailed || (promise == Admission::kLater) == refused,
          "can_admit is wrong about what may fit later");
   if (outcome != kDone) return;
-  EXPECT(computed(*seq) == match.num_cached, "admit takes another prefix than match found");
+  EXPECT(computed(*seq) == match.num_cached, "admit uses another prefix than match found");
   seq->settled_before = computed(*seq);
   seqs_.push_back(seq);
 }
@@ -456,7 +456,7 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   const std::int64_t had = launched(*seq);
   std::int64_t left = 0;
   if (!done(kTruncate, [&] { left = core_.truncate(seq->handle, length); })) return;
-  EXPECT(left == computed(*seq) && left <= length, "truncate misstates what is computed");
+  EXPECT(left == computed(*seq) && left <= length, "truncate reports a wrong computed length");
   seq->tokens.resize(static_cast<std::size_t>(length));
   seq->prefixes.resize(static_cast<std::size_t>(length));
   settle(*seq);

@@ -37,7 +37,7 @@ void GroupPlay::check_tables(const Seq& seq) const {
   const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
   EXPECT(std::equal(own.begin(), own.end(),
                     all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
-         "a shown table is not the sequence's");
+         "a shown table differs from the sequence's");
   int further = -1;
   for (std::size_t g = 0; g < all.size(); ++g) {
     if (static_cast<int>(g) == setup_.core.full_group) continue;
@@ -234,10 +234,10 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
     const SeqPtr seq = find(batch[i]);
     extend(*seq, {fresh[i]});
     EXPECT(computed(*seq) + 1 == static_cast<std::int64_t>(seq->tokens.size()),
-           "decode left more than its token to compute");
+           "decode left more than one token to compute");
     std::int64_t slot = -1;
     core_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
-    EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+    EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     seq->settled_before = computed(*seq);
   }
   return batch;

@@ -81,7 +81,7 @@ class Traffic {
     step();
     const std::vector<std::string> violations = core_.violations();
     if (core_.num_sequences() || core_.pool().available() != core_.pool().capacity())
-      throw std::runtime_error("a sequence or a block was never given back");
+      throw std::runtime_error("a sequence or a block was never freed");
     if (!violations.empty()) throw std::runtime_error(violations.front());
   }
 

@@ -210,8 +210,8 @@ std::string Levels::wrong() const {
   for (NodeId b = 0; b < core_.nodes().count; ++b)
     if (core_.nodes()[b].keyed() &&
         core_.level(b) != levels[static_cast<std::size_t>(b)])
-      return "block " + std::to_string(b) + " stands at level " +
-             std::to_string(core_.level(b)) + ", should at " +
+      return "block " + std::to_string(b) + " is at level " +
+             std::to_string(core_.level(b)) + ", expected " +
              std::to_string(levels[static_cast<std::size_t>(b)]);
   return {};
 }

@@ -22,19 +22,19 @@ void PoolPlay::acquire_prefix() {
   bool done = true;
   if (call("pool acquire_prefix", bit(kDone),
            [&] { done = pool_.acquire_prefix(key, key.num_tokens, missed, out.data()); }, own) == kDone)
-    EXPECT(!done, "another number of blocks was found than there are");
+    EXPECT(!done, "acquire_prefix accepted a wrong number of blocks");
   const std::int64_t looked_up = pool_.pool().past(own) ? pool_.pool().past(own)->query_tokens() : 0;
   const auto run = [&] {
     done = pool_.acquire_prefix(key, key.num_tokens + 1, static_cast<std::int64_t>(due.size()),
                                 out.data());
   };
   if (call("pool acquire_prefix", bit(kDone), run, own) != kDone) return;
-  EXPECT(done, "what find finds is not acquired");
+  EXPECT(done, "acquire did not take a block that find finds");
   if (pool_.pool().past(own))
     EXPECT(pool_.pool().past(own)->query_tokens() == looked_up + key.num_tokens + 1,
            "a request is not counted as looked up");
   for (std::size_t i = 0; i < due.size(); ++i) {
-    EXPECT(out[i] == due[i], "another block is acquired than find finds");
+    EXPECT(out[i] == due[i], "acquire takes another block than find finds");
     ++held_[out[i]];
   }
 }

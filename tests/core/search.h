@@ -212,7 +212,7 @@ class Search {
     const Path here = path(node);
     walker.go_to(here);
     if (node % kShare == 0 && walker.hash() != walker.hash_afresh(here))
-      report("a board that went back is not as it was", here);
+      report("a restored board differs", here);
     for (std::size_t i = 0; i < operations_.size(); ++i) {
       const auto op = static_cast<std::uint8_t>(i);
       if (!run(walker, here, op)) continue;
@@ -298,7 +298,7 @@ std::int64_t Search<Game>::compare_twins(std::size_t end) {
       if (future(way, nullptr) != future(path(known), nullptr)) {
         for (const std::uint8_t step : path(known))
           std::printf("  %s\n", operations_[step].name.c_str());
-        report("this and what follows look alike and lead elsewhere", way);
+        report("equal states lead to different states", way);
       }
       way.pop_back();
       ++compared;
@@ -327,7 +327,7 @@ void search(const Game& game, const Extent& extent) {
     if (search.limited() || search.num_states() == before) break;
   }
   if (extent.twins)
-    std::printf("%lld other ways to a state lead on as the first one does\n",
+    std::printf("%lld other paths to a state have the same outcomes\n",
                 static_cast<long long>(search.compare_twins(before)));
   std::printf("%zu states, %lld operations, 0 violations\n", search.num_states(),
               static_cast<long long>(search.num_operations()));

@@ -40,14 +40,14 @@ void check_bits(std::uint32_t bound, std::mt19937_64& rng) {
         due.erase(i);
       }
     }
-    expect(tree.first() == (due.empty() ? BitTree::kNone : *due.begin()), "another first member");
-    expect(tree.last() == (due.empty() ? BitTree::kNone : *due.rbegin()), "another last member");
+    expect(tree.first() == (due.empty() ? BitTree::kNone : *due.begin()), "wrong first member");
+    expect(tree.last() == (due.empty() ? BitTree::kNone : *due.rbegin()), "wrong last member");
     for (int i = 0; i < 20; ++i) {
       const auto some = static_cast<std::uint32_t>(rng() % bound);
-      expect(tree.contains(some) == (due.count(some) == 1), "a member that is none, or is missing");
+      expect(tree.contains(some) == (due.count(some) == 1), "an extra or missing member");
       const auto next = due.lower_bound(some & ~63u);
       expect(tree.next_word(some >> 6) == (next == due.end() ? BitTree::kNone : *next >> 6),
-             "another word with members");
+             "wrong word with members");
     }
   }
 }
@@ -67,7 +67,7 @@ void check_ids(Range range, std::mt19937_64& rng) {
       for (const NodeId n : gone) {
         ids.give(n);
         used.erase(n);
-        expect(ids.is_free(n), "an id that was given back is not free");
+        expect(ids.is_free(n), "a returned id is not free");
       }
     } else {
       const bool goes_on = !runs.empty() && rng() % 2;
@@ -76,10 +76,10 @@ void check_ids(Range range, std::mt19937_64& rng) {
       const std::size_t count = std::min<std::size_t>(left, rng() % 150 + 1);
       NodeId before = run.empty() ? kNoNode : run.back();
       const auto take = [&](std::int64_t, NodeId n) {
-        expect(range.holds(n) && used.insert(n).second, "an id was handed out twice, or is none");
+        expect(range.holds(n) && used.insert(n).second, "an id was allocated twice or is invalid");
         const bool next = before >= 0 && range.holds(before + 1) &&
                           (used.count(before + 1) == 0 || before + 1 == n);
-        expect(!next || n == before + 1, "a run does not go on though the next id is free");
+        expect(!next || n == before + 1, "a run ends although the next id is free");
         run.push_back(before = n);
       };
       if (rng() % 2) {
@@ -125,7 +125,7 @@ void check_idle(Range range, std::mt19937_64& rng) {
     std::vector<NodeId> order;
     for (NodeId n = idle.front(); n != idle.end() && order.size() <= due.size(); n = idle.after(n))
       order.push_back(n);
-    expect(order == due, "idle nodes are in another order");
+    expect(order == due, "idle nodes are in the wrong order");
     expect(idle.adds_up() && idle.size() == static_cast<int>(due.size()) &&
                idle.empty() == due.empty(),
            "idle nodes are miscounted");

@@ -59,7 +59,7 @@ Arguments parse(int argc, char** argv) {
       usage("unknown option " + key);
     } else if (std::strcmp(value, "all") != 0) {
       if (std::strcmp(value, "groups") && !std::count(a.kinds.begin(), a.kinds.end(), value))
-        usage(std::string("no profile is called ") + value);
+        usage(std::string("unknown profile ") + value);
       a.kinds = {value};
     }
   }

@@ -131,7 +131,7 @@ class Caller {
   void tell() {
     core_.set_debug(static_cast<int>(rng_() % 2));
     const Held held(core_.monitor());
-    if (!core_.violations().empty()) throw testing::Violation("the books do not agree");
+    if (!core_.violations().empty()) throw testing::Violation("the audit found a violation");
     inspect(core_);
     core_.handles();
   }

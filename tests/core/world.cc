@@ -100,14 +100,14 @@ Outcome World::outcome_of(const Call& run) {
     bool known = false;
     for (int p = 0; p < core_.pool().num_partitions(); ++p)
       known |= refusal.available == core_.pool().partition(p).available();
-    EXPECT(known, "a refusal misstates what is available");
+    EXPECT(known, "a refusal reports a wrong number available");
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
   } catch (const PinBudget& refusal) {
-    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although it fits");
     return kPinRefused;
   } catch (const UnknownPin&) {
     return kUnknownPin;
@@ -162,7 +162,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
     EXPECT(findings.empty(), findings.front());
   }
   EXPECT(due & bit(outcome),
-         std::string(name_of(op)) + " ended in \"" + name_of(outcome) + "\", which was not due");
+         std::string(name_of(op)) + " ended in \"" + name_of(outcome) + "\" unexpectedly");
   const bool reads_only = op == kMatch || op == kCanAdmit;
   if (snapshot && (outcome != kDone || reads_only))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -315,7 +315,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // less room may be left
   call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
   EXPECT(match.num_computing == computing_for(looked_up, name, extras, match),
-         "match says that others are computing more, or less, than they are");
+         "match has a wrong number of tokens that others are computing");
   asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
   EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");
@@ -385,8 +385,8 @@ void World::reset(bool reset_hit_rate) {
   const std::int64_t cached = core_.index().num_keyed();
   if (call(kReset, bit(promised ? kStepRefused : kDone),
            [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
-    EXPECT(count == cached, "a reset misstates what it has forgotten");
-    EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
+    EXPECT(count == cached, "reset returns a wrong count");
+    EXPECT(core_.index().num_keyed() == 0, "a block is cached after a reset");
     for (int i = 0; i < core_.pool().num_partitions(); ++i)
       EXPECT(!core_.pool().past(i) || core_.pool().past(i)->num_ghosts() == 0,
              "evicted blocks are remembered after a reset");
@@ -759,10 +759,10 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
       }
       extend(entry, {fresh[i]});
       expect_private(entry, length);
-      EXPECT(view(entry).num_computed == length, "decode left more than its token to compute");
+      EXPECT(view(entry).num_computed == length, "decode left more than one token to compute");
       std::int64_t slot = -1;
       core_.slot_mapping(entry.handle, length, length + 1, &slot);
-      EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+      EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     }
   }
   settle();
@@ -812,7 +812,7 @@ void World::take_remaps() {
                                         a.old_block == b.old_block && a.new_block == b.new_block;
                                });
   constexpr std::size_t kKept = 256;  // for any pool size
-  EXPECT(same || remaps_.size() > kKept, "the log tells of other merges than there were");
+  EXPECT(same || remaps_.size() > kKept, "the log of merges is wrong");
   remaps_.clear();
   settle();
 }

@@ -113,7 +113,7 @@ void World::forget(const std::vector<std::int64_t>& ids) {
   const std::vector<bool> wrong = spoiled_by(ids);
   if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
            [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
-    EXPECT(forgotten == cached - core_.index().num_keyed(), "forget misstates what it forgot");
+    EXPECT(forgotten == cached - core_.index().num_keyed(), "forget returns a wrong count");
     for (Hold& held : holds_) held.words.clear();
     for (int b = 0; b < config_.num_blocks; ++b)
       EXPECT(!wrong[static_cast<std::size_t>(b)] || !record_of(b).keyed(),
@@ -149,7 +149,7 @@ void World::note_moved(const std::vector<bool>& was_keyed) {
 void World::check_holds() {
   for (const Hold& held : holds_) {
     const auto b = static_cast<std::int32_t>(held.block);
-    EXPECT(used(b), "a held block is in no use");
+    EXPECT(used(b), "a held block is not in use");
     EXPECT(core_.ref_count(b) == num_references(b) + num_held(b), "holds are miscounted");
     for (std::size_t i = 0; queue_.empty() && i < held.words.size(); ++i)
       EXPECT(device_.cell(b, static_cast<int>(i)) == held.words[i],

@@ -134,7 +134,7 @@ std::vector<EntryPtr> World::to_launch() const {
     const std::int64_t due =
         entry && entry->running ? static_cast<std::int64_t>(entry->tokens.size()) : 0;
     EXPECT(settings_.scribbles || core_.shown_lengths()[row] == due,
-           "a row has another length than its sequence");
+           "a row has a wrong length");
     if (entry) found.push_back(entry);
   }
   return found;

@@ -24,7 +24,7 @@ std::vector<World::Share> World::shares(bool deep) const {
 void World::check_others(const std::vector<Share>& before, unsigned touched, bool deep) const {
   const auto after = shares(deep);
   for (std::size_t p = 0; p < before.size(); ++p)
-    EXPECT(touched >> p & 1 || before[p] == after[p], "a call is felt in another's quota");
+    EXPECT(touched >> p & 1 || before[p] == after[p], "a call changed another quota");
 }
 
 void World::check_quotas() const {
@@ -38,7 +38,7 @@ void World::check_quotas() const {
     std::sort(held.begin(), held.end());
     held.erase(std::unique(held.begin(), held.end()), held.end());
     EXPECT(static_cast<int>(held.size()) <= config_.quotas[i].blocks,
-           "a namespace holds more than its quota");
+           "a namespace has more blocks than its quota");
   }
 }
 
@@ -69,9 +69,9 @@ void World::note_found(const Entry& entry, const MatchResult& match, std::int64_
   const Witness* witness = witness_of(entry.name);
   if (!witness) return;
   const auto full = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
-  EXPECT(witness->found == owners(match.blocks), "the policy was not told what an admission found");
+  EXPECT(witness->found == owners(match.blocks), "the policy was not notified of all found blocks");
   EXPECT(witness->num_hits - hits_before == (view(entry).num_cached > full),
-         "the policy was not told of a part that was found");
+         "the policy was not notified of a found part");
 }
 
 std::vector<NodeId> World::owners(const std::vector<std::int32_t>& blocks) const {
@@ -126,7 +126,7 @@ void World::retain(const Entry& entry, std::int64_t start, std::int64_t stop, in
   const auto run = [&] { count = core_.retain(entry.handle, start, stop, level, ttl); };
   if (call(kRetain, bit(due), run) == kDone) {
     const std::int64_t first = start / config_.block_size;
-    EXPECT(count == blocks_for(stop) - first, "retain miscounts the blocks it retains");
+    EXPECT(count == blocks_for(stop) - first, "retain returns a wrong count");
     const NodeId* table = nodes_of(entry);
     for (std::int64_t i = first; i < blocks_for(stop); ++i) {
       const Node& record = core_.nodes()[table[i]];
@@ -174,7 +174,7 @@ void World::pin(const Entry& entry) {
   if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = core_.pin(asked); }) == kDone) {
     levels_.pin(id, blocks, share);
     EXPECT(core_.view_pin(id).num_blocks == static_cast<std::int32_t>(blocks.size()),
-           "a pin covers other blocks than were found");
+           "a pin covers other blocks than match found");
   }
   settle();
 }
@@ -204,7 +204,7 @@ void World::touch(const Entry& entry) {
   if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = core_.touch(asked); }) ==
       kDone)
     EXPECT(count == idle || (config_.min_partial_tokens && count == idle + 1),
-           "touch miscounts the idle blocks");
+           "touch returns a wrong count");
   settle();
 }
 

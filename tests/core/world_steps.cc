@@ -255,7 +255,7 @@ void World::check_fences(Op op) {
       tables[b] = true;
       if ((i + 1) * config_.block_size <= s.num_computed || tables_[b]) continue;
       for (const LaunchPtr& step : steps_)
-        EXPECT(!step->blocks[b], std::string(name_of(op)) + " handed out block " +
+        EXPECT(!step->blocks[b], std::string(name_of(op)) + " allocated block " +
                                      std::to_string(b) + ", which is still in flight");
     }
   }
@@ -293,7 +293,7 @@ void World::check_mirror() {
         const std::string key(digest, digest + size);
         const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
                                                             : mirror_.erase(key) == 1;
-        EXPECT(changed, "an event says what a mirror knows already");
+        EXPECT(changed, "an event repeats what a mirror has");
       }
     }
     EXPECT(core_.drop_events(events.version), "events came while they were read");
@@ -316,18 +316,19 @@ void World::check_calls(bool on) {
 }
 
 void World::check_entries() {
-  EXPECT(core_.handles().size() == entries_.size(), "sequences appeared or vanished");
+  EXPECT(core_.handles().size() == entries_.size(), "the set of sequences is wrong");
   std::vector<Token> tokens;
   for (const EntryPtr& entry : entries_) {
     const Sequence& s = view(*entry);
     EXPECT((s.state == Sequence::kRunning) == entry->running, "a sequence is in the wrong state");
-    EXPECT(s.num_tokens == static_cast<std::int64_t>(entry->tokens.size()), "tokens went missing");
+    EXPECT(s.num_tokens == static_cast<std::int64_t>(entry->tokens.size()),
+           "wrong number of tokens");
     tokens.resize(entry->tokens.size());
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
     for (std::int64_t i = entry->num_findable; entry->outdated && i < s.num_blocks; ++i)
       EXPECT(!core_.nodes()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
-             "what continues a forgotten prefix can be found");
+             "a block after a forgotten prefix can be found");
     check_found(*entry);
   }
 }
@@ -346,13 +347,13 @@ void World::check_shown() {
     std::copy(blocks.begin(), blocks.end(), due.begin());
     EXPECT(std::equal(due.begin(), due.end(),
                       core_.shown_tables().data() + row * config_.row_width),
-           "a shown table is not the sequence's");
+           "a shown table differs from the sequence's");
     taken[static_cast<std::size_t>(row)] = true;
     lengths[static_cast<std::size_t>(row)] =
         entry->running ? static_cast<std::int32_t>(s.num_tokens) : 0;
   }
   EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths().data()),
-         "a shown length is not the sequence's");
+         "a shown length differs from the sequence's");
   for (std::int64_t row = 0; row < config_.max_seqs; ++row) {
     if (taken[static_cast<std::size_t>(row)]) continue;
     const std::int32_t* shown = core_.shown_tables().data() + row * config_.row_width;
@@ -389,7 +390,7 @@ void World::check_common_prefix() {
   const auto count = static_cast<std::int64_t>(handles.size());
   EXPECT(core_.num_common_prefix_blocks() == due &&
              core_.num_common_prefix_blocks(handles.data(), count) == due,
-         "the common prefix is another one");
+         "the common prefix is wrong");
 }
 
 // A look-up must find every block that the sequence has promoted.
@@ -429,7 +430,7 @@ void World::check_tails() {
       const bool covers = longer.key_tokens > tail.key_tokens;
       EXPECT(!covers || !std::equal(nodes.tokens(b), nodes.tokens(b) + tail.key_tokens,
                                     nodes.tokens(other)),
-             "a part is cached beside a block that begins with it");
+             "a part is cached although a block begins with it");
     }
   }
 }
@@ -454,7 +455,7 @@ void World::check_cached() {
       for (int i = 0; i < nodes[at].key_tokens; ++i) {
         prefix = trie_.after_token(prefix, nodes.tokens(at)[i]);
         EXPECT(device_.cell(nodes.name(at), i) == prefix, "node " + std::to_string(at) +
-                                                  " is cached and holds other K/V at word " +
+                                                  " is cached and has wrong K/V at word " +
                                                   std::to_string(i));
       }
       ends[static_cast<std::size_t>(at)] = prefix;
@@ -476,7 +477,7 @@ void World::check_computed() {
       if (record.copy_source != kNoNode && word < record.copy_tokens) b = record.copy_source;
       EXPECT(device_.cell(core_.nodes().name(b), word) ==
                  entry->prefixes[static_cast<std::size_t>(at)],
-             "position " + std::to_string(at) + " counts as computed and is not in memory");
+             "position " + std::to_string(at) + " counts as computed, but is not in memory");
     }
   }
 }
