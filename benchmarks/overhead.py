@@ -45,7 +45,7 @@ RETURNS_ARRAY = ("match", "decode of 1")
 
 @dataclass(frozen=True)
 class Row:
-    """Nanoseconds a call, from the core itself and from Python."""
+    """Nanoseconds per call, in the core itself and from Python."""
 
     name: str
     core: float

@@ -43,7 +43,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One manager in a fresh process; times are in seconds, the rest in bytes a block."""
+    """One manager in a fresh process; times are in seconds, the rest in bytes per block."""
 
     accounted: float
     resident_built: float

@@ -1,7 +1,7 @@
 """``python -m benchmarks.engines MODEL``: the cost of KV cache management in vLLM.
 
 Four managers serve the same requests in one process and take turns step by step. Times are CPU time
-of the thread; no model runs. Each prompt is a shared head and a tail of its own. Only the
+of the thread; no model runs. Each prompt has a shared head and its own tail. Only the
 configuration of the folder MODEL is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
 
 Run it with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one.
@@ -83,7 +83,7 @@ class Arm:
         self.costs.adding += clock() - made
 
     def step(self) -> bool:
-        """Whether there is another one."""
+        """Runs a step; returns whether there is another one."""
         scheduler, costs = self.scheduler, self.costs
         begun = clock()
         output = scheduler.schedule()

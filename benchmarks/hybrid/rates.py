@@ -27,7 +27,7 @@ class Rate:
     """One manager in one cell.
 
     Attributes:
-        setting: Of the manager.
+        setting: Its settings.
         hit_rate: Tokens found over tokens of all prompts.
         refused: Prompts that it could not run.
         outside: Share of its cached pages that no prompt can find at the end.
@@ -77,9 +77,9 @@ def cells(
     """What each manager finds, at every capacity that holds the largest prompt.
 
     Args:
-        name: Of the trace.
+        name: Name of the trace.
         prompts: Its prompts, in order.
-        shape: Of the model.
+        shape: Shape of the model.
         theirs: Makes the other systems' managers for a pool: the manager, its setting, and the
             multiples of tokens at which it can find anything.
         evictions: Our orders of eviction.

@@ -20,7 +20,7 @@ class Shape:
     """One group of full attention, and groups that read fewer tokens.
 
     Attributes:
-        name: Of the shape.
+        name: Name of the shape.
         page: Tokens in a page of full attention; the pages of all groups are equal in bytes.
         num_windows: Groups with a sliding window.
         width: Tokens of that window.

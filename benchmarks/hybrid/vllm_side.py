@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from blockmgr.groups import Group
 
 Hashes = dict[tuple[int, bytes], list[bytes]]
-"""Of prompts that were there before, by unit and digest."""
+"""The hashes of earlier prompts, by unit and digest."""
 
 __all__ = ["VERSION", "Setting", "Vllm", "VllmManager", "settings_of"]
 
@@ -176,9 +176,9 @@ class Vllm:
     """Runs the prompts of a shape through vLLM's manager.
 
     Args:
-        shape: Of the model.
+        shape: Shape of the model.
         num_pages: Pages of the pool.
-        setting: Of vLLM.
+        setting: Settings of vLLM.
         hashes: Kept from one pool to the next, because computing them takes longer than the rest.
     """
 

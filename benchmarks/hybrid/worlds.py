@@ -26,8 +26,8 @@ class World:
     Attributes:
         report: Number of the issue in github.com/vllm-project/vllm.
         told: What the issue says.
-        shape: Of the model.
-        pages: Of the pool.
+        shape: Shape of the model.
+        pages: Pages of the pool.
         prompts: Makes the prompts.
     """
 

@@ -48,14 +48,14 @@ SEED = 20
 DEVICE_PAIRS = (1, 2, 4, 8, 32, 128, 512, 2048)
 HOST_PAIRS = (1, 8, 32)
 MEMORY_SHARE = 0.8
-"""Of the free memory of a device, for a pool and its mirror."""
+"""The share of a device's free memory that a pool and its mirror may take."""
 
 COMPARED = {
     "cuda": (Contiguous, EmptyLaunch, Uploaded, PerLayer, PerPair, BatchCopy),
     "cpu": (Plain, WidePlain, PerLayer),
 }
 MOST_CALLS = {"cuda": 20_480, "cpu": 1 << 30}
-"""Beyond it, one call of a way that goes pair by pair takes a tenth of a second."""
+"""With more, one call of a way that copies pair by pair takes a tenth of a second."""
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> tuple[list[Cell], dict[str, Any]]:

@@ -25,7 +25,7 @@ GUARD = 0xA5
 
 GUARD_BYTES = 4096
 COMPARED_AT_ONCE = 1 << 30
-"""Bytes: what a comparison takes for its own is an eighth of it."""
+"""Bytes; a comparison itself allocates an eighth of it."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def in_one_launch(pairs: Pairs, memory: list[int], rng: random.Random) -> list[i
 
 
 def snapshot(pairs: Pairs, memory: list[int]) -> list[int]:
-    """What ``x[destinations] = x[sources]`` leaves: it reads everything before it writes."""
+    """The memory after ``x[destinations] = x[sources]``, which reads all before it writes."""
     after = list(memory)
     for source, destination in pairs:
         after[destination] = memory[source]
@@ -117,7 +117,7 @@ def unordered(pairs: Pairs, memory: list[int], rng: random.Random) -> list[tuple
 
 
 def one_after_another(pairs: Pairs, memory: list[int]) -> list[int]:
-    """What the list means."""
+    """The memory after the copies of the list, one after another."""
     memory = list(memory)
     for source, destination in pairs:
         memory[destination] = memory[source]

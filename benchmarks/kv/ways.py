@@ -55,7 +55,7 @@ class Way(Protocol):
     """Whether it always copies whole blocks, however many tokens are asked for."""
 
     most_pairs: int
-    """Longer lists are of no interest."""
+    """The longest list for which it is timed."""
 
     def calls(self, copies: Copies) -> int:
         """Launches, or copies passed to the driver, that the list takes."""

@@ -95,7 +95,7 @@ def existing(peer: str) -> bool:
 
 
 def anything(peer: str) -> bool:
-    """Whatever was timed."""
+    """Every system that was timed."""
     del peer
     return True
 

@@ -22,10 +22,11 @@ __all__ = ["FULL", "TINY", "Row", "Scattered", "Sizes", "rows", "scattered_rows"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is."""
+    """The sizes of prompts, pools and batches."""
 
     prompt_tokens: tuple[int, ...]
-    """Of the prompts that are matched and admitted warm; the middle one is the usual one."""
+    """Lengths of the prompts that are matched and admitted warm; the middle one is the usual
+    one."""
     pool_blocks: int
     batches: tuple[int, ...]
     fork_blocks: int
@@ -89,7 +90,7 @@ def thousands(tokens: int) -> str:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Every row that builds a cache of its own for each system."""
+    """Every row that builds a separate cache for each system."""
     hot = (
         ("warm match", Operation.MATCH, work.Match),
         ("warm admit", Operation.ADMIT, work.Admit),

@@ -36,7 +36,7 @@ class Run:
         self._peers, self._sizes, self._effort, self._say = list(peers), sizes, effort, say
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows with a cache of their own."""
+        """The rows with separate caches."""
         return [self._time(row, {}) for row in rows(self._sizes)]
 
     def scattered(self) -> list[dict[str, Any]]:

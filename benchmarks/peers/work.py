@@ -43,7 +43,7 @@ __all__ = [
 
 
 MOST_PROMPTS = 1024
-"""Of those that fill a pool, how many are visited in turn: 256k blocks at 4,096 tokens each."""
+"""How many of the prompts in a full pool take turns: 256k blocks at 4,096 tokens each."""
 
 
 def cached(cache: Cache, prompt: Any) -> None:

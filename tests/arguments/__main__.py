@@ -1,4 +1,4 @@
-"""Runs the tests of arguments on an extension with sanitizers in it: ``python -m tests.arguments``.
+"""Tests arguments on an extension built with sanitizers: ``python -m tests.arguments``.
 
 The package is built in a temporary folder. AddressSanitizer and UndefinedBehaviorSanitizer cover
 the core and the bindings, where arguments are read and their buffers written. Then the tests run in
@@ -40,7 +40,7 @@ sys.path[:0] = [os.environ["SANITIZED"]]
 sys.modules["torch"] = None
 import blockmgr, pytest
 assert blockmgr.__file__.startswith(os.environ["SANITIZED"]), blockmgr.__file__
-# What a sanitizer says must not be caught with the output of a test that never ends.
+# A sanitizer's report must not be lost in the captured output of an endless test.
 options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--capture=sys"]
 sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """

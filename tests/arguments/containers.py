@@ -353,7 +353,7 @@ def items() -> Iterator[Kind]:
 
 
 def none_at_all() -> Iterator[Kind]:
-    """Objects that hold no numbers, or do not tell how many."""
+    """Objects without numbers, or without a length."""
     nothing: dict[str, Callable[[Ints], Any]] = {
         "None": lambda n: None,
         "int": lambda n: n[0],

@@ -26,7 +26,7 @@ struct Extent {
   int depth = 4;
   std::size_t most_states = SIZE_MAX;
   std::size_t threads = 1;
-  std::size_t twins = 0;  // compares one in this many of the other ways to a state; 0: none
+  std::size_t twins = 0;  // compares one in this many of the other paths to a state; 0: none
 };
 
 using Path = std::vector<std::uint8_t>;  // operations, by number
@@ -126,7 +126,7 @@ class Walker {
     if (snapshots_.size() <= depth) snapshots_.resize(depth + 1);
     return snapshots_[depth];
   }
-  // Calls that were not refused, other than questions.
+  // Calls that were not refused, other than queries.
   std::int64_t num_done() const {
     std::int64_t done = 0;
     for (std::size_t op = 0; op < kNumOps; ++op)
@@ -164,8 +164,8 @@ class Search {
       num_operations_ += static_cast<std::int64_t>(count * operations_.size());
     }
   }
-  // Follows some of the ways to a state that the search did not follow: they must lead to the same
-  // states as the first one, with the same outcomes. Returns the number of ways compared.
+  // Follows some of the other paths to a known state: they must lead to the same states as the
+  // first path, with the same outcomes. Returns the number of paths compared.
   std::int64_t compare_twins(std::size_t end);
 
   std::size_t num_states() const { return nodes_.size(); }

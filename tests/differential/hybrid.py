@@ -1,4 +1,4 @@
-"""Groups of layers beside vLLM: the same requests, and what each side finds in its cache.
+"""Compares groups of layers with vLLM: what each side finds for the same requests.
 
     python -m tests.differential.hybrid --steps 100000
 
@@ -55,7 +55,7 @@ VERDICTS = {
     "refused by theirs": "vLLM admits a prompt if all of it fits, ours if its first chunk does",
     "refused by ours": "the pool was full: the sides share other blocks",
 }
-"""Kinds of differences, and what is behind each."""
+"""Kinds of differences, and the reason for each."""
 
 
 class Unexplained(AssertionError):
@@ -178,9 +178,9 @@ class Stream:
     """One seed's worth of requests, driven through both sides.
 
     Attributes:
-        groups: Of layers, on both sides.
+        groups: Groups of layers, the same on both sides.
         differences: Admissions by the reason why the sides differ; ``equal`` if they do not.
-        tokens: Found by ours and by theirs.
+        tokens: Tokens found by ours and by theirs.
     """
 
     seed: int

@@ -177,7 +177,7 @@ class CopiesOnlyTheFirstGroup(ModelManager):
 
 
 class ForgetsThatACopyReadsItsSource(ModelManager):
-    """Sources of copies are handed out before the copies are made."""
+    """Sources of copies are allocated before the copies are made."""
 
     def in_use(self) -> set[Block]:
         pending, self.pending = self.pending, []

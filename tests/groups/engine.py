@@ -31,7 +31,7 @@ SETS: tuple[tuple[Kind, ...], ...] = (
     (SlidingWindow(9), RecurrentState()),
     (FullAttention(), SlidingWindow(6), RecurrentState(), RecurrentState()),
 )
-"""Some are what released models have; the widths are about the size of a unit, or beside it."""
+"""Some are those of released models; the widths are close to the size of a unit."""
 
 
 CALLS = {
@@ -52,7 +52,7 @@ CALLS = {
     "free": 3,
 }
 AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
-"""Where copies or writes are under way: calls that copy what is only on its way."""
+"""Used while copies or writes are pending: favours calls that copy pending content."""
 
 
 @dataclass(frozen=True)

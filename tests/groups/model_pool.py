@@ -65,14 +65,14 @@ class Seq:
     namespace: bytes
     tokens: list[int]
     tables: list[list[Block | None]]
-    """For each group its blocks by unit, None where it holds none; of a state, one block."""
+    """For each group its blocks by unit, None where it has none; for a state, one block."""
 
     computed: int = 0
     settled: int = 0
-    """Of these, what was not committed early in this step: its forward begins here."""
+    """The part of these that was not committed early in this step: its forward begins here."""
 
     written: int = 0
-    """Of these, what is in memory before the forward of this step."""
+    """The part of these that is in memory before the forward of this step."""
 
     cached: int = 0
     promoted: int = 0
@@ -83,18 +83,18 @@ class Seq:
     """Where its prompt diverges from what full attention has; 0: from the beginning."""
 
     named: set[int] = field(default_factory=set)
-    """Without states: where prompts may go on, so that boundaries there are not just passed."""
+    """Without states: where prompts may continue, so that boundaries there are not just passed."""
 
     """Where a forward should stop, so that a state can be kept there."""
 
     retained: dict[int, int] = field(default_factory=dict)
-    """By unit, the level that it has from when it can be found."""
+    """By unit, the level that it gets when it can be found."""
 
     retained_end: int = 0
-    """The end of what is kept longer than others: prompts are expected to go on from there."""
+    """The end of the retained prefix: prompts are expected to continue from there."""
 
     stands: bool = True
-    """Whether its states are known to stand at ``computed``: no launched forward has moved them."""
+    """Whether its states are known to be at ``computed``: no launched forward has moved them."""
 
     moves: int = 0
     """Steps that were closed since, each of which may have moved them."""
@@ -136,19 +136,19 @@ class ModelPool:
         self.stamps: dict[Prefix, int] = {}
         self.passed: dict[Prefix, None] = {}
         self.continued: set[Prefix] = set()
-        """Boundaries from which a prompt has gone on, or where prompts diverge."""
+        """Boundaries from which a prompt has continued, or where prompts diverge."""
 
         self.shared: set[Prefix] = set()
-        """Those of them from which a second one has, or where prompts diverge."""
+        """Those from which a second prompt has continued, or where prompts diverge."""
 
         self.observed: set[Prefix] = set()
-        """Of one in 32 sequence, where it continued, its last whole unit, and its end: what
-        continues from them is counted."""
+        """For one sequence in 32: where it continued, its last whole unit, and its end. Prompts
+        that continue from these are counted."""
 
         self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
 
         self.levels: dict[Prefix, int] = {}
-        """Of units that somebody wants kept longer, or less long; 0 of all others."""
+        """The levels of units that callers want kept longer, or less long; 0 for all others."""
 
         self.clock = itertools.count(1)
         self.evicted = 0

@@ -46,6 +46,6 @@ def found(shape: Shape, eviction: str) -> float:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_adaptive_keeps_most_sessions_where_lru_keeps_none(name: str) -> None:
-    # At most 5/6 - 1/40 of them can stay, because one is admitted beside the others.
+    # At most 5/6 - 1/40 of them can stay, because one more is admitted while they are cached.
     assert found(SHAPES[name], "lru") == 0
     assert found(SHAPES[name], "adaptive") > 0.6

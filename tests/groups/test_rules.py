@@ -36,7 +36,7 @@ def test_a_commit_that_makes_a_state_findable_moves_the_sequence_to_a_copy() -> 
     before = world.manager.tables(handle)[1]
     world.compute(handle, 64)
     assert world.manager.tables(handle)[1] != before
-    world.forward(handle, 80)  # in place, beside what was kept
+    world.forward(handle, 80)  # in place; the kept state stays
     world.manager.commit(handle, 80)
     assert world.manager.match(prompt) == 64
 
@@ -109,7 +109,7 @@ def test_a_sequence_that_ends_during_its_forward_leaves_no_state() -> None:
     world.forward(handle, 6)
     with pytest.raises(WrongStep):
         world.manager.fork(handle)
-    world.manager.free(handle)  # its state stands at 6, and 5 were committed
+    world.manager.free(handle)  # its state is at 6, and 5 were committed
     assert world.manager.match([1] * 9) == 0
 
 
@@ -291,7 +291,7 @@ def test_a_preempted_sequence_finds_its_state_and_its_tail_again() -> None:
     ("width", "first"), [(16, 3), (17, 3), (18, 2), (32, 2), (33, 2), (34, 1), (49, 1), (50, 0)]
 )
 def test_a_window_reads_to_the_token(width: int, first: int) -> None:
-    """Of 64 tokens in units of 16; at 17 and 33 a careless reading takes one unit more."""
+    """64 tokens in units of 16; at 17 and 33, a careless reading of the rule takes one more."""
     world = World(20, 16, SlidingWindow(width))
     needed = world.manager.needs((b"", tuple(range(64))))
     assert len(needed) == 4 - first

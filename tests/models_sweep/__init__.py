@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["KEPT", "types_kept", "version_kept"]
 
 KEPT = Path(__file__).with_name("types.txt")
-"""The model types that run, a line each, under the version of transformers that they are of."""
+"""The model types that run, one per line, and above them the version of transformers."""
 
 
 def types_kept() -> list[str]:

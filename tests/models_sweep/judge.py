@@ -26,13 +26,13 @@ Tokens = list[list[int]]
 
 NEW_TOKENS: Final = 10
 BLOCK_SIZE: Final = 4
-"""Or as many more as the state of a recurrent layer takes."""
+"""Larger if the state of a recurrent layer takes more."""
 
 MOST_WEIGHTS: Final = 20_000_000
-"""A model of more has fields that ``tiny`` does not know; it is not built."""
+"""A larger model has fields that ``tiny`` does not know; it is not built."""
 
 CLOSE: Final = 1e-3
-"""Logits this near to each other may change places by rounding."""
+"""Rounding may change the order of logits that are this close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def judge(config_class: type[PretrainedConfig], setting: str = "plain", **change
     Args:
         config_class: The config class of a causal language model.
         setting: A name in ``tiny.SETTINGS``.
-        **changes: Fields of the config to set besides.
+        **changes: Further fields of the config to set.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

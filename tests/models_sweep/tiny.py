@@ -94,7 +94,7 @@ SETTINGS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
     "window 6": (("sliding_window", "attention_window", "local_window", "window_size"), 6),
     "soft cap": (("attn_logit_softcapping", "attention_logit_cap", "softcap"), 1.5),
 }
-"""By name: parts of the names of the fields that are set, the first one always, and to what."""
+"""By name: parts of the names of the fields to set (the first one always), and the value."""
 
 SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "window 6": {"use_sliding_window": True, "max_window_layers": 0, "use_swa": True},
@@ -109,7 +109,7 @@ def tiny_config(
     Args:
         config_class: Any config class; its sub-configs become tiny as well.
         setting: A name in ``SETTINGS``.
-        **changes: Fields to set besides.
+        **changes: Further fields to set.
     """
     return config_class(**{**_fields(config_class, setting), **changes})
 

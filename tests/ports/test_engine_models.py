@@ -36,7 +36,7 @@ SPECIAL = ("GptOss", "DeepseekV3", "FalconH1")
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_families_say_what_generate_says(name: str) -> None:
-    """Sliding windows of 7, capped scores, learned positions and experts among them."""
+    """They include sliding windows of 7, capped scores, learned positions and experts."""
     engine = engine_of(name, block_size=4, chunk_size=11)
     for _ in range(2):
         assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth(name, MIXED)

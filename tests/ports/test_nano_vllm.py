@@ -319,7 +319,7 @@ def test_can_allocate_counts_blocks_in_use_as_room_and_idle_ones_not() -> None:
     assert blocks.can_allocate(seq(*range(13), 9)) == -1  # two shared, two fresh
     blocks.deallocate(first)
     other = start(blocks, 7, 7, 7, 7, 7)
-    assert blocks.can_allocate(seq(*range(9))) == -1  # two idle and none beside them
+    assert blocks.can_allocate(seq(*range(9))) == -1  # two are idle, and no others are available
     blocks.deallocate(other)
 
 

@@ -51,7 +51,7 @@ def test_a_cell_stands_for_each_combination_of_traits() -> None:
 # ---- workloads ---------------------------------------------------------------------------
 
 BLOCKS = 1024
-TURN = 8  # blocks a turn
+TURN = 8  # blocks per turn
 
 
 def hit_rate(eviction: str, prompts: list[list[int]]) -> float:

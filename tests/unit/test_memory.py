@@ -10,7 +10,7 @@ from blockmgr.config import EVICTION_POLICIES
 FEW, MANY = 4_096, 12_288
 # Fixed memory of a manager of any size: the smallest log of remaps, and scratch.
 FIXED = 16_384
-WINDOW = 16 * 1000  # the last requests, as many as are looked back on by default
+WINDOW = 16 * 1000  # the record of the last requests, at its default length
 ROW = 137
 # Bytes per block for the data of a policy, rounded up.
 POLICY_BYTES = {
