@@ -146,7 +146,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=50, help="timed calls of a way in a cell")
     parser.add_argument("--models", default="", help="only models with this in their name")
     parser.add_argument("--pairs", type=int, action="append", help="length of a list; repeatable")
-    parser.add_argument("--threads", type=int, help="threads of torch on a processor")
+    parser.add_argument(
+        "--threads", type=int, help="torch threads on a processor [torch's default]"
+    )
     parser.add_argument("--pool-gib", type=float, help="size of a pool (8; on a processor 0.5)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()

@@ -121,7 +121,9 @@ def main() -> int:
     """Draws and tests mutants, and compares the results with the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.drawn", description=__doc__)
     for half in HALVES:
-        parser.add_argument(f"--{half}", type=int, help="number of mutants that count")
+        parser.add_argument(
+            f"--{half}", type=int, help="mutants to test; a kind that is not given then has 0"
+        )
     parser.add_argument("--seed", type=int, default=1, help="seed of the random order")
     parser.add_argument(
         "--least", type=float, default=0.95, help="share of mutants that must be killed"
@@ -132,7 +134,7 @@ def main() -> int:
     parser.add_argument(
         "--believe",
         action="store_true",
-        help="do not test mutants that have a verdict",
+        help="do not test mutants with a verdict: count them as survivors",
     )
     parser.add_argument(
         "--quick", action="store_true", help="only a dozen of the core, without Python"
